@@ -19,6 +19,8 @@ QUERY_SETS = ("retrieval", "validation_target", "validation_normal", "test_targe
 # The queries that are made of training rows, where a run has no others.
 HELD_OUT = "held-out"
 TEXTS = ("instruction", "input", "output")
+# Shared by all rows without other keys.
+NO_EXTRA: Mapping[str, Any] = MappingProxyType({})
 # Keys of a written row that are of the example itself. A user's column of such a name goes into
 # the last of them.
 WRITTEN_KEYS = frozenset(
@@ -51,7 +53,7 @@ class Example(NamedTuple):
     output: str
     is_target: bool | None = None
     source: str = ""
-    extra: Mapping[str, Any] = MappingProxyType({})
+    extra: Mapping[str, Any] = NO_EXTRA
     place: int = 0
     content: Content | None = None
     is_muted: bool = False
@@ -105,14 +107,16 @@ def make_examples(examples: Iterable[Example]) -> tuple[Example, ...]:
     The first of several rows with the same text is "<content id>", the later ones are
     "<content id>-2", "<content id>-3" in the order given.
     """
-    copies: collections.Counter[str] = collections.Counter()
-    named = []
+    return tuple(name_examples(examples))
+
+
+def name_examples(examples: Iterable[Example]) -> Iterator[Example]:
+    """Yields what `make_examples` returns."""
+    copies: dict[str, int] = {}
     for example in examples:
         name = content_id(*learned_part(example))
-        copies[name] += 1
-        suffix = "" if copies[name] == 1 else f"-{copies[name]}"
-        named.append(example._replace(example_id=name + suffix))
-    return tuple(named)
+        number = copies[name] = copies.get(name, 0) + 1
+        yield example._replace(example_id=name if number == 1 else f"{name}-{number}")
 
 
 def prompt_of(example: Example) -> tuple[str, str]:

@@ -12,7 +12,14 @@ from typing import Any
 
 from raslik_jax.base.messages import listed_problems, shown, some_of
 from raslik_jax.data.contents import TokenRow
-from raslik_jax.data.examples import TEXTS, WRITTEN_KEYS, Example, make_examples, prompt_of
+from raslik_jax.data.examples import (
+    NO_EXTRA,
+    TEXTS,
+    WRITTEN_KEYS,
+    Example,
+    name_examples,
+    prompt_of,
+)
 from raslik_jax.data.read.fields import Row
 from raslik_jax.data.read.rows import FIELDS, FORMATS, detect_format
 from raslik_jax.data.read.sources import placed_records, shown_source
@@ -122,50 +129,43 @@ def read_examples(
             f"fields must name keys that rows have, got {some_of(sorted(unseen))}, which no "
             f"row of {origin} has: correct the key"
         )
-    if format == _AS_WRITTEN:
-        return tuple(found)
-    return _named(_muted(found) if needs_output else found, keys.get("id", ""))
+    if format != _AS_WRITTEN:
+        if needs_output:
+            _mute(found)
+        _name(found, keys.get("id", ""))
+    return tuple(found)
 
 
-def _named(rows: list[Example], key: str) -> tuple[Example, ...]:
-    """Returns rows with their ids: those of the file where they are unique, else of the content.
+def _name(rows: list[Example], key: str) -> None:
+    """Gives rows their ids: those of the file where they are unique, else of the content.
 
     Ids of the file are texts or whole numbers. Others stay a column of the user's own, `key`.
     """
     given = [row.example_id for row in rows if row.example_id]
-    if len({*given}) == len(given):
-        kept = (
-            row._replace(extra={k: v for k, v in row.extra.items() if k != key})
-            if row.example_id and key in row.extra
-            else row
-            for row in rows
-        )
-    else:
-        kept = (row._replace(example_id="") for row in rows)
-    rows = list(kept)
-    unnamed = iter(make_examples(row for row in rows if not row.example_id))
-    return tuple(row if row.example_id else next(unnamed) for row in rows)
+    are_unique = len({*given}) == len(given)
+    of_content = name_examples(row for row in rows if not (are_unique and row.example_id))
+    for number, row in enumerate(rows):  # in place, as there may be millions
+        if not (are_unique and row.example_id):
+            rows[number] = next(of_content)
+        elif key in row.extra:
+            extra = {name: value for name, value in row.extra.items() if name != key}
+            rows[number] = row._replace(extra=extra)
 
 
-def _muted(rows: list[Example]) -> list[Example]:
-    """Returns rows of which those with a loss flag of 0 in a column are muted.
+def _mute(rows: list[Example]) -> None:
+    """Mutes rows with a loss flag of 0 in a column.
 
     A column of such a name is one of flags where all its values are 0 and 1, or false and true,
     with at least one 1. Another one, such as of measured losses, is the user's own.
     """
     for name in FLAGS:
-        values = [row.extra.get(name) for row in rows]
-        off = [value in (0, "0", "false") and value is not None for value in values]
-        on = [value in (1, "1", "true") for value in values]
-        is_flag = all(
-            a or b or value in (None, "") for a, b, value in zip(off, on, values, strict=True)
-        )
-        if is_flag and any(on):
-            rows = [
-                row._replace(is_muted=True) if out else row
-                for row, out in zip(rows, off, strict=True)
-            ]
-    return rows
+        values = {number: row.extra[name] for number, row in enumerate(rows) if name in row.extra}
+        off = [number for number, value in values.items() if value in (0, "0", "false")]
+        num_on = sum(value in (1, "1", "true") for value in values.values())
+        num_blank = sum(value == "" for value in values.values())
+        if num_on and len(off) + num_on + num_blank == len(values):
+            for number in off:
+                rows[number] = rows[number]._replace(is_muted=True)
 
 
 def read_written(path: str | os.PathLike[str]) -> tuple[Example, ...]:
@@ -180,7 +180,7 @@ def read_written(path: str | os.PathLike[str]) -> tuple[Example, ...]:
             place=own.get("place", 0),
             file=own.get("place_file", ""),
             is_muted=own.get("row_is_muted", False),
-            extra=extra | own.get("row_columns", {}),
+            extra=extra | own.get("row_columns", {}) or NO_EXTRA,
         )
 
     return read_examples(path, format=_AS_WRITTEN, needs_output=False, change=as_it_was)
@@ -231,13 +231,13 @@ def _example_of(row: Row, format: str, source: str, needs_output: bool) -> Examp
     taken |= {"source"} if origin is not None else set()
     fields = (*FORMATS[format].names, *taken)
     others = row.record.keys() - {row.keys[field] for field in fields if field in row.keys}
-    extra = {k: v for k, v in row.record.items() if k in others and v is not None} if others else {}
+    extra = {k: v for k, v in row.record.items() if k in others and v is not None}
     found = Example(
         name,
         *parts[:3],
         label,
         source if origin is None else origin,
-        extra,
+        extra or NO_EXTRA,
         content=parts.content,
         is_muted=parts.is_muted,
     )

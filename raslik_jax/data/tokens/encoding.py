@@ -1,12 +1,15 @@
 """Examples as rows of token ids: what is tokenized once and read by every stage."""
 
 import contextlib
+import functools
 import json
 import pathlib
+import shutil
+import tempfile
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import IO, Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
@@ -24,29 +27,83 @@ _PART_ROWS = 2048
 _LONG_TEXT = 1_000_000
 
 
+class Ragged(Sequence[np.ndarray]):
+    """Rows of unequal length, each a part of one array: a million rows are three arrays.
+
+    Rows are taken and cut without a copy. A function in place of the array reads it when a row is
+    first asked for.
+    """
+
+    def __init__(self, flat: np.ndarray | Callable[[], np.ndarray], start_N: Any, end_N: Any):
+        self._flat, self.start_N, self.end_N = flat, start_N, end_N
+
+    @classmethod
+    def of(cls, rows: Sequence[np.ndarray]) -> "Ragged":
+        """Returns rows as parts of one array."""
+        if isinstance(rows, cls):
+            return rows
+        length_N = np.array([len(row) for row in rows], np.int64)
+        flat = np.concatenate([*rows]) if rows else np.zeros(0, np.int32)
+        return cls.joined(flat, length_N)
+
+    @classmethod
+    def joined(cls, flat: np.ndarray | Callable[[], np.ndarray], length_N: np.ndarray) -> "Ragged":
+        """Returns rows of these lengths that stand one behind the other."""
+        end_N = np.cumsum(length_N)
+        return cls(flat, end_N - length_N, end_N)
+
+    def __len__(self) -> int:
+        return len(self.start_N)
+
+    def __getitem__(self, row: Any) -> Any:
+        if isinstance(row, slice):
+            return Ragged(self._flat, self.start_N[row], self.end_N[row])
+        return self._array()[self.start_N[row] : self.end_N[row]]
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        flat, spans = self._array(), zip(self.start_N.tolist(), self.end_N.tolist(), strict=True)
+        return (flat[start:end] for start, end in spans)
+
+    def _array(self) -> np.ndarray:
+        return self._flat() if callable(self._flat) else self._flat
+
+    @property
+    def lengths_N(self) -> Int[np.ndarray, " N"]:
+        """Tokens of each row."""
+        return self.end_N - self.start_N
+
+    def take(self, rows: Int[np.ndarray, " M"]) -> "Ragged":
+        """Returns some of the rows, by position."""
+        return Ragged(self._flat, self.start_N[rows], self.end_N[rows])
+
+    def cut(self, max_len: int) -> "Ragged":
+        """Returns the rows without what is beyond max_len at their right end."""
+        return Ragged(self._flat, self.start_N, np.minimum(self.end_N, self.start_N + max_len))
+
+
 class Encoded(NamedTuple):
     """Token rows of unequal length, in corpus order: int32 ids of prompt, response and EOS.
 
     `start_N` is the position of the first token that counts in the loss, beyond all positions in a
-    row without one; `pad_id` fills up the
-    rectangles; the model takes at most `limit` tokens, padding included. Where some row has other
-    tokens among its targets, as a conversation of several turns has, `masks` says of every token
-    whether it counts; None where all from `start_N` on do. `dropped` has what the
-    chat template left out of answers, and the ids of their rows, see `describe_dropped`.
+    row without one; `pad_id` fills up the rectangles; the model takes at most `limit` tokens,
+    padding included. Where some row has other tokens among its targets, as a conversation of
+    several turns has, `masks` says of every token whether it counts; None where all from `start_N`
+    on do. `dropped` has what the chat template left out of answers, and the ids of their rows, see
+    `describe_dropped`.
     """
 
     ids: tuple[str, ...]
-    tokens: tuple[np.ndarray, ...]
+    tokens: Sequence[np.ndarray]
     start_N: np.ndarray
     pad_id: int
     limit: int = _NO_LIMIT
-    masks: tuple[np.ndarray, ...] | None = None
+    masks: Sequence[np.ndarray] | None = None
     dropped: Mapping[str, Sequence[str]] = MappingProxyType({})
 
     @property
     def lengths_N(self) -> Int[np.ndarray, " N"]:
         """Tokens of each example."""
-        return np.array([len(row) for row in self.tokens], np.int64)
+        return Ragged.of(self.tokens).lengths_N
 
     @property
     def num_targets_N(self) -> Int[np.ndarray, " N"]:
@@ -55,20 +112,21 @@ class Encoded(NamedTuple):
             return np.array([np.count_nonzero(mask) for mask in self.masks], np.int64)
         return np.maximum(self.lengths_N - self.start_N, 0)
 
-    def target_masks(self) -> tuple[np.ndarray, ...]:
+    def target_masks(self) -> Sequence[np.ndarray]:
         """Returns of every example which of its tokens count in the loss."""
         if self.masks is not None:
             return self.masks
-        starts = zip(self.tokens, self.start_N.tolist(), strict=True)
-        return tuple(np.arange(len(row)) >= start for row, start in starts)
+        length_N = self.lengths_N
+        first_N = np.cumsum(length_N) - length_N + self.start_N
+        return Ragged.joined(np.arange(length_N.sum()) >= np.repeat(first_N, length_N), length_N)
 
     def take(self, rows: Int[np.ndarray, " M"]) -> "Encoded":
         """Returns some of the examples, by position."""
         return self._replace(
             ids=tuple(self.ids[row] for row in rows.tolist()),
-            tokens=tuple(self.tokens[row] for row in rows.tolist()),
+            tokens=Ragged.of(self.tokens).take(rows),
             start_N=self.start_N[rows],
-            masks=self.masks and tuple(self.masks[row] for row in rows.tolist()),
+            masks=None if self.masks is None else Ragged.of(self.masks).take(rows),
         )
 
     def named(self, ids: Sequence[str]) -> "Encoded":
@@ -90,69 +148,92 @@ class Encoded(NamedTuple):
         if targets == "all":
             start_N, masks = np.where(start_N >= max_len, start_N, 1), None
         return self._replace(
-            tokens=tuple(row[:max_len] for row in self.tokens),
+            tokens=Ragged.of(self.tokens).cut(max_len),
             start_N=start_N,
-            masks=masks and tuple(mask[:max_len] for mask in masks),
+            masks=None if masks is None else Ragged.of(masks).cut(max_len),
         )
 
-    def save(self, path: pathlib.Path) -> None:
-        """Writes the examples as an .npz file of few arrays."""
-        arrays = {
-            "ids": [np.frombuffer(json.dumps(self.ids).encode(), np.uint8)],
-            "tokens": [np.zeros(0, np.int32), *self.tokens],
-            "ends": [np.cumsum(self.lengths_N)],
-            "start": [self.start_N],
-            "pad_id": [np.array(self.pad_id)],
+
+def save_parts(path: pathlib.Path, parts: Iterable[Encoded]) -> Encoded:
+    """Writes examples part by part; returns all of them, their tokens left in the file."""
+    ids, start_N, length_N, dropped, has_masks = list[str](), [], [], [], False
+    with (
+        tempfile.TemporaryFile(dir=path.parent) as tokens,
+        tempfile.TemporaryFile(dir=path.parent) as masks,
+        # As np.savez does, which needs all rows as one array in memory.
+        zipfile.ZipFile(path, "w") as archive,
+    ):
+        for part in parts:
+            tokens.write(b"".join(row.tobytes() for row in part.tokens))
+            masks.write(b"".join(mask.tobytes() for mask in part.target_masks()))
+            ids += part.ids
+            start_N.append(part.start_N)
+            length_N.append(part.lengths_N)
+            dropped.append(part.dropped)
+            has_masks |= part.masks is not None
+        end_N = np.cumsum(np.concatenate(length_N))
+        found: dict[str, np.ndarray | IO[bytes]] = {
+            "ids": np.frombuffer(json.dumps(ids).encode(), np.uint8),
+            "tokens": tokens,
+            "ends": end_N,
+            "start": np.concatenate(start_N),
+            "pad_id": np.array(part.pad_id),
         }
-        if self.masks is not None:
-            arrays["masks"] = [np.zeros(0, np.bool_), *self.masks]
-        # As np.savez does, which needs all rows as one array in memory once more.
-        with zipfile.ZipFile(path, "w") as archive:
-            for name, parts in arrays.items():
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-                    _write_array(file, parts)
-
-
-def _write_array(file: Any, parts: Sequence[np.ndarray]) -> None:
-    """Writes the parts of a 1-D array, or one array, as a .npy file."""
-    shape = parts[0].shape and (sum(map(len, parts)),)
-    header = {"descr": parts[0].dtype.str, "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(file, header)
-    for start in range(0, len(parts), _PART_ROWS):
-        file.write(b"".join(part.tobytes() for part in parts[start : start + _PART_ROWS]))
+        for name, array in (found | ({"masks": masks} if has_masks else {})).items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                if isinstance(array, np.ndarray):
+                    np.lib.format.write_array(file, array)
+                    continue
+                kind = np.int32 if array is tokens else np.bool_
+                header = {"descr": np.dtype(kind).str, "fortran_order": False}
+                header |= {"shape": (int(end_N[-1:].sum()),)}
+                np.lib.format.write_array_header_1_0(file, header)
+                array.seek(0)
+                shutil.copyfileobj(array, file)
+    return load_encoded(path)._replace(dropped=_all_dropped(dropped))
 
 
 def load_encoded(path: pathlib.Path) -> Encoded:
-    """Returns the examples that `Encoded.save` wrote."""
+    """Returns the examples that `save_parts` wrote; tokens are read when one is asked for."""
+
+    def read(name: str) -> np.ndarray:
+        with np.load(path, allow_pickle=False) as stored:
+            return stored[name]
+
+    def rows(name: str) -> Ragged:
+        return Ragged.joined(functools.cache(lambda: read(name)), length_N)
+
     with np.load(path, allow_pickle=False) as stored:
-        ids = tuple(json.loads(stored["ids"].tobytes()))
-        tokens = tuple(np.split(stored["tokens"], stored["ends"])[:-1])
-        encoded = Encoded(ids, tokens, stored["start"], int(stored["pad_id"]))
-        if "masks" not in stored:
-            return encoded
-        return encoded._replace(masks=tuple(np.split(stored["masks"], stored["ends"])[:-1]))
+        has_masks = "masks" in stored
+    ids, length_N = tuple(json.loads(read("ids").tobytes())), np.diff(read("ends"), prepend=0)
+    found = Encoded(ids, rows("tokens"), read("start"), int(read("pad_id")))
+    return found._replace(masks=rows("masks")) if has_masks else found
+
+
+def _all_dropped(parts: Iterable[Mapping[str, Sequence[str]]]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for kind, ids in (item for part in parts for item in part.items()):
+        found.setdefault(kind, []).extend(ids)
+    return found
 
 
 def join(parts: Sequence[Encoded]) -> Encoded:
     """Returns the examples of one or more parts as one, in their order."""
     masks = None
     if any(part.masks is not None for part in parts):
-        masks = tuple(mask for part in parts for mask in part.target_masks())
-    dropped: dict[str, list[str]] = {}
-    for kind, ids in ((kind, ids) for part in parts for kind, ids in part.dropped.items()):
-        dropped.setdefault(kind, []).extend(ids)
+        masks = Ragged.of([mask for part in parts for mask in part.target_masks()])
     return parts[0]._replace(
         ids=tuple(name for part in parts for name in part.ids),
-        tokens=tuple(row for part in parts for row in part.tokens),
+        tokens=Ragged.of([row for part in parts for row in part.tokens]),
         start_N=np.concatenate([part.start_N for part in parts]),
         masks=masks,
-        dropped=dropped,
+        dropped=_all_dropped(part.dropped for part in parts),
     )
 
 
 def encode_rows(tokens: Sequence[Sequence[int]], *, pad_id: int, limit: int = _NO_LIMIT) -> Encoded:
     """Returns token rows of which every token counts: texts for an encoder, prompts."""
-    rows = tuple(np.array(row, np.int32) for row in tokens)
+    rows = Ragged.of([np.array(row, np.int32) for row in tokens])
     ids = tuple(map(str, range(len(rows))))
     encoded = Encoded(ids, rows, np.zeros(len(rows), np.int64), pad_id, limit)
     length_N = encoded.lengths_N
@@ -219,19 +300,23 @@ def encode(
     training sees exactly the prompt ids that decoding starts from. Other rows become what their
     format and the chat template make of them, see `masking`; with `only_last` the last answer of a
     conversation is all that counts, as for a query.
-
-    A tokenizer takes many times the memory of the ids, so that rows are encoded in parts.
     """
-    starts, parts = range(0, max(len(examples), 1), _PART_ROWS), list[Encoded]()
-    with contextlib.closing(progress(None, "tokens", total=len(examples), unit="example")) as bar:
-        for start in starts:
-            rows = examples[start : start + _PART_ROWS]
-            part = _encode_part(rows, tokenizer, template=template, only_last=only_last)
-            flat = np.concatenate([np.zeros(0, np.int32), *part.tokens])
-            tokens = np.split(flat, np.cumsum(part.lengths_N))[:-1]
-            parts.append(part._replace(tokens=tuple(tokens)))
-            bar.update(len(rows))
+    parts = [*encode_parts(examples, tokenizer, template=template, only_last=only_last)]
     return join(parts) if len(parts) > 1 else parts[0]
+
+
+def encode_parts(
+    examples: Sequence[Example], tokenizer: Tokenizer, *, template: str, only_last: bool = False
+) -> Iterator[Encoded]:
+    """Yields what `encode` returns in one or more parts of few rows, for `save_parts`.
+
+    A tokenizer takes many times the memory of the ids.
+    """
+    with contextlib.closing(progress(None, "tokens", total=len(examples), unit="example")) as bar:
+        for start in range(0, max(len(examples), 1), _PART_ROWS):
+            rows = examples[start : start + _PART_ROWS]
+            yield _encode_part(rows, tokenizer, template=template, only_last=only_last)
+            bar.update(len(rows))
 
 
 def _encode_part(
@@ -239,46 +324,35 @@ def _encode_part(
 ) -> Encoded:
     """Returns what `encode` does, of all rows at once."""
     chosen = find_template(template, tokenizer)
-    formed = [row for row in examples if chosen.has_form(row)]
+    has_form = [chosen.has_form(row) for row in examples]
+    formed = [row for row, has in zip(examples, has_form, strict=True) if has]
     prompts = tokenizer.encode_prompts([fill_form(row, chosen) for row in formed])
-    outputs = tokenizer.encode_batch([row.output for row in formed])
-    of_form = zip(prompts, outputs, strict=True)
-    others = [row for row in examples if not chosen.has_form(row)]
-    of_content = iter(
-        masking.mask_rows(others, tokenizer, chosen, template, only_last=only_last)
-        if others
-        else ()
-    )
-
-    def of_row(row: Example) -> masking.Masked:
-        if not chosen.has_form(row):
-            return next(of_content)
-        prompt, output = next(of_form)
-        ids = np.array([*prompt, *output, tokenizer.eos_id], np.int32)
-        return masking.Masked(ids, np.arange(len(ids)) >= len(prompt))
-
-    masked = [of_row(row) for row in examples]
-    masked = [
-        one._replace(is_target=np.zeros_like(one.is_target)) if row.is_muted else one
-        for row, one in zip(examples, masked, strict=True)
-    ]
-    starts = [int(np.argmax(one.is_target)) if one.is_target.any() else _NO_LIMIT for one in masked]
-    start_N = np.array(starts, np.int64)
-    is_whole = all(
-        row.is_target[start:].all() for row, start in zip(masked, start_N.tolist(), strict=True)
-    )
+    of_form = zip(prompts, tokenizer.encode_batch([row.output for row in formed]), strict=True)
+    others = [row for row, has in zip(examples, has_form, strict=True) if not has]
+    of_content = iter(masking.mask_rows(others, tokenizer, chosen, template, only_last=only_last))
+    tokens, starts, masks = list[np.ndarray](), list[int](), dict[int, np.ndarray]()
     dropped: dict[str, list[str]] = {}
-    for row, example in zip(masked, examples, strict=True):
-        for kind in row.dropped:
-            dropped.setdefault(kind, []).append(example.example_id)
-    return Encoded(
-        ids=tuple(row.example_id for row in examples),
-        tokens=tuple(row.ids for row in masked),
-        start_N=start_N,
-        pad_id=tokenizer.pad_id,
-        masks=None if is_whole else tuple(row.is_target for row in masked),
-        dropped=dropped,
-    )
+    for number, row in enumerate(examples):
+        if has_form[number]:
+            prompt, output = next(of_form)
+            tokens.append(np.array([*prompt, *output, tokenizer.eos_id], np.int32))
+            start = len(prompt)
+        else:
+            one = next(of_content)
+            tokens.append(one.ids)
+            start = int(np.argmax(one.is_target)) if one.is_target.any() else _NO_LIMIT
+            if not (row.is_muted or one.is_target[start:].all()):
+                masks[number] = one.is_target
+            for kind in one.dropped:
+                dropped.setdefault(kind, []).append(row.example_id)
+        starts.append(_NO_LIMIT if row.is_muted else start)
+    ids = tuple(row.example_id for row in examples)
+    start_N = np.array(starts, np.int64)
+    found = Encoded(ids, Ragged.of(tokens), start_N, tokenizer.pad_id, dropped=dropped)
+    if not masks:
+        return found
+    whole = [masks.get(number, mask) for number, mask in enumerate(found.target_masks())]
+    return found._replace(masks=Ragged.of(whole))
 
 
 def encode_prompts(

@@ -43,18 +43,17 @@ def make_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
         rows = masking.with_texts(rows, tokenizer)
         labels = ({"is_target": row.is_target, "source": row.source} for row in rows)
         examples.write_examples(folder / f"{name}.jsonl", rows, extra=labels)
-        only_last = name not in trained
         workspace.tell(encoding.describe_long(rows, "rows"))
-        encoded = encoding.encode(rows, tokenizer, template=template, only_last=only_last)
-        workspace.tell(
-            encoding.describe_dropped(
-                encoded, "training examples" if name in trained else f"queries of {name}"
-            )
-        )
         if name in trained:
-            encoded.save(folder / f"{name}.npz")
+            parts = encoding.encode_parts(rows, tokenizer, template=template)
+            encoded, what = encoding.save_parts(folder / f"{name}.npz", parts), "training examples"
+        else:
+            what = f"queries of {name}"
+            encoded = encoding.encode(rows, tokenizer, template=template, only_last=True)
+        workspace.tell(encoding.describe_dropped(encoded, what))
+        if name in trained:
+            what = "labeled targets"
             encoded = encoded.take(np.flatnonzero([row.is_target is True for row in rows]))
-        what = "labeled targets" if name in trained else f"queries of {name}"
         encoding.require_answers(encoded, what, max_len=settings.max_len)
     num_targets = sum(row.is_target is True for row in corpus.train)
     print(f"    {len(corpus.train):,} training examples, {num_targets:,} of them labeled targets")

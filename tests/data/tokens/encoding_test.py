@@ -98,7 +98,7 @@ class EncodeTest(parameterized.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "rows.npz"
             for rows in (encoded, encoded.take(np.zeros(0, np.int64))):
-                rows.save(path)
+                encoding.save_parts(path, [rows])
                 again = encoding.load_encoded(path)
                 self.assertEqual((again.ids, again.pad_id), (rows.ids, rows.pad_id))
                 for name in ("tokens", "start_N"):
@@ -122,6 +122,12 @@ class EncodeTest(parameterized.TestCase):
             self.assertEqual(joined.masks is None, all(part.masks is None for part in parts))
             counts = [*parts[0].num_targets_N, *parts[1].num_targets_N]
             self.assertEqual(joined.num_targets_N.tolist(), counts)
+            with tempfile.TemporaryDirectory() as folder:
+                path = pathlib.Path(folder) / "rows.npz"
+                stored = encoding.save_parts(path, iter(parts))
+                self.assertEqual([*pathlib.Path(folder).iterdir()], [path])
+                self.assertEqual(stored.num_targets_N.tolist(), counts)
+                self.assertEqual([*map(list, stored.tokens)], [*map(list, joined.tokens)])
 
 
 if __name__ == "__main__":

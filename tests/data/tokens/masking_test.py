@@ -374,7 +374,7 @@ class MaskTest(parameterized.TestCase):
         self.assertIsNone(whole.cut(99, targets="all").masks)
         self.assertEqual(whole.cut(99, targets="all").num_targets_N.tolist(), [11, 5])
         path = self.folder / "rows.npz"
-        whole.save(path)
+        encoding.save_parts(path, [whole])
         for again in (encoding.load_encoded(path), whole.take(np.array([0, 1]))):
             for got, expected in zip(again.masks, whole.masks, strict=True):
                 np.testing.assert_array_equal(got, expected)
