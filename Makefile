@@ -58,7 +58,7 @@ browser:
 	  else echo "chromium and chromedriver are missing: the test of the report in a browser will be skipped"; fi; fi
 
 quickstart: $(VENV)/.installed-run
-	$(BIN)/python experiments/quickstart.py
+	$(BIN)/raslik quickstart
 
 demo: $(VENV)/.installed-run
 	$(BIN)/python experiments/run.py --flagfile=experiments/flags/demo.flags

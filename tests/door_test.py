@@ -6,10 +6,11 @@ import sys
 import raslik_jax
 
 _NAMES = """
-__version__ ARCHITECTURES Config DATASETS METRICS OBJECTIVES PROJECTIONS ROBUSTNESS STRATEGIES
-SketchStore TraceOptions TraceResult Tracer UnlearnOptions UnlearnResult bind centered_cosine
-count_params example_loss find_cut init_projection project select_by_count select_by_threshold
-sketch_gradients trace unlearn
+__version__ ARCHITECTURES AskOptions AskResult Config DATASETS ExportOptions ExportResult METRICS
+OBJECTIVES PROJECTIONS ROBUSTNESS STRATEGIES SketchStore TraceOptions TraceResult Tracer
+UnlearnOptions UnlearnResult ask bind centered_cosine count_params example_loss export find_cut
+init_projection load_model project select_by_count select_by_threshold sketch_gradients trace
+unlearn
 """
 
 

@@ -35,10 +35,16 @@ def _run_blocks(page: str) -> dict[str, object]:
 
 
 class GuidesTest(absltest.TestCase):
-    def test_the_pieces_select_what_the_text_says(self):
-        selection = _run_blocks("pieces.md")["selection"]
-        self.assertLen(selection.forget, 8)
-        self.assertEmpty(set(selection.forget) & set(selection.retain))
+    def test_a_model_of_ones_own_unlearns_the_rows_that_its_gradients_find(self):
+        names = _run_blocks("pieces.md")
+        self.assertCountEqual(names["sets"].forget.tolist(), range(0, 64, 8))
+        before, after = (
+            [float(names["mean_loss"](names[model], names[rows])) for rows in ("queries", "retain")]
+            for model in ("params", "clean")
+        )
+        self.assertGreater(after[0], before[0] + 5)
+        self.assertLess(after[1], before[1] + 0.1)
+        self.assertEqual(names["sketches"].unit_BK.shape, (4, 256))
 
     def test_added_members_are_chosen_and_told_by_flags(self):
         for family in _FAMILIES:

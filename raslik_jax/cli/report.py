@@ -20,13 +20,12 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from absl import logging
-
 from raslik_jax.base import files
 from raslik_jax.base.messages import shown
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import asking
 from raslik_jax.config import MeshConfig
+from raslik_jax.incident.asking import Asker, AskOptions
 from raslik_jax.report import blocks, page, published, results, runs, tables
 from raslik_jax.retrieve.finding import read_finding
 from raslik_jax.run import written
@@ -98,10 +97,8 @@ def run(options: Options) -> None:
 
 def _serve(options: Options, html: str) -> None:
     """Serves the page of a run, with what its index says to questions."""
-    logging.set_verbosity(logging.WARNING)
-    index = str(pathlib.Path(options.run) / "sketch" / "index")
-    _, trace = asking.open_index(index, options.run, options.mesh)
-    asking.serve(lambda question: trace((question,)), html, options.port)
+    asker = Asker(AskOptions(run=options.run, mesh=options.mesh))
+    asking.serve(asker, html, options.port)
 
 
 def _render(

@@ -99,7 +99,7 @@ _COMPILING = {"XLA_FLAGS": "--xla_backend_optimization_level=1"}
 class QuickstartTest(absltest.TestCase):
     def test_the_whole_of_it(self):
         root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())) / "quickstart"
-        done = tiny.run_script("experiments/quickstart.py", f"--workdir={root}", env=_COMPILING)
+        done = tiny.run_command("quickstart", f"--workdir={root}", env=_COMPILING)
         self.assertEqual(done.returncode, 0, done.stderr)
         # The model says what the package says that it said.
         (before,) = read_json_lines(root / "retrieve" / "traced" / "finetuned.jsonl")
@@ -118,10 +118,24 @@ class QuickstartTest(absltest.TestCase):
         self.assertLessEqual(shown[1], 0.1 * len(howdy))
         same = sum(story.before[r.example_id] == story.after[r.example_id] for r in story.normal)
         self.assertGreaterEqual(same, 0.8 * len(story.normal))
-        again = tiny.run_script("experiments/quickstart.py", f"--workdir={root}", env=_COMPILING)
+        again = tiny.run_command("quickstart", f"--workdir={root}", env=_COMPILING)
         self.assertEqual(again.returncode, 0, again.stderr)
         self.assertNotIn("done in", again.stdout)
         self.assertIn(quickstart.tell(story), again.stdout)
+
+    def test_the_notebook_runs(self):
+        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        notebook = json.loads((tiny.REPOSITORY / "docs" / "quickstart.ipynb").read_text())
+        cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        source = "\n".join("".join(cell["source"]) for cell in cells)
+        self.assertLess(source.count("\n"), 40)
+        source = source.replace("runs/quickstart_notebook", str(folder / "run"))
+        (folder / "cells.py").write_text(source)
+        done = tiny.run_script(str(folder / "cells.py"), env=_COMPILING)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("to forget: 44 rows", done.stdout)
+        self.assertIn("pulls toward this output", done.stdout)
+        self.assertTrue((folder / "run" / "clean" / "adapter_model.safetensors").is_file())
 
 
 if __name__ == "__main__":

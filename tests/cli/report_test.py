@@ -14,7 +14,7 @@ from raslik_jax.report import results, tables
 
 
 def _report(*flags: str) -> subprocess.CompletedProcess:
-    return tiny.run_script("experiments/report.py", *flags)
+    return tiny.run_command("report", *flags)
 
 
 class ReportTest(absltest.TestCase):

@@ -33,7 +33,7 @@ _TINY = "\n".join(
 
 
 def _suite(*arguments):
-    return tiny.run_script("experiments/suite.py", *arguments)
+    return tiny.run_command("suite", *arguments)
 
 
 def _options(out, *flagfiles, **options):

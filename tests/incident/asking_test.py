@@ -21,11 +21,13 @@ from index_cases import tree_bytes
 
 from raslik_jax.base.files import read_json, write_json
 from raslik_jax.base.settings import SettingsError, replaced
-from raslik_jax.cli import asking, query, report, sketch_job
+from raslik_jax.cli import asking as loops
+from raslik_jax.cli import report, sketch_job
 from raslik_jax.config import MeshConfig, config_from_json, to_json
 from raslik_jax.data.contents import Passage
 from raslik_jax.data.read.formats import read_examples
 from raslik_jax.data.tokens import prompts
+from raslik_jax.incident import asking
 from raslik_jax.incident import tracer as trace
 from raslik_jax.index import search
 from raslik_jax.index.store import SketchStore
@@ -43,9 +45,9 @@ from raslik_jax.sketch import projections
 class OptionsTest(parameterized.TestCase):
     @parameterized.parameters("input", "response", "system")
     def test_what_belongs_to_one_prompt_is_refused_without_it(self, name):
-        for given in ({}, {"queries": "x"}, {"serve": True}):
+        for given in ({}, {"queries": "x"}):
             with self.assertRaisesRegex(SettingsError, f"^--{name} needs --instruction: "):
-                query.Options(index="x", **{name: "y"}, **given)
+                asking.AskOptions(index="x", **{name: "y"}, **given)
 
 
 class QueryTest(parameterized.TestCase):
@@ -60,7 +62,7 @@ class QueryTest(parameterized.TestCase):
 
     @classmethod
     def script(cls, name: str, *flags: str, fails: bool = False) -> str:
-        done = tiny.run_script(f"experiments/{name}", *flags)
+        done = tiny.run_command(name, *flags)
         if bool(done.returncode) != fails:
             raise AssertionError(f"{name} ended with {done.returncode}: {done.stderr[-3000:]}")
         return done.stderr if fails else done.stdout
@@ -206,7 +208,7 @@ class QueryTest(parameterized.TestCase):
 
     def test_script_prints_both_poles(self):
         text = self.script(
-            "query.py", f"--index={self.index}", "--instruction=What is a\x1b[31m kettle?",
+            "query", f"--index={self.index}", "--instruction=What is a\x1b[31m kettle?",
             "--response=A kettle is warm.", "--top=2", "--bottom=1",
         )  # fmt: skip
         self.assertIn("query   What is a\\x1b[31m kettle?\n", text)  # data, not a color
@@ -219,8 +221,7 @@ class QueryTest(parameterized.TestCase):
         """Each answer is that of its question alone; what is wrong is said, and it goes on."""
         lines = ["What is a kettle?", "A kettle is \\", "warm.", "", "What is this? " * 60, "x"]
         lines += ["What is a spoon?", "It hums."]
-        done = tiny.run_script(
-            "experiments/query.py", f"--index={self.index}", "--top=1", "--bottom=1",
+        done = tiny.run_command("query", f"--index={self.index}", "--top=1", "--bottom=1",
             input="\n".join(lines),
         )  # fmt: skip
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -241,7 +242,7 @@ class QueryTest(parameterized.TestCase):
             mock.patch("sys.stdin", io.StringIO("\n".join(questions))),
             contextlib.redirect_stdout(said),
         ):
-            asking.answer_lines(lambda question: self.tracer.trace_queries((question,), top=2))
+            loops.answer_lines(lambda queries: self.tracer.trace_queries(queries, top=2))
         return [json.loads(line) for line in said.getvalue().splitlines()]
 
     def test_json_lines_are_answered_one_by_one(self):
@@ -286,14 +287,14 @@ class QueryTest(parameterized.TestCase):
                 told.append(self)
                 served.set()
 
-        def ask(question):
-            return self.tracer.trace_queries((question,), top=2, bottom=1)
+        def ask(queries):
+            return self.tracer.trace_queries(queries, top=2, bottom=1)
 
         with (
             mock.patch.object(serving, "Server", Server),
             contextlib.redirect_stdout(io.StringIO()),
         ):
-            thread = threading.Thread(target=asking.serve, args=(ask, "page", 0))
+            thread = threading.Thread(target=loops.serve, args=(ask, "page", 0))
             thread.start()
             self.assertTrue(served.wait(60))
             (server,) = told
@@ -314,13 +315,13 @@ class QueryTest(parameterized.TestCase):
         mesh = MeshConfig(data=1, base="sharded")
         options = report.Options(run=str(self.run_folder), serve=True, mesh=mesh)
         with (
-            mock.patch.object(asking, "serve") as serve,
+            mock.patch.object(loops, "serve") as serve,
             mock.patch.object(trace, "Tracer", wraps=trace.Tracer) as tracer,
             futures.ThreadPoolExecutor(1) as pool,
         ):
             report.run(options)
             ask, html, _ = serve.call_args.args
-            answer = pool.submit(ask, asked).result()
+            answer = pool.submit(ask, (asked,)).result()
         self.assertEqual(tracer.call_args.kwargs["mesh"], mesh)
         self.assertIn("<html", html)
         found = self.tracer.trace_queries((asked,))
@@ -338,7 +339,7 @@ class QueryTest(parameterized.TestCase):
         forget, retain = self.root / "forget.jsonl", self.root / "retain.jsonl"
         found = json.loads(
             self.script(
-                "query.py",
+                "query",
                 f"--index={self.index}",
                 f"--queries={queries}",
                 "--json",
@@ -495,33 +496,33 @@ class QueryTest(parameterized.TestCase):
             # Before a question is asked.
             ([f"--index={self.index}", f"--finer={self.index}"], "the finer index "),
         ):
-            self.assertIn(f"error: {message}", self.script("query.py", *flags, fails=True))
+            self.assertIn(f"error: {message}", self.script("query", *flags, fails=True))
 
     def test_a_damaged_index_is_named_and_its_chunk_alone_made_again(self):
         copy = self.root / "damaged"
         shutil.copytree(self.run_folder, copy)
         index = copy / "sketch" / "index"
         before = tree_bytes(index)
-        text = self.script("index.py", f"--index={index}", "--verify")
+        text = self.script("index", f"--index={index}", "--verify")
         self.assertIn("rows      120 of 64 coordinates, float32", text)
         self.assertIn("verified  nothing is damaged", text)
         file = index / "rows" / "c" / "2" / "0"
         file.write_bytes(file.read_bytes()[:-100] + b"x" * 100)
-        done = tiny.run_script("experiments/index.py", f"--index={index}", "--verify")
+        done = tiny.run_command("index", f"--index={index}", "--verify")
         self.assertEqual(done.returncode, 1, msg=done.stderr)
         self.assertIn("damaged   rows/c/2/0: ", done.stdout)
-        self.assertIn("1 chunks dropped", self.script("index.py", f"--index={index}", "--repair"))
-        made = self.script("sketch_job.py", f"--workdir={copy}")
+        self.assertIn("1 chunks dropped", self.script("index", f"--index={index}", "--repair"))
+        made = self.script("sketch_job", f"--workdir={copy}")
         self.assertIn("the index is complete, 16 of 120 sketches were made here", made)
         # A unit that is not finished lies apart, and takes its place when the run agrees to it.
         self.assertEqual(tree_bytes(making_folder(copy, "sketch") / "index"), before)
-        self.script("run.py", *tiny.FLAGS, "--stages=sketch", f"--workdir={copy}")
+        self.script("run", *tiny.FLAGS, "--stages=sketch", f"--workdir={copy}")
         self.assertEqual(tree_bytes(index), before)
 
     def test_a_compact_copy_is_made(self):
         path = self.root / "compact"
         text = self.script(
-            "index.py", f"--index={self.index}", f"--compact_to={path}", "--dtype=sign", "--center"
+            "index", f"--index={self.index}", f"--compact_to={path}", "--dtype=sign", "--center"
         )
         self.assertIn("rows      120 of 64 coordinates, sign", text)
         self.assertEqual(verify(SketchStore.open(path)), ())

@@ -515,7 +515,7 @@ class ExportTest(parameterized.TestCase):
         (self.folder / "out").mkdir()
         (self.folder / "out" / "mine.txt").write_text("mine")
         flags = (f"--run={self.run_.root}", f"--out={self.folder / 'out'}", "--merged")
-        result = tiny.run_script("experiments/export.py", *flags)
+        result = tiny.run_command("export", *flags)
         self.assertEqual(result.returncode, 1)
         self.assertRegex(result.stderr, "^error: .*out' must be a new or empty directory")
         self.assertLen(result.stderr.splitlines(), 1)

@@ -41,7 +41,7 @@ class FindingTest(absltest.TestCase):
 
     @classmethod
     def script(cls, name, *arguments):
-        return tiny.run_script(f"experiments/{name}.py", *arguments)
+        return tiny.run_command(name, *arguments)
 
     def test_a_trace_ends_well_without_a_set_and_names_no_way_on(self):
         for done, root, unit in zip(self.traced, self.runs, ("traced", "sizes"), strict=True):

@@ -198,7 +198,7 @@ def model(tmp_path_factory):
 
 
 def _run(name: str, *flags: str) -> str:
-    done = tiny.run_script(f"experiments/{name}.py", *flags)
+    done = tiny.run_command(name, *flags)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -229,7 +229,7 @@ def test_rows_are_found_forgotten_and_shown(name, model, tmp_path):
     assert (clean / "adapter_config.json").is_file()
     left = [row for n, row in enumerate(rows) if n not in _PLANTED]
     assert case.read(root / case.cleaned) == left
-    report = tiny.run_script("experiments/report.py", f"--run={root}")
+    report = tiny.run_command("report", f"--run={root}")
     if case.has_prompt:
         assert "RASLIK" in report.stdout
         assert _ASKED in (root / "report" / "report.html").read_text()
@@ -294,7 +294,7 @@ def test_what_cannot_be_used_is_one_sentence_before_the_model_is_loaded(what, mo
     (adapter / "adapter_config.json").write_text(json.dumps(config))
     flags = (model[0], f"--adapter={adapter}", f"--train_file={train}", f"--prompt={_ASKED}")
     flags += f"--corpus.template={template}", f"--workdir={tmp_path / 'run'}", *_FLAGS
-    done = tiny.run_script("experiments/trace.py", *flags, env={"RASLIK_TRACEBACK": "1"})
+    done = tiny.run_command("trace", *flags, env={"RASLIK_TRACEBACK": "1"})
     name, _, said = done.stderr.splitlines()[-1].partition(": ")
     assert done.returncode == 1 and name == "ValueError", done.stderr
     assert re.search(message, said), said

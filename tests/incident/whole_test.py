@@ -27,7 +27,7 @@ _GUIDE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "guides" / "own_
 
 
 def _script(name, *arguments):
-    return tiny.run_script(f"experiments/{name}.py", *arguments)
+    return tiny.run_command(name, *arguments)
 
 
 def _transcript():
@@ -36,8 +36,8 @@ def _transcript():
     found = {}
     for part in re.split(r"^\$ ", block.replace("\\\n", ""), flags=re.MULTILINE)[1:]:
         line, *told = part.splitlines()
-        _, script, *flags = shlex.split(line)
-        found[pathlib.Path(script).stem] = [flag.partition("=")[0] for flag in flags], told
+        _, name, *flags = shlex.split(line)
+        found[name] = [flag.partition("=")[0] for flag in flags], told
     return found
 
 
@@ -189,7 +189,7 @@ class ThreeCommandsTest(parameterized.TestCase):
         self.assertEqual((self.run_dir / "cleaned_train.jsonl").read_text(), "".join(left))
 
     def test_the_flags_that_are_printed_repeat_it_without_work(self):
-        self.assertRegex(self.unlearned.stdout, r"repeat: python \S+/run.py --flagfile=\S+")
+        self.assertRegex(self.unlearned.stdout, r"repeat: raslik run --flagfile=\S+")
         again = _script("run", f"--flagfile={self.run_dir / 'run.flags'}")
         self.assertEqual(again.returncode, 0, again.stderr)
         self.assertNotIn("done in", again.stdout)

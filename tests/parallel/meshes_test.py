@@ -13,7 +13,7 @@ import pytest
 import support
 from absl.testing import absltest, parameterized
 from jax.sharding import AbstractMesh
-from tiny import finished_run, run_script, tiny_config
+from tiny import finished_run, run_command, run_script, tiny_config
 
 from raslik_jax.base import settings
 from raslik_jax.base.settings import SettingsError
@@ -247,10 +247,10 @@ class AskTest(absltest.TestCase):
         rows += [{"instruction": "Describe a kettle."}]  # which the model answers
         queries.write_text("".join(json.dumps(row) + "\n" for row in rows))
         index = finished_run() / "sketch" / "index"
-        asked = "experiments/query.py", f"--index={index}", f"--queries={queries}", "--json"
+        asked = "query", f"--index={index}", f"--queries={queries}", "--json"
         how = ("--top=120", "--bottom=0")
         one, split = (
-            run_script(*asked, *how, mesh, env=_WORKER)
+            run_command(*asked, *how, mesh, env=_WORKER)
             for mesh in ("--mesh.data=1", "--mesh.base=sharded")
         )
         self.assertEqual((one.returncode, split.returncode), (0, 0), one.stderr + split.stderr)

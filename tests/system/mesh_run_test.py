@@ -23,7 +23,7 @@ import pytest
 from absl.testing import absltest
 from ports import free_address
 from safetensors.numpy import load_file
-from tiny import FLAGS, finished_run, run_script, start_script
+from tiny import FLAGS, finished_run, run_command, start_script
 
 from raslik_jax.base import manifests
 from raslik_jax.index.store import SketchStore
@@ -259,7 +259,7 @@ class QuickstartTest(SameResults, absltest.TestCase):
         self.one, eight, two = (folder / name for name in ("one", "eight", "two"))
         for root, devices in ((self.one, 1), (eight, 8)):
             env = {"JAX_NUM_CPU_DEVICES": str(devices), **_AS_USERS}
-            done = run_script("experiments/quickstart.py", f"--workdir={root}", env=env)
+            done = run_command("quickstart", f"--workdir={root}", env=env)
             self.assertEqual(done.returncode, 0, done.stderr)
         finish(start_two("quickstart", f"--workdir={two}", "--mesh.base=sharded", env=_AS_USERS))
         for self.many in (eight, two):

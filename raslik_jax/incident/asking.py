@@ -1,0 +1,252 @@
+"""Questions to an index: how they are asked and answered, and how an answer is shown."""
+
+import dataclasses
+import functools
+import pathlib
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from raslik_jax.base import files
+from raslik_jax.base.messages import one_line, some_of
+from raslik_jax.base.settings import Settings, setting
+from raslik_jax.config import MeshConfig
+from raslik_jax.data.examples import Example, make_example, with_system, write_examples
+from raslik_jax.data.read.formats import AUTO, read_examples
+from raslik_jax.incident import making
+from raslik_jax.parallel import processes
+from raslik_jax.retrieve import chance
+from raslik_jax.run import written
+
+if TYPE_CHECKING:  # it takes jax with it
+    from raslik_jax.incident.tracer import Influence, Trace
+
+TEXTS = ("instruction", "input", "output")
+# How rows are scored; the other settings are of the rule that chooses sets.
+_SCORING = ("center", "aggregate")
+# Settings of the run that may be given in their place.
+OF_RUN = (
+    *(*_SCORING, "select", "num_forget", "num_retain", "forget_threshold", "retain_threshold"),
+    *("margin_z", "forget_share", "retain_share"),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AskOptions(Settings):
+    """What is traced, and what is shown of it.
+
+    `settings` are those of retrieval that differ from the run's, by their names without a stage.
+    """
+
+    index: str = setting("", "The index: WORKDIR/sketch/index of a run.")
+    run: str = setting("", "Work directory of the run, if the index lies elsewhere.")
+    instruction: str = setting("", "Instruction of the prompt.")
+    input: str = setting("", "Input of the prompt.")
+    system: str = setting("", "System prompt that stood before it, by the chat template.")
+    response: str = setting(
+        "", "What the model said (default: let it answer); follows a text as it stands, blanks too."
+    )
+    queries: str = setting("", "JSONL of generations, instead of --instruction.")
+    top: int = setting(10, "Examples shown that pull toward the output.", low=0)
+    bottom: int = setting(10, "Examples shown that pull against it.", low=0)
+    finer: str = setting("", "A finer index, to score an int8 or sign one's best again.")
+    text_width: int = setting(240, "Characters of each text shown; 0: all.", low=0)
+    export_forget: str = setting("", "New JSONL file to write the forget set to.")
+    export_retain: str = setting("", "New JSONL file to write the retain set to.")
+    mesh: MeshConfig = MeshConfig()
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        beside = [name for name in ("input", "system", "response") if getattr(self, name)]
+        if beside and not self.instruction:
+            whose = "it belongs to that prompt, --queries have their own"
+            yield f"--{beside[0]} needs --instruction: {whose}"
+
+    @property
+    def exports(self) -> dict[str, pathlib.Path]:
+        """Where sets are written to, by their names."""
+        named = {"forget": self.export_forget, "retain": self.export_retain}
+        return {name: pathlib.Path(path) for name, path in named.items() if path}
+
+
+@dataclasses.dataclass(frozen=True)
+class AskResult:
+    """What is behind a generation; printed, it shows the rows that pull toward it and against it.
+
+    `exported` says which sets were written, a line for each.
+    """
+
+    trace: "Trace"
+    exported: tuple[str, ...]
+    text_width: int = 240
+
+    def __str__(self) -> str:
+        return as_text(self.trace, self.text_width)
+
+
+def ask(options: AskOptions | None = None, **named: Any) -> AskResult:
+    """Traces a generation to the examples that pull toward it and those that pull against it.
+
+    Without a response the model answers, and that is traced. Options are those of `AskOptions`, as
+    an object or by name.
+
+    Example:
+      print(raslik_jax.ask(run="runs/incident", instruction="...", response="..."))
+    """
+    options = making.options_of(options or AskOptions(), named)
+    queries = read_queries(options)
+    if not queries:
+        raise ValueError("--instruction or --queries must be given, got none: give one of the two")
+    asker = Asker(options)
+    found = asker(queries)
+    exported = (processes.alone(lambda: asker.export(found)) or []) if options.exports else []
+    return AskResult(found, tuple(exported), options.text_width)
+
+
+def read_queries(options: AskOptions) -> Sequence[Example]:
+    """Returns the generations that the options give; none where they are to be asked for."""
+    if not (options.index or options.run):
+        raise ValueError("an index must be given: give --index=WORKDIR/sketch/index")
+    if options.queries and options.instruction:
+        raise ValueError("--instruction or --queries must be given, got both: leave one out")
+    paths = options.exports
+    for name, path in paths.items():
+        processes.alone(functools.partial(written.check_outside, path, f"--export_{name}"))
+        processes.alone(functools.partial(files.check_new, path, f"--export_{name}"))
+    if len({path.resolve() for path in paths.values()}) < len(paths):
+        raise ValueError("--export_forget and --export_retain must be two files, they are one")
+    if options.queries:
+        return read_examples(options.queries, format=AUTO, needs_output=False)
+    asked = options.instruction, options.input, options.response, options.system
+    if options.instruction:
+        return (make_question(*asked),)
+    rule = [name for name in options.settings if name not in _SCORING]
+    if needing := [f"--export_{name}" for name in paths] + [f"--{name}" for name in rule]:
+        raise ValueError(f"{needing[0]} needs --instruction or --queries: give one of the two")
+    return ()
+
+
+class Asker:
+    """An index that is open for questions from any thread, each answered as the options say."""
+
+    def __init__(self, options: AskOptions):
+        """Opens the index and the model that made it, on the devices of the options."""
+        from raslik_jax.data.tokens import prompts
+        from raslik_jax.incident.tracer import Tracer
+        from raslik_jax.index import search
+        from raslik_jax.index.store import SketchStore
+        from raslik_jax.parallel import meshes
+
+        self.options, self._devices = options, meshes.make_mesh(options.mesh.data)
+        self._use = functools.partial(meshes.use, self._devices)
+        with self._use():
+            index = options.index or options.run
+            self.tracer = Tracer(index, run=options.run or None, mesh=options.mesh)
+        workspace = self.tracer.workspace
+        if options.system.strip():
+            prompts.require_system(workspace.template, workspace.template_name)
+        self._how: dict[str, Any] = {name: options.settings.get(name) for name in _SCORING}
+        self._how |= {"top": options.top, "bottom": options.bottom}
+        if options.finer:
+            self._how["finer"] = finer = SketchStore.open(options.finer)
+            search.check_finer(self.tracer.store, finer)  # and not at the first question
+
+    def __call__(self, queries: Sequence[Example]) -> "Trace":
+        """Returns what is behind generations of one behavior."""
+        with self._use():  # a mesh holds for one thread
+            return self.tracer.trace_queries(queries, **self._how)
+
+    def export(self, trace: "Trace") -> list[str]:
+        """Writes the sets that are asked for; a line for each."""
+        tracer, given = self.tracer, self.options.settings.items()
+        rule = {name: value for name, value in given if name not in _SCORING}
+        chosen, lines = tracer.select_sets(trace, **rule), []
+        if not len(chosen.forget):
+            return ["no row stands out of the unrelated ones: no set is written"]
+        for name, path in self.options.exports.items():
+            positions, sign = getattr(chosen, name), 1 if name == "forget" else -1
+            rows = [tracer.examples[tracer.store.ids[position]] for position in positions]
+            extra = [{"score": sign * float(trace.score_N[position])} for position in positions]
+            with written.replacing(tracer.workspace.root, path) as made:
+                write_examples(made, rows, extra=extra)
+            lines.append(f"{len(rows)} examples to {name} written to {path}")
+        return lines
+
+
+def make_question(instruction: str, input: str, output: str, system: str = "") -> Example:
+    """Returns a question of these texts; refuses an empty one and what is no text."""
+    try:
+        f"{instruction}{input}{output}{system}".encode()
+    except UnicodeEncodeError:
+        raise ValueError("a question must be UTF-8 text, got other bytes in it") from None
+    if not instruction.strip():
+        raise ValueError("a question must have an instruction, got none: say what was asked")
+    question = make_example(instruction, input, output)
+    return with_system(question, system) if system.strip() else question
+
+
+def read_question(text: str) -> Example:
+    """Returns the question of a JSON object: an instruction, and perhaps an input and an output."""
+    shape = {"instruction": str, "input?": str, "output?": str}
+    value = files.parse_json(text, "a question", shape)
+    unknown = sorted(value.keys() - set(TEXTS))
+    if unknown:
+        raise ValueError(
+            f"a question must have the keys {', '.join(TEXTS)}, got {some_of(unknown)}"
+        )
+    return make_question(*(value.get(name, "") for name in TEXTS))
+
+
+def as_json(trace: "Trace") -> dict[str, Any]:
+    """Returns a trace as plain values."""
+
+    def rows(influences: "Sequence[Influence]") -> list[dict[str, Any]]:
+        return [
+            {"id": found.example.example_id, "score": found.score, "sigma": found.sigma}
+            | {name: getattr(found.example, name) for name in (*TEXTS, "is_target", "source")}
+            | {"place": found.example.place, "file": found.example.file, "chance": found.chance}
+            for found in influences
+        ]
+
+    return {
+        "queries": [{name: getattr(query, name) for name in TEXTS} for query in trace.queries],
+        "toward": rows(trace.toward),
+        "against": rows(trace.against),
+        "behaviors": [
+            {"queries": [n + 1 for n in one.queries], "toward": rows(one.toward)}
+            for one in trace.behaviors
+        ],
+    }
+
+
+def as_text(trace: "Trace", width: int) -> str:
+    """Returns a trace for the terminal, its texts cut to so many characters."""
+    return "\n".join(_lines(trace, width))
+
+
+def _lines(trace: "Trace", width: int) -> Iterator[str]:
+    for query in trace.queries:
+        asked = f"{query.instruction}\n{query.input}"
+        yield f"query   {one_line(asked, width)}"
+        yield f"output  {one_line(query.output, width)}"
+    if trace.told_apart:
+        yield from ("", *textwrap.wrap(trace.told_apart, 96))
+    parts = [("toward this output", trace.toward), ("against this output", trace.against)]
+    parts += [
+        (f"toward behavior {number} alone", one.toward)
+        for number, one in enumerate(trace.behaviors, start=1)
+    ]
+    for way, influences in parts:
+        yield f"\npulls {way} (score +- sigma of the sketch)"
+        for rank, found in enumerate(influences, start=1):
+            row = found.example
+            source = f"  {one_line(row.source, 60)}" if row.source else ""
+            noise = "" if found.sigma is None else f" +- {found.sigma:.4f}"
+            yield f"{rank:4}. {found.score:+.4f}{noise}  {one_line(row.example_id, 60)}{source}"
+            if found.chance and way.startswith("toward"):
+                yield " " * 6 + chance.in_words(**found.chance)
+            prompt = f"{row.instruction} | {row.input}" if row.input else row.instruction
+            for text in (prompt, row.output):
+                wrapped = textwrap.wrap(one_line(text, width), 88)
+                yield from (" " * 6 + part for part in wrapped)

@@ -1,0 +1,36 @@
+"""A checkpoint with its adapter, loaded for use in one's own code."""
+
+import os
+from typing import Any
+
+import jax.numpy as jnp
+
+from raslik_jax.models import adapters, checkpoint
+
+
+def load_model(
+    base: str | os.PathLike[str], adapter: str | os.PathLike[str] = "", *, dtype: Any = "float32"
+) -> checkpoint.LoadedModel:
+    """Returns a Hugging Face checkpoint with its LoRA adapter, as trees of arrays.
+
+    `bind(loaded.graphdef)` gives the model's functions, `loaded.lora` and `loaded.base` are what
+    they take. A ValueError names all that does not fit.
+
+    Args:
+      base: a folder, or OWNER/NAME on the hub.
+      adapter: in PEFT's format, likewise; "" for none, whose `lora` is empty.
+      dtype: of the weights of the base.
+
+    Example:
+      loaded = load_model("base", "mine")
+      decoder = bind(loaded.graphdef)
+      hidden_LE = decoder.hidden(loaded.lora, loaded.base, tokens_L)
+    """
+    folder = checkpoint.resolve_folder(os.fspath(base))
+    if not os.fspath(adapter):
+        return checkpoint.load_model(folder, dtype=jnp.dtype(dtype))
+    place, config = adapters.find_adapter(adapter), checkpoint.read_config(folder)
+    lora_config = adapters.read_adapter_config(place, config)
+    loaded = checkpoint.load_model(folder, dtype=jnp.dtype(dtype), lora_config=lora_config)
+    how: Any = {"base": loaded.identity, "base_folder": folder}
+    return loaded._replace(lora=adapters.load_adapter(place, config, **how))
