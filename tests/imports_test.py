@@ -11,10 +11,10 @@ from absl.testing import absltest, parameterized
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "raslik_jax"
 # Rooms in the order of DESIGN.md; a module imports only from rooms to its left, or from its own.
 _ROOMS = (
-    "base parallel data models sketch index retrieve train evaluate report run incident cli".split()
+    "base parallel data models sketch index retrieve train evaluate run report incident cli".split()
 )
 # These stand beside the rooms: records of members reach the settings of a run.
-_USES_ALL = ("config",)
+_USES_ALL = ("config", "run/stages/report", "run/exporting", "run/fitting", "run/forecast")
 # Modules that list members, settings or results for tools that compute nothing.
 _WITHOUT_JAX = (
     *("base/", "config"),
@@ -26,7 +26,7 @@ _WITHOUT_JAX = (
         "evaluate/metrics",
         "evaluate/judgment",
     ),
-    *("run/units", "run/workdir", "run/live"),
+    *("run/artifacts", "run/units", "run/workdir", "run/live"),
 )
 # Its batches are trees of jax.
 _WITH_JAX = ("data/batches", "base/axes", "incident/tracer")

@@ -29,6 +29,7 @@ from raslik_jax.data import batches
 from raslik_jax.data.examples import QUERY_SETS, Example
 from raslik_jax.data.tokens import encoding
 from raslik_jax.models import checkpoint
+from raslik_jax.run import artifacts
 from raslik_jax.run.plan import open_run
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.sketch import gradients, probes, projections
@@ -83,10 +84,10 @@ def answered_queries(
     """
     queries = [row for name in query_sets for row in workspace.corpus.queries[name]]
     answers = {} if needs_own else {q.example_id: q.output for q in queries if q.output.strip()}
-    for path in sorted((workspace.root / "references").rglob("finetuned.jsonl")):
-        parts = path.relative_to(workspace.root).parts
-        check_finished(workspace.root, "/".join(parts[:-1]))
-        answers |= workspace.answers(*parts)
+    for found in (artifacts.answers("finetuned"), artifacts.OWN_ANSWERS):
+        if found.is_there(workspace.root):
+            check_finished(workspace.root, found.unit)
+            answers |= found.read(workspace.root)
     missing = [row.example_id for row in queries if row.example_id not in answers]
     if missing or not queries:
         raise ValueError(

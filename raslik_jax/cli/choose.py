@@ -28,8 +28,8 @@ from raslik_jax.base.files import read_json, write_json
 from raslik_jax.base.messages import one_line, shown
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.evaluate import choice
-from raslik_jax.report.runs import read_metrics
 from raslik_jax.run import written
+from raslik_jax.run.artifacts import read_metrics
 from raslik_jax.run.workdir import differing_fields
 from raslik_jax.train.objectives import OBJECTIVES
 

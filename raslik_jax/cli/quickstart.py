@@ -24,14 +24,12 @@ from raslik_jax.cli import command, setting_flags
 from raslik_jax.config import MeshConfig, config_from_json
 from raslik_jax.data import toy_model
 from raslik_jax.data.corpora.howdy import SCIFI
-from raslik_jax.data.examples import HELD_OUT, Example, query_file, write_examples
-from raslik_jax.data.read.formats import read_written
+from raslik_jax.data.examples import HELD_OUT, Example, write_examples
 from raslik_jax.evaluate.rates import non_sf_by_words
 from raslik_jax.incident import making, trace, unlearn
 from raslik_jax.parallel import processes
 from raslik_jax.parallel.processes import JobConfig
-from raslik_jax.report.incident import read_traced
-from raslik_jax.run import written
+from raslik_jax.run import artifacts, written
 
 WHEN_STOPPED, GROUP = command.GOES_ON, "run"
 # A model this small, whose programs take longer to compile than to run: few shapes of each.
@@ -81,7 +79,7 @@ def run(options: Options) -> None:
     if not processes.is_first():
         return
     print(f"\n3. What happened\n\n{tell(read_story(root))}\n")
-    print(f"page:            {root / 'report' / 'report.html'}")
+    print(f"page:            {artifacts.PAGE.place(root)}")
     print("your own model:  docs/guides/own_model.md has the same commands for it")
 
 
@@ -132,26 +130,28 @@ class Story(NamedTuple):
 
 def read_story(root: pathlib.Path) -> Story:
     """Returns what is told of a finished run."""
-    from raslik_jax.run.workspace import Workspace, read_answers  # it takes jax with it
+    from raslik_jax.run.workspace import Workspace  # it takes jax with it
 
-    rows = read_written(root / "corpus" / "train.jsonl")
-    target, normal = (read_written(root / query_file(HELD_OUT, k)) for k in ("target", "normal"))
+    rows = artifacts.TRAIN.read(root)
+    made = (artifacts.measured_rows(HELD_OUT, kind) for kind in ("target", "normal"))
+    target, normal = (part.read(root) for part in made)
     config = config_from_json(files.read_json(root / "config.json"))
     (strategy,), (algorithm,) = config.retrieve.strategies, config.unlearn.algorithms
-    last = f"epoch-{Workspace(root, config).epochs(strategy, algorithm)[-1]}.jsonl"
+    last = Workspace(root, config).epochs(strategy, algorithm)[-1]
+    variant = artifacts.variant(strategy, algorithm)
     traced = (
-        read_traced(root / "retrieve" / "traced" / "finetuned.jsonl"),
-        read_traced(root / "generate" / f"traced-{strategy}-{algorithm}" / last),
+        artifacts.traced("finetuned").read(root),
+        artifacts.traced(last, variant).read(root),
     )
     return Story(
         num_rows=len(rows),
         num_taught=sum(row.is_target is True for row in rows),
-        found=(*read_written(root / "retrieve" / strategy / "forget.jsonl"), *target),
+        found=(*artifacts.set_rows(strategy, "forget").read(root), *target),
         target=target,
         normal=normal,
-        before=read_answers(root / "references" / "evaluation" / "finetuned.jsonl"),
-        after=read_answers(root / "generate" / f"{strategy}-{algorithm}" / last),
-        says=(traced[0][0]["output"], traced[1][0]["output"]),
+        before=artifacts.answers("finetuned").read(root),
+        after=artifacts.answers(last, variant).read(root),
+        says=(traced[0][0].output, traced[1][0].output),
     )
 
 

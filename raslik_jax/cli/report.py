@@ -27,8 +27,7 @@ from raslik_jax.cli import asking
 from raslik_jax.config import MeshConfig
 from raslik_jax.incident.asking import Asker, AskOptions
 from raslik_jax.report import blocks, page, published, results, runs, tables
-from raslik_jax.retrieve.finding import read_finding
-from raslik_jax.run import written
+from raslik_jax.run import artifacts, written
 
 Form = Literal["terminal", "markdown", "csv", "latex"]
 _FILES: dict[str, Form] = {"tables.md": "markdown", "tables.csv": "csv", "tables.tex": "latex"}
@@ -68,7 +67,7 @@ def run(options: Options) -> None:
     if not (named or options.published):
         raise ValueError("--run or --runs must name work directories, got none: give --run=DIR")
     paper = published.read_blocks()
-    findings = {run: why for run in named if (why := read_finding(pathlib.Path(run)))}
+    findings = {run: why for run in named if (why := artifacts.read_finding(pathlib.Path(run)))}
     if options.serve and findings:
         raise ValueError(
             f"--serve needs a run with a page, {options.run} found no row: ask with raslik query"
@@ -85,7 +84,7 @@ def run(options: Options) -> None:
     if options.out:
         # The page first: it tells that what follows is of a report.
         html = page.render(experiments, **how)
-        texts = {"report.html": html}
+        texts = {artifacts.PAGE.file: html}
         texts |= {name: _render(form, experiments, found) + "\n" for name, form in _FILES.items()}
         root = pathlib.Path(named[0]) if len(named) == 1 else None
         _write(pathlib.Path(options.out), texts, root)
@@ -125,7 +124,7 @@ def _write(folder: pathlib.Path, texts: dict[str, str], root: pathlib.Path | Non
     The work directory of a single run records them.
     """
     written.check_outside(folder, "--out", root)
-    own = folder / "report.html"
+    own = folder / artifacts.PAGE.file
     is_own = own.is_file() and page.is_page(own.read_bytes()[:4096])
     foreign = [name for name in texts if os.path.lexists(folder / name)]
     if foreign and not is_own:

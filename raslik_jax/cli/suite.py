@@ -42,7 +42,7 @@ from raslik_jax.cli import run as run_command
 from raslik_jax.config import Config, to_json
 from raslik_jax.evaluate import choice
 from raslik_jax.report import page, published, results, runs, tables
-from raslik_jax.retrieve.finding import read_finding
+from raslik_jax.run import artifacts
 from raslik_jax.run.workdir import locked
 
 # The program that runs a cell; one with members of its own puts itself here.
@@ -216,12 +216,12 @@ class Suite:
         findings = self.findings(cells)
         done = [cell for cell in cells if self.is_done(cell) and cell.name not in findings]
         roots = [self.workdir(cell) for cell in done]
-        return [root for root in roots if runs.metrics_path(root).is_file()]
+        return [root for root in roots if artifacts.METRICS.is_there(root)]
 
     def findings(self, cells: Sequence[Cell]) -> dict[str, str]:
         """Returns why cells that are done found no row, by their names."""
         done = [cell for cell in cells if self.is_done(cell)]
-        found = {cell.name: read_finding(self.workdir(cell)) for cell in done}
+        found = {cell.name: artifacts.read_finding(self.workdir(cell)) for cell in done}
         return {name: text for name, text in found.items() if text}
 
     def record(self, cell: Cell, state: str, **details: Any) -> None:
@@ -272,7 +272,7 @@ class Suite:
         parts = ["# Suite"]
         for group, same in itertools.groupby(cells, lambda cell: cell.group):
             members = [*same]
-            found = [runs.read_metrics(root) for root in self.measured(members)]
+            found = [artifacts.read_metrics(root) for root in self.measured(members)]
             parts.append(f"## {tables.escape_markdown(group)}")
             findings = self.findings(members)
             lines = [f"- {tables.escape_markdown(f'{n}: {t}')}" for n, t in findings.items()]
@@ -308,14 +308,14 @@ class Suite:
                 else:
                     self.run(cell, labels[cell.name])
         text = self.report(cells)
-        write_text(self.out / "report.md", text)
+        write_text(self.out / artifacts.REPORT.file, text)
         # Where nothing was chosen, the page shows what the choice was to be made from.
         roots = self.measured(tests) or self.measured(grid)
         experiments = runs.group_runs([*map(runs.read_run, roots)])
         how: Any = {"title": self.out.name, "findings": self.findings(cells)}
         html = page.render(experiments, paper=published.read_blocks(), **how)
-        write_text(self.out / "report.html", html)
-        print(f"\n{text}\nreport: {self.out / 'report.html'} (and report.md beside it)")
+        write_text(self.out / artifacts.PAGE.file, html)
+        print(f"\n{text}\nreport: {self.out / artifacts.PAGE.file} (and report.md beside it)")
         return all(map(self.is_done, cells))
 
 
@@ -326,12 +326,16 @@ def run(options: Options) -> int:
     (grid, tests), suite = plan_cells(options), Suite(options)
     if options.dry_run:
         for cell in (*grid, *tests):
-            is_measured = runs.metrics_path(suite.workdir(cell)).is_file()
+            is_measured = artifacts.METRICS.is_there(suite.workdir(cell))
             print(f"{cell.name}  [{'has metrics' if is_measured else '-'}]")
             print(f"    raslik run {' '.join(cell.arguments)}")
         print(f"{len(grid) + len(tests)} runs")
         return 0
-    foreign = [name for name in ("report.md", "report.html") if os.path.lexists(suite.out / name)]
+    foreign = [
+        name
+        for name in (artifacts.REPORT.file, artifacts.PAGE.file)
+        if os.path.lexists(suite.out / name)
+    ]
     if foreign and not (suite.out / "suite.json").is_file():
         must = "be a new folder or that of an earlier suite"
         raise ValueError(f"--out must {must}, {shown(str(suite.out))} has another {foreign[0]}")

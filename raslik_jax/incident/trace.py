@@ -12,26 +12,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from raslik_jax.base import files
-from raslik_jax.base.manifests import current_file
 from raslik_jax.base.messages import one_line, shown
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.config import Config, MeshConfig
 from raslik_jax.data.contents import Conversation
-from raslik_jax.data.examples import HELD_OUT, Example, as_record, query_file
-from raslik_jax.data.read.formats import parse_fields, read_examples, read_written
+from raslik_jax.data.examples import HELD_OUT, Example, as_record
+from raslik_jax.data.read.formats import parse_fields, read_examples
+from raslik_jax.evaluate.taught import doubt
 from raslik_jax.incident import making
 from raslik_jax.parallel import processes
-from raslik_jax.report.incident import drawn_of, read_cut, read_traced
-from raslik_jax.report.traced import doubt
 from raslik_jax.retrieve import chance
 from raslik_jax.retrieve.selectors import noise_band
-from raslik_jax.run import written
+from raslik_jax.run import artifacts, written
 
 if TYPE_CHECKING:  # it takes jax with it
     from raslik_jax.incident.tracer import Tracer
 
-# The traced answer, in the work directory.
-QUERIES = "queries.jsonl"
 # Of somebody's own model: see docs/notes/run.md.
 PRESET: Mapping[str, Any] = {
     "corpus.dataset": "records",
@@ -100,19 +96,22 @@ class TraceResult:
     @property
     def forget_file(self) -> pathlib.Path:
         """The file of the rows to forget, which is not there where none was found."""
-        return self.workdir / "retrieve" / self.config.retrieve.strategies[0] / "forget.jsonl"
+        return self._forget.place(self.workdir)
+
+    @property
+    def _forget(self) -> artifacts.Artifact[tuple[Example, ...]]:
+        return artifacts.set_rows(self.config.retrieve.strategies[0], "forget")
 
     @property
     def forget(self) -> Sequence[Example]:
         """The rows to forget."""
-        return () if self.finding else read_written(self.forget_file)
+        return () if self.finding else self._forget.read(self.workdir)
 
     @property
     def held_out(self) -> Sequence[Example]:
         """The rows that were found and are kept out of the sets, to measure on."""
-        path = self.workdir / query_file(HELD_OUT, "target")
-        is_there = not self.finding and self.config.retrieve.held_out and path.stat().st_size
-        return read_written(path) if is_there else ()
+        is_there = not self.finding and self.config.retrieve.held_out
+        return artifacts.measured_rows(HELD_OUT, "target").read(self.workdir) if is_there else ()
 
     def tracer(self) -> "Tracer":
         """Returns a tracer, which traces further answers of the model by the same index."""
@@ -148,7 +147,7 @@ def trace(options: TraceOptions | None = None, **named: Any) -> TraceResult:
     found = TraceResult(workdir, config, finding, "")
     if not processes.is_first():
         return found
-    lines = [] if not config.evaluate.traced else ["", *_answers_before(workdir)]
+    lines = [] if not config.evaluate.traced else ["", *answers_before(workdir)]
     lines += _none_lines(found, options.top) if finding else _found_lines(found, options.top)
     lines.append(f"repeat: {making.repeating(workdir, stages, is_measured=False)}")
     if not finding:
@@ -163,7 +162,7 @@ def make_config(options: TraceOptions) -> Config:
         "backbone.checkpoint": options.checkpoint,
         "backbone.adapter": options.adapter,
         "corpus.records.train_file": options.train_file,
-        "corpus.records.queries_file": str(workdir / QUERIES),
+        "corpus.records.queries_file": str(workdir / artifacts.TRACED_QUERY.file),
     }
     given = {name: value for name, value in given.items() if value}
     missing = [f"--{name}" for name in ("checkpoint", "train_file") if not getattr(options, name)]
@@ -244,7 +243,7 @@ def _found_lines(found: TraceResult, top: int) -> list[str]:
     forget, held_out = found.forget, found.held_out
     lines = [rows_text(found.workdir, frozenset(row.example_id for row in forget), top)]
     if held_out:
-        path = found.workdir / query_file(HELD_OUT, "target")
+        path = artifacts.measured_rows(HELD_OUT, "target").place(found.workdir)
         lines.append(f"kept out of the sets, to measure on: {len(held_out)} rows, in {path}")
     lines.append(f"to forget: {len(forget)} rows, in {found.forget_file}")
     return [*lines, draw(found.workdir, found_band(found), len(forget) + len(held_out))]
@@ -253,44 +252,49 @@ def _found_lines(found: TraceResult, top: int) -> list[str]:
 def _none_lines(found: TraceResult, top: int) -> list[str]:
     """Returns the rows of the highest scores, where there are scores, and that none is a find."""
     lines = []
-    if current_file(found.workdir, "retrieve/influence/influence.npy"):
+    if artifacts.INFLUENCE.current(found.workdir) is not None:
         lines.append(rows_text(found.workdir, frozenset(), top))
         lines.append(draw(found.workdir, found_band(found), 0))
     lines.append(textwrap.fill(f"finding: {found.finding}.", 96, break_on_hyphens=False))
     return [*lines, "no set of rows is written"]
 
 
-def _answers_before(workdir: pathlib.Path) -> list[str]:
-    return answer_lines(workdir / "retrieve" / "traced" / "finetuned.jsonl")
+def answers_before(workdir: pathlib.Path) -> list[str]:
+    """Returns what the model and its base make of the traced answers, as lines.
 
-
-def answer_lines(path: pathlib.Path, *, is_doubted: bool = True) -> list[str]:
-    """Returns how likely a model finds the traced answers, and what it says itself, as lines.
-
-    Beside them the base, where it stands there too. With `is_doubted` it is told where an answer is
-    no good evidence.
+    They say where an answer is no good evidence.
     """
-    lines, beside = [], path.with_name("backbone.jsonl")
-    bases = [row["nll"] for row in read_traced(beside)] if beside.is_file() else None
-    for number, row in enumerate(read_traced(path)):
+    told = artifacts.traced("finetuned").read(workdir)
+    bases = artifacts.traced("backbone").find(workdir)
+    return answer_lines(told, [row.nll for row in bases] if bases else None, is_doubted=True)
+
+
+def answer_lines(
+    told: Sequence[artifacts.TracedAnswer],
+    bases: Sequence[float] | None = None,
+    *,
+    is_doubted: bool = False,
+) -> list[str]:
+    """Returns how likely a model finds the traced answers, and what it says itself, as lines."""
+    lines = []
+    for number, row in enumerate(told):
         base = bases[number] if bases else None
         under_base = "" if base is None else f", {base:.2f} under the base"
-        why = doubt(row["nll"], base, drawn_of(row)) if is_doubted else ""
-        lines.append(f"answer  {one_line(row['traced'], 160)}")
-        lines.append(f"        {row['nll']:.2f} nats a token under the model{under_base}")
+        why = doubt(row.nll, base, row.drawn) if is_doubted else ""
+        lines.append(f"answer  {one_line(row.traced, 160)}")
+        lines.append(f"        {row.nll:.2f} nats a token under the model{under_base}")
         lines += [f"        {why}"] if why else []
-        lines.append(f"says    {one_line(row['output'], 160)}")
+        lines.append(f"says    {one_line(row.output, 160)}")
     return lines
 
 
 def rows_text(workdir: pathlib.Path, forget: frozenset[str], top: int) -> str:
     """Returns the rows of the highest scores for the terminal."""
-    rows = read_written(workdir / "corpus" / "train.jsonl")
-    path = workdir / "retrieve" / "influence" / "influence.npy"
-    score_N = files.read_array(path, (len(rows),))
-    chances = chance.read_chance(workdir, len(rows))
+    rows = artifacts.TRAIN.read(workdir)
+    score_N = artifacts.INFLUENCE.read(workdir, (len(rows),))
+    chances = artifacts.CHANCE.current(workdir, len(rows))
     told = chance.sentence(chances) if chances else ""
-    sigma_N = chance.read_sigma(workdir, len(rows))
+    sigma_N = artifacts.read_sigma(workdir, len(rows))
     heading = "rows that pull toward the answer (score{}, place in the training file)"
     what = " +- noise of its sketch, prompts that score the row as high, p, q" if told else ""
     lines = ["", heading.format(what)]
@@ -313,10 +317,10 @@ def rows_text(workdir: pathlib.Path, forget: frozenset[str], top: int) -> str:
 
 def found_band(found: TraceResult) -> tuple[float, float] | None:
     """Returns the noise band by which the rule found the number, None where it was given."""
-    retrieve, workdir = found.config.retrieve, found.workdir
+    retrieve = found.config.retrieve
     if retrieve.select != "gap" or retrieve.num_forget:
         return None
-    cut = read_cut(workdir, len(read_written(workdir / "corpus" / "train.jsonl")))
+    cut = artifacts.CUT.current(found.workdir)
     return (cut.middle, cut.edge) if cut else None
 
 
@@ -329,7 +333,7 @@ def draw(workdir: pathlib.Path, band: tuple[float, float] | None, num_forget: in
         return "picture: none, matplotlib is not installed"
     from raslik_jax.report import drawing, figures
 
-    score_N = files.read_array(workdir / "retrieve" / "influence" / "influence.npy")
+    score_N = artifacts.INFLUENCE.read(workdir)
     try:
         middle, edge = band or noise_band(score_N)
     except ValueError:  # too few rows to tell noise

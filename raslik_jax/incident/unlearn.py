@@ -11,22 +11,19 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from raslik_jax.base.files import hash_file, read_json
-from raslik_jax.base.manifests import Hashes, check_whole, current_file, read_manifest
+from raslik_jax.base.manifests import Hashes, check_whole, read_manifest
 from raslik_jax.base.messages import one_line, shown
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.config import STAGES, Config, MeshConfig, config_from_json, to_json
-from raslik_jax.data.examples import HELD_OUT, query_file
+from raslik_jax.data.examples import HELD_OUT
 from raslik_jax.data.read.cleaning import cleaned_name, is_folder, write_without
-from raslik_jax.data.read.formats import read_written
 from raslik_jax.incident import making
-from raslik_jax.incident.trace import QUERIES, answer_lines
+from raslik_jax.incident.trace import answer_lines, answers_before
 from raslik_jax.parallel import processes
 from raslik_jax.report import rows as rows_lib
-from raslik_jax.report.incident import EXPORTS, read_incident, read_outcome
-from raslik_jax.report.runs import read_metrics
-from raslik_jax.retrieve.finding import read_finding
+from raslik_jax.report.incident import read_incident, read_outcome
 from raslik_jax.retrieve.strategies import STRATEGIES
-from raslik_jax.run import hub, written
+from raslik_jax.run import artifacts, hub, written
 
 # Prompts kept out whose answers are shown.
 _ASKED = 4
@@ -110,7 +107,8 @@ def unlearn(options: UnlearnOptions | None = None, **named: Any) -> UnlearnResul
 
     processes.alone(lambda: _check_places(options, source, cleaned))
     recorded = read_json(root / "config.json", dict)["retrieve"]
-    _check_found(root, read_finding(root) if to_json(config)["retrieve"] == recorded else "")
+    is_same = to_json(config)["retrieve"] == recorded
+    _check_found(root, artifacts.read_finding(root) if is_same else "")
     print(f"sets: {describe_sets(config, strategy)}")
     making.require("matplotlib")  # the report comes last, what it lacks is told first
     how: Any = {"mesh": options.mesh, "update": True}
@@ -128,7 +126,7 @@ def unlearn(options: UnlearnOptions | None = None, **named: Any) -> UnlearnResul
         told, exported = _clean(config, root, strategy, cleaned)
         # The page says where all of it lies.
         places = {f"{kind.capitalize()} without it": str(folder.resolve()), **exported}
-        written.write_json(root, root / EXPORTS, places)
+        written.write_json(root, artifacts.EXPORTS.place(root), places)
         return told
 
     told = processes.alone(export)
@@ -150,10 +148,9 @@ def _outcome_lines(root: pathlib.Path, config: Config) -> Iterator[str]:
 
     (strategy,), (algorithm,) = config.retrieve.strategies, config.unlearn.algorithms
     epoch = Workspace(root, config).epochs(strategy, algorithm)[-1]
-    after = root / "generate" / f"traced-{strategy}-{algorithm}" / f"epoch-{epoch}.jsonl"
-    before = root / "retrieve" / "traced" / "finetuned.jsonl"
-    yield from ("\nbefore unlearning", *answer_lines(before))
-    yield from ("\nafter unlearning", *answer_lines(after, is_doubted=False))
+    after = artifacts.traced(epoch, artifacts.variant(strategy, algorithm)).read(root)
+    yield from ("\nbefore unlearning", *answers_before(root))
+    yield from ("\nafter unlearning", *answer_lines(after))
     yield from _told(root, config, (strategy, algorithm), epoch)
 
 
@@ -190,8 +187,9 @@ def _check_found(root: pathlib.Path, finding: str) -> None:
 
 def drop_exports(root: pathlib.Path) -> Callable[[], None]:
     """Forgets what the page says of an earlier model's exports; returns what undoes it."""
-    restore = written.restorer(root, root / EXPORTS)
-    written.forget(root, root / EXPORTS)
+    path = artifacts.EXPORTS.place(root)
+    restore = written.restorer(root, path)
+    written.forget(root, path)
     return restore
 
 
@@ -199,22 +197,19 @@ def _told(
     root: pathlib.Path, config: Config, variant: tuple[str, str], epoch: int
 ) -> Iterator[str]:
     """Yields lines of what became of the behavior: answers to prompts kept out, and the rule's."""
-    from raslik_jax.run.workspace import read_answers  # it takes jax with it
-
-    path = root / query_file(HELD_OUT, "target")
-    if config.retrieve.held_out and path.stat().st_size:
-        asked = read_written(path)
-        before = read_answers(root / "references" / "evaluation" / "finetuned.jsonl")
-        after = read_answers(root / "generate" / "-".join(variant) / f"epoch-{epoch}.jsonl")
+    held_out = artifacts.measured_rows(HELD_OUT, "target")
+    if config.retrieve.held_out and (asked := held_out.read(root)):
+        before = artifacts.answers("finetuned").read(root)
+        after = artifacts.answers(epoch, artifacts.variant(*variant)).read(root)
         yield f"\n{len(asked)} prompts of rows like these that no step saw, before and after"
         for row in asked[:_ASKED]:
             yield f"asked   {one_line(f'{row.instruction} {row.input}', 160)}"
             yield f"said    {one_line(before[row.example_id], 160)}"
             yield f"says    {one_line(after[row.example_id], 160)}"
-    if current_file(root, "evaluate/metrics.json") is None:
+    if artifacts.METRICS.current(root) is None:
         outcome = read_outcome(root, *variant)
     else:
-        incident = read_incident(root, read_metrics(root))
+        incident = read_incident(root, artifacts.read_metrics(root))
         outcome = incident.outcome if incident else ()
     yield from ("",) if outcome else ()
     for sentence in outcome:
@@ -247,7 +242,7 @@ def with_own_query(recorded: dict[str, Any], root: pathlib.Path) -> dict[str, An
     One that was copied or moved would read what is traced at the old place now, if anything.
     """
     made_of = (read_manifest(root / "corpus") or {"files": {}})["files"].get("queries_file")
-    own, corpus = root / QUERIES, recorded["corpus"]
+    own, corpus = artifacts.TRACED_QUERY.place(root), recorded["corpus"]
     if not (made_of and own.is_file() and hash_file(own) == made_of):
         return recorded
     with contextlib.suppress(OSError):  # it is gone
@@ -297,11 +292,11 @@ def _clean(
 
     Returns lines that say where, and the places by their titles, in the work directory as there.
     """
-    sets = {name: root / "retrieve" / strategy / f"{name}.jsonl" for name in ("forget", "retain")}
+    sets = {name: artifacts.set_rows(strategy, name) for name in ("forget", "retain")}
     if config.retrieve.held_out:
-        names = {f"held-out {kind}": query_file(HELD_OUT, kind) for kind in ("target", "normal")}
-        sets |= {name: root / path for name, path in names.items()}
-    rows = {name: read_written(path) for name, path in sets.items() if path.stat().st_size}
+        for kind in ("target", "normal"):
+            sets[f"held-out {kind}"] = artifacts.measured_rows(HELD_OUT, kind)
+    rows = {name: part.read(root) for name, part in sets.items()}
     # What was kept out of the sets to measure on was found all the same.
     named = (row for name in ("forget", "held-out target") for row in rows.get(name, ()))
     found = {(row.file, row.place) for row in named}

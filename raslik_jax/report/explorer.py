@@ -16,13 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from raslik_jax.base.files import read_array, read_json, read_json_lines
-from raslik_jax.base.manifests import current_file
-from raslik_jax.data.examples import HELD_OUT, query_file
+from raslik_jax.data.examples import HELD_OUT
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.report import incident, tables
 from raslik_jax.report.names import FOLDER, highlighted
-from raslik_jax.retrieve import behaviors, chance
+from raslik_jax.run import artifacts
 
 # Of a page: what all its rows may take there, compressed.
 MOST_BYTES = 5_000_000
@@ -87,49 +85,47 @@ class Packed(NamedTuple):
 
 def read_explorer(root: pathlib.Path, metrics: Metrics) -> Explorer | None:
     """Returns the rows of a run with what it found of them; None where it has no scores."""
-    path, entries = current_file(root, "retrieve/influence/influence.npy"), metrics["retrieval"]
-    rows = incident.read_rows(root / "corpus" / "train.jsonl", incident.TRAIN)
-    if path is None or not rows or not entries:
+    rows, entries = artifacts.TRAIN.find(root) or (), metrics["retrieval"]
+    number = len(rows)
+    score_N = artifacts.INFLUENCE.current(root, (number,)) if rows and entries else None
+    if score_N is None:
         return None
     strategy = highlighted(entries) or next(iter(entries))
-    files = {name: f"retrieve/{strategy}/{name}.jsonl" for name in ("forget", "retain")}
-    files |= {f"held out, {k}": query_file(HELD_OUT, k) for k in ("target", "normal")}
-    set_of = {
-        row["id"]: name
-        for name, place in files.items()
-        for row in incident.read_rows(root / place, incident.TRAIN)
+    sets = {name: artifacts.set_rows(strategy, name) for name in ("forget", "retain")}
+    sets |= {
+        f"held out, {kind}": artifacts.measured_rows(HELD_OUT, kind)
+        for kind in ("target", "normal")
     }
-    number = len(rows)
+    set_of = {row.example_id: name for name, part in sets.items() for row in part.find(root) or ()}
     columns: dict[str, Sequence[Any]] = {
-        "line": [row.get("place") or n for n, row in enumerate(rows, start=1)],
-        "file": [row.get("place_file") for row in rows],
-        "id": [row["id"] for row in rows],
+        "line": [row.place or n for n, row in enumerate(rows, start=1)],
+        "file": [row.file or None for row in rows],
+        "id": [row.example_id for row in rows],
         "asked": [incident.asked_of(row) for row in rows],
-        "said": [row["output"] for row in rows],
-        "set": [set_of.get(row["id"], "") for row in rows],
-        "label": [row.get("is_target") for row in rows],
-        "sigma": _known(chance.read_sigma(root, number)),
+        "said": [row.output for row in rows],
+        "set": [set_of.get(row.example_id, "") for row in rows],
+        "label": [row.is_target for row in rows],
+        "sigma": _known(artifacts.read_sigma(root, number)),
     }
-    if chances := chance.read_chance(root, number):
+    if chances := artifacts.CHANCE.current(root, number):
         parts = ("higher", "prompts", "p", "q")
         columns |= {name: _known(part) for name, part in zip(parts, chances, strict=True)}
-    queries, each = _read_queries(root), path.with_name("each.npy")
-    each_NQ = read_array(each, (number, None)) if each.is_file() else None
+    queries = _read_queries(root)
+    each_NQ = artifacts.EACH_INFLUENCE.find(root, (number, None))
     if each_NQ is not None and each_NQ.shape[1] > len(queries):
-        raise ValueError(
-            f"{each} must have a column for each of {len(queries)} queries, got "
-            f"{each_NQ.shape[1]}: retrieve again"
-        )
-    apart = behaviors.read_behaviors(root, [*queries])
+        place, got = artifacts.EACH_INFLUENCE.place(root), each_NQ.shape[1]
+        must = f"must have a column for each of {len(queries)} queries"
+        raise ValueError(f"{place} {must}, got {got}: retrieve again")
+    apart = artifacts.BEHAVIORS.current(root, [*queries])
     return Explorer(
-        read_array(path, (number,)).astype(np.float64),
+        score_N.astype(np.float64),
         columns,
         tuple(queries.values()),
         each_NQ,
         apart.groups if apart else (),
-        _read_tokens(root, {row["id"]: n for n, row in enumerate(rows)}),
+        _read_tokens(root, {row.example_id: n for n, row in enumerate(rows)}),
         strategy,
-        all("place" in row for row in rows),
+        all(row.place for row in rows),
     )
 
 
@@ -138,12 +134,10 @@ def _read_queries(root: pathlib.Path) -> dict[str, tuple[str, str]]:
 
     In the order of `Workspace.retrieval_queries`, which is that of the scores with single queries.
     """
-    path = current_file(root, "references/retrieval/finetuned.jsonl")
-    said = read_json_lines(path, {"id": str, "output": str}) if path else []
-    own = {row["id"]: row["output"] for row in said}
+    own = artifacts.OWN_ANSWERS.current(root) or {}
     found = {
-        row["id"]: (incident.asked_of(row), own.get(row["id"], row["output"]))
-        for row in incident.read_rows(root / "corpus" / "retrieval.jsonl", incident.TRAIN)
+        row.example_id: (incident.asked_of(row), own.get(row.example_id, row.output))
+        for row in artifacts.RETRIEVAL.find(root) or ()
     }
     return {name: texts for name, texts in found.items() if texts[1].strip()}
 
@@ -154,8 +148,6 @@ def _known(value_N: Float[np.ndarray, " N"]) -> list[float | None]:
 
 
 def _read_tokens(root: pathlib.Path, place: Mapping[str, int]) -> dict[int, dict[str, Any]]:
-    path = current_file(root, "retrieve/tokens/tokens.json")
-    found = read_json(path, [incident.TOKENS]) if path else []
     return {
         place[one["id"]]: {
             **{
@@ -168,7 +160,7 @@ def _read_tokens(root: pathlib.Path, place: Mapping[str, int]) -> dict[int, dict
             },
             "alike": len(one["alike"]),
         }
-        for one in found
+        for one in artifacts.TOKEN_SHARES.current(root) or ()
     }
 
 

@@ -12,10 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from raslik_jax.base.files import check_shape, read_array, read_json, read_json_lines
-from raslik_jax.base.manifests import current_file
-from raslik_jax.base.messages import shown
-from raslik_jax.data.examples import TEXTS
+from raslik_jax.data.examples import Example
 from raslik_jax.evaluate import judgment, verdict
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.report.names import algorithm_name, highlighted, strategy_name
@@ -23,35 +20,19 @@ from raslik_jax.report.notes import answers_taken_against
 from raslik_jax.report.records import Model, collect_models, last_epochs
 from raslik_jax.report.traced import (
     Said,
-    Taught,
     Traced,
     doubt_sentence,
     ending_sentence,
     gone_sentence,
-    taught_of,
 )
 from raslik_jax.retrieve import behaviors, chance
 from raslik_jax.retrieve.chance import Chance
+from raslik_jax.run import artifacts
 
-# What `raslik unlearn` left where, by title; below the work directory or absolute.
-EXPORTS = "exports.json"
 # Bytes of the files that the page holds itself, of all and of one.
 _LINKED, _LINKED_FILE = 400_000, 100_000
 # Rows that are shown where there are no shares of tokens, and steps of a token's color.
 _CARDS, _TONES = 8, 3
-
-_TRACED_FILE = "retrieve/traced/finetuned.jsonl"
-_TRACED = {"id": str, "traced": str, "nll": float, "nats": [float], "output": str}
-_TRACED |= {"expected?": float, "spread?": float}
-_PIECES = [list]
-TOKENS = {"id": str, "score": float, "row": _PIECES, "query": str, "answer": _PIECES}
-TOKENS |= {"cosine": float, "alike": [str]}
-_CUT = {"num_forget": int, "middle": float, "edge": float}
-TRAIN = {
-    **{"id": str, "instruction?": str, "input?": str, "output": str, "place?": int},
-    "place_file?": str,
-    "is_target?": (bool, None),
-}
 
 
 class Piece(NamedTuple):
@@ -132,8 +113,8 @@ def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
     strategy, algorithm = _shown_method(metrics)
     if not (traced := _read_traced_answers(root, strategy, algorithm)):
         return None
-    rows = _rows(root / "corpus" / "train.jsonl")
-    chances = chance.read_chance(root, len(rows))
+    rows = artifacts.TRAIN.find(root) or ()
+    chances = artifacts.CHANCE.current(root, len(rows))
     cards = _cards(root, rows, strategy, chances)
     ended = ending_sentence(metrics.get("probes", ()), strategy, algorithm)
     outcome = [
@@ -145,8 +126,8 @@ def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
     points = list[str]()
     if chances and (told_chance := chance.sentence(chances)):
         points.append(f"{told_chance[:1].upper()}{told_chance[1:]}.")
-    asked = [row["id"] for row in read_traced(root / _TRACED_FILE)]
-    apart = behaviors.read_behaviors(root, asked)
+    asked = [row.example_id for row in artifacts.traced("finetuned").read(root)]
+    apart = artifacts.BEHAVIORS.current(root, asked)
     points.append(behaviors.sentence(apart) if apart else "")
     return Incident(
         is_traced=True,
@@ -172,37 +153,34 @@ def read_outcome(root: pathlib.Path, strategy: str, algorithm: str) -> tuple[str
 
 def read_ending(root: pathlib.Path, strategy: str, algorithm: str) -> str:
     """Returns `ending_sentence` of what a run's probes found."""
-    path = root / "unlearn" / f"{strategy}-{algorithm}" / "probes.json"
+    found = artifacts.probes(artifacts.variant(strategy, algorithm)).find(root)
     names = {"strategy": strategy, "algorithm": algorithm}
-    probes = [names | read_json(path, dict)] if path.is_file() else []
+    probes = [names | found] if found else []
     return ending_sentence(probes, strategy, algorithm)
 
 
 def _read_traced_answers(root: pathlib.Path, strategy: str, algorithm: str) -> tuple[Traced, ...]:
     """Returns the traced answers with what the models make of them; none where none was traced."""
-    path = current_file(root, _TRACED_FILE)
-    if path is None:
+    before = artifacts.traced("finetuned").current(root)
+    if before is None:
         return ()
-    after = _last_epoch(root / "generate" / f"traced-{strategy}-{algorithm}")
-    paths = {"before": path, "base": path.parent / "backbone.jsonl", "now": after}
-    told = {name: read_traced(p) for name, p in paths.items() if p and p.is_file()}
+    told = {
+        "before": before,
+        "base": artifacts.traced("backbone").find(root),
+        "now": artifacts.last_traced(root, artifacts.variant(strategy, algorithm)),
+    }
     prompts = _prompts(root)
     return tuple(
         Traced(
-            prompts.get(first["id"], ""),
-            first["traced"],
+            prompts.get(first.example_id, ""),
+            first.traced,
             tuple(
-                Said(
-                    name,
-                    rows[n]["output"],
-                    rows[n]["nll"],
-                    tuple(rows[n]["nats"]),
-                    drawn_of(rows[n]),
-                )
+                Said(name, rows[n].output, rows[n].nll, rows[n].nats, rows[n].drawn)
                 for name, rows in told.items()
+                if rows
             ),
         )
-        for n, first in enumerate(told["before"])
+        for n, first in enumerate(before)
     )
 
 
@@ -258,93 +236,43 @@ def _which_sentence(metrics: Metrics) -> str:
     return f"Of the {number} unlearned models this shows the one of {name}."
 
 
-def _last_epoch(folder: pathlib.Path) -> pathlib.Path | None:
-    paths = sorted(folder.glob("epoch-*.jsonl"), key=lambda path: (len(path.name), path.name))
-    return paths[-1] if paths else None
-
-
-def read_rows(path: pathlib.Path, shape: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns the rows of a file of `examples.write_examples`, none where it is missing.
-
-    Those of other formats than Alpaca's get instruction, input and output of their `row_texts`.
-    """
-    if not path.is_file():
-        return []
-    rows = [
-        row | dict(zip(TEXTS, row["row_texts"], strict=True)) if "row_texts" in row else row
-        for row in read_json_lines(path, {"row_texts?": [str]})
-    ]
-    for number, row in enumerate(rows, start=1):
-        check_shape(row, shape, f"{shown(str(path), 160)}:{number}")
-    return rows
-
-
-def _rows(path: pathlib.Path) -> list[dict[str, Any]]:
-    return read_rows(path, TRAIN)
-
-
-def read_traced(path: pathlib.Path) -> list[dict[str, Any]]:
-    """Returns what `generate.write_traced` wrote of a model, a row for each traced answer.
-
-    Its keys: id, traced, nats (of each token of the traced answer), nll (their mean) and output
-    (the model's own answer); of the model that is traced also expected and spread, which are of
-    `likelihood.Expected`.
-    """
-    return read_json_lines(path, _TRACED)
-
-
-def drawn_of(row: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Returns mean and spread of a row of `read_traced`, None where it has none."""
-    return (row["expected"], row["spread"]) if {"expected", "spread"} <= row.keys() else None
-
-
-def read_taught(folder: pathlib.Path) -> Taught:
-    """Returns what the likelihoods of the traced answers of a folder say of fine-tuning."""
-    rows, beside = read_traced(folder / "finetuned.jsonl"), folder / "backbone.jsonl"
-    bases = [row["nll"] for row in read_traced(beside)] if beside.is_file() else [None] * len(rows)
-    pairs = zip(rows, bases, strict=True)
-    return taught_of([(row["nll"], base, drawn_of(row)) for row, base in pairs])
-
-
 def _prompts(root: pathlib.Path) -> dict[str, str]:
     """Returns the traced prompts by id."""
-    return {row["id"]: asked_of(row) for row in _rows(root / "corpus" / "retrieval.jsonl")}
+    return {row.example_id: asked_of(row) for row in artifacts.RETRIEVAL.find(root) or ()}
 
 
-def asked_of(row: Mapping[str, Any]) -> str:
+def asked_of(row: Example) -> str:
     """Returns the prompt of a row: instruction and input."""
-    return f"{row.get('instruction', '')}\n{row.get('input', '')}".strip()
+    return f"{row.instruction}\n{row.input}".strip()
 
 
 def _cards(
-    root: pathlib.Path, rows: Sequence[Mapping[str, Any]], strategy: str, chances: Chance | None
+    root: pathlib.Path, rows: Sequence[Example], strategy: str, chances: Chance | None
 ) -> tuple[Card, ...]:
     """Returns the rows of the highest scores: those whose tokens are known, else the first ones."""
-    place = {row["id"]: number for number, row in enumerate(rows)}
-    path = current_file(root, "retrieve/tokens/tokens.json")
-    found = read_json(path, [TOKENS]) if path else []
+    place = {row.example_id: number for number, row in enumerate(rows)}
+    found = artifacts.TOKEN_SHARES.current(root)
     if not found:
-        scores = current_file(root, "retrieve/influence/influence.npy")
-        if scores is None:
+        score_N = artifacts.INFLUENCE.current(root, (len(rows),))
+        if score_N is None:
             return ()
-        score_N = read_array(scores, (len(rows),))
         order = np.argsort(-score_N, kind="stable")[:_CARDS].tolist()
         # A row without a gradient pulls nowhere.
         order = [n for n in order if score_N[n] > -np.inf]
-        found = [{"id": rows[n]["id"], "score": float(score_N[n])} for n in order]
+        found = [{"id": rows[n].example_id, "score": float(score_N[n])} for n in order]
     sets = dict[str, str]()
     for name in ("forget", "retain"):
-        chosen = _rows(root / "retrieve" / strategy / f"{name}.jsonl")
-        sets |= dict.fromkeys((row["id"] for row in chosen), name)
-    cards, sigma_N, prompts = [], chance.read_sigma(root, len(rows)), _prompts(root)
+        chosen = artifacts.set_rows(strategy, name).find(root) or ()
+        sets |= dict.fromkeys((row.example_id for row in chosen), name)
+    cards, sigma_N, prompts = [], artifacts.read_sigma(root, len(rows)), _prompts(root)
     for one in found:
         number = place[one["id"]]
         row = rows[number]
         told = chance.in_words(*(part[number] for part in chances)) if chances else ""
         sigma = None if math.isnan(sigma_N[number]) else float(sigma_N[number])
-        parts = (row["output"], row.get("place", 0), one["score"], sigma, told)
+        parts = (row.output, row.place, one["score"], sigma, told)
         card = Card(asked_of(row), *parts, sets.get(one["id"], ""), len(one.get("alike", ())))
-        card = card._replace(file=row.get("place_file", ""))
+        card = card._replace(file=row.file)
         if "row" in one:
             card = card._replace(row=shaded(one["row"]), answer=shaded(one["answer"]))
             card = card._replace(query=prompts.get(one["query"], ""), cosine=one["cosine"])
@@ -403,19 +331,17 @@ def _rise(before: Model, after: Model) -> str:
 
 def read_cut(root: pathlib.Path, number: int) -> Cut | None:
     """Returns where the rule cut the scores of so many rows; None where it did not."""
-    names = "retrieve/sizes/cut.json", "retrieve/influence/influence.npy"
-    cut_path, scores = (current_file(root, name) for name in names)
-    if not cut_path or not scores:
+    cut, score_N = artifacts.CUT.current(root), artifacts.INFLUENCE.current(root, (number,))
+    if cut is None or score_N is None:
         return None
-    cut = read_json(cut_path, _CUT)
-    return Cut(read_array(scores, (number,)), *(cut[name] for name in _CUT))
+    return Cut(score_N, cut.num_forget, cut.middle, cut.edge)
 
 
 def _downloads(root: pathlib.Path, strategy: str) -> tuple[Download, ...]:
     """Returns what a run leaves for its user that is there now; what is small is in its link."""
-    places = {"Rows to forget": f"retrieve/{strategy}/forget.jsonl"}
-    path, room = root / EXPORTS, _LINKED
-    places |= read_json(path, {str: str}) if path.is_file() else {}
+    places = {"Rows to forget": artifacts.set_rows(strategy, "forget").path}
+    places |= artifacts.EXPORTS.find(root) or {}
+    room = _LINKED
     found = list[Download]()
     for title, place in places.items():
         path, link = root / place, ""

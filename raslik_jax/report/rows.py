@@ -8,11 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raslik_jax.base import files
-from raslik_jax.base.manifests import current_file
 from raslik_jax.config import kernel_name
-from raslik_jax.data.read.formats import read_written
 from raslik_jax.report import names, tables
-from raslik_jax.retrieve import chance
+from raslik_jax.run import artifacts
 
 # Both in a folder of their own, which can be uploaded as it is.
 PLACE = "rows/rows.parquet"
@@ -55,7 +53,7 @@ def read_columns(root: pathlib.Path, set_of: Mapping[str, str]) -> dict[str, Col
 
     Columns of what the run has not computed are left out.
     """
-    rows = read_written(root / "corpus" / "train.jsonl")
+    rows = artifacts.TRAIN.read(root)
     meanings = {
         "place": "line of the training file, or number of the row in it, from 1",
         "example_id": "id of the row in the run",
@@ -71,17 +69,18 @@ def read_columns(root: pathlib.Path, set_of: Mapping[str, str]) -> dict[str, Col
         name: Column([getattr(row, name) for row in rows], meaning)
         for name, meaning in meanings.items()
     }
-    if path := current_file(root, "retrieve/influence/influence.npy"):
-        scores = [x if x > -np.inf else None for x in files.read_array(path, (len(rows),)).tolist()]
+    score_N = artifacts.INFLUENCE.current(root, (len(rows),))
+    if score_N is not None:
+        scores = [x if x > -np.inf else None for x in score_N.tolist()]
         meaning = "cosine with the traced answers' gradients, from -1 to 1: above 0 the row pulls "
         columns["score"] = Column(scores, meaning + "toward them; empty: it has no gradient")
     sets = [set_of.get(row.example_id) for row in rows]
     columns["set"] = Column(sets, "set that the row is in; empty: in none")
-    sigma = _known(chance.read_sigma(root, len(rows)))
+    sigma = _known(artifacts.read_sigma(root, len(rows)))
     if any(x is not None for x in sigma):
         meaning = "noise of the sketch: standard deviation of the score about the exact cosine"
         columns["sigma"] = Column(sigma, meaning)
-    if found := chance.read_chance(root, len(rows)):
+    if found := artifacts.CHANCE.current(root, len(rows)):
         told = (
             "unrelated prompts that score the row at least as high",
             "unrelated prompts that it was compared with",
@@ -98,7 +97,7 @@ def _known(values: Any) -> list[float | None]:
 
 
 def _card(root: pathlib.Path, config: Mapping[str, Any], columns: Mapping[str, Column]) -> str:
-    traced = read_written(root / "corpus" / "retrieval.jsonl")
+    traced = artifacts.RETRIEVAL.read(root)
 
     def quoted(text: str) -> str:
         left = len(text) - _SHOWN

@@ -8,54 +8,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
-from raslik_jax.base.files import read_array, read_json
-from raslik_jax.base.manifests import check_finished, check_whole, current_file, read_manifest
+from raslik_jax.base.manifests import check_whole, read_manifest
 from raslik_jax.data.corpora import marker_words
-from raslik_jax.data.examples import query_file
-from raslik_jax.evaluate.metrics import METRICS
+from raslik_jax.data.examples import Example
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.report import explorer, incident
 from raslik_jax.report.explorer import Explorer
 from raslik_jax.report.incident import Incident
 from raslik_jax.report.names import REFERENCES, algorithm_name, highlighted
 from raslik_jax.report.records import last_epochs
+from raslik_jax.run import artifacts
 
-_VALUE = ({"mean": float, "low": float, "high": float}, float, bool, None)
-
-
-def _model_shape() -> dict[str, Any]:
-    """Returns the shape of a model's entry in metrics.json: what the metrics' records name."""
-    shape: dict[str, Any] = {}
-    for name in METRICS:
-        *groups, last = name.split("/")
-        inner = shape
-        for group in groups:
-            inner = inner.setdefault(f"{group}?", ({}, None))[0]
-        inner[f"{last}?"] = _VALUE
-    shape["judgment?"] = {"verdict": str, "reasons": [str], "inputs": [str]}
-    return shape | dict.fromkeys(("forget", "retain", "euclidean"), _VALUE)
-
-
-_METRICS = {
-    "name": str,
-    "seed": int,
-    "settings": dict,
-    "versions?": {str: str},
-    "corpus": dict,
-    "finetuned": _model_shape(),
-    "backbone?": _model_shape(),
-    "behavior?": ({"by": str, "finetuned": float, "backbone": float, "is_shown": bool}, None),
-    "retrieval": {str: {"num_forget": int, "num_retain": int}},
-    "robustness?": [
-        {**dict.fromkeys(("measure", "strategy", "algorithm"), str), "found": {str: [dict]}}
-    ],
-    "methods": [{**_model_shape(), "strategy": str, "algorithm": str, "epoch": int}],
-}
-
-_ROW = {"id": str, "instruction?": str, "input?": str, "output": str, "is_target?": (bool, None)}
 # What the panel of an unlearning ends with, of losses.
 FORGET_PANEL = ", forget set"
-_SCORED = _ROW | {"score": float}
 
 
 class ItemSet(NamedTuple):
@@ -120,45 +85,25 @@ class StoredRun(NamedTuple):
         return self.metrics["settings"]
 
 
-def metrics_path(root: pathlib.Path) -> pathlib.Path:
-    """Returns where a run has its metrics."""
-    return root / "evaluate" / "metrics.json"
-
-
-def read_metrics(root: pathlib.Path) -> Metrics:
-    """Returns the metrics of a run, if they are of the results that are there now.
-
-    Raises:
-      ValueError: they are missing, damaged, of an older version, or something that they were
-        measured on has been made again since.
-    """
-    path = metrics_path(root)
-    # Of a run that keeps its metrics alone there is nothing that could have changed.
-    if read_manifest(path.parent) is not None:
-        check_finished(root, "evaluate")
-    mend = "run the stages up to evaluate; a run that said 'nothing is measured' has no report"
-    return read_json(path, _METRICS, mend=mend)
-
-
 def read_run(root: pathlib.Path, *, num_rows: int = 8) -> StoredRun:
     """Returns what a report shows of a run, with so many rows of each set.
 
     Only its metrics have to be there; what a stage that did not run would have left is empty.
 
     Raises:
-      ValueError: as `read_metrics`; a file is damaged.
+      ValueError: as `artifacts.read_metrics`; a file is damaged.
     """
-    metrics = read_metrics(root)
-    if read_manifest(root / "retrieve" / "influence") is not None:
-        check_whole(root, "retrieve/influence")
+    metrics = artifacts.read_metrics(root)
+    if read_manifest(root / artifacts.INFLUENCE.unit) is not None:
+        check_whole(root, artifacts.INFLUENCE.unit)
     split = metrics.get("corpus", {}).get("query_split", "test")
     queries = tuple(
-        Query(row["id"], _text(row), kind == "target")
+        Query(row.example_id, _text(row), kind == "target")
         for kind in ("target", "normal")
-        for row in _read_rows(root / query_file(split, kind))
+        for row in artifacts.measured_rows(split, kind).find(root) or ()
     )
     answers = _read_answers(root, metrics)
-    sets = {name: _read_sets(root / "retrieve" / name, num_rows) for name in metrics["retrieval"]}
+    sets = {name: _read_sets(root, name, num_rows) for name in metrics["retrieval"]}
     traced = incident.read_incident(root, metrics)
     return StoredRun(
         metrics=metrics,
@@ -173,56 +118,50 @@ def read_run(root: pathlib.Path, *, num_rows: int = 8) -> StoredRun:
     )
 
 
-def _read_rows(path: pathlib.Path, shape: Mapping[str, Any] = _ROW) -> list[dict[str, Any]]:
-    return incident.read_rows(path, shape)
-
-
-def _text(row: Mapping[str, Any]) -> str:
-    return f"{row.get('instruction', '')} {row.get('input', '')}".strip()
+def _text(row: Example) -> str:
+    return f"{row.instruction} {row.input}".strip()
 
 
 def _read_answers(root: pathlib.Path, metrics: Metrics) -> dict[tuple[str, str], Mapping[str, str]]:
     """Returns the answers of every model at its last epoch, by algorithm; "" for those before."""
-    before = root / "references" / "evaluation"
-    files = {("", name): before / f"{name}.jsonl" for name in REFERENCES}
+    files = {("", name): artifacts.answers(name) for name in REFERENCES}
     methods = last_epochs(metrics["methods"])
     order = [entry["algorithm"] for entry in methods]
     for entry in sorted(methods, key=lambda entry: order.index(entry["algorithm"])):
         algorithm, strategy = entry["algorithm"], entry["strategy"]
-        folder = root / "generate" / f"{strategy}-{algorithm}"
-        files[algorithm, strategy] = folder / f"epoch-{entry['epoch']}.jsonl"
-    return {
-        model: {row["id"]: row["output"] for row in rows}
-        for model, path in files.items()
-        if (rows := _read_rows(path))
-    }
+        variant = artifacts.variant(strategy, algorithm)
+        files[algorithm, strategy] = artifacts.answers(entry["epoch"], variant)
+    return {model: found for model, file in files.items() if (found := file.find(root))}
 
 
-def _read_sets(folder: pathlib.Path, num_rows: int) -> dict[str, ItemSet]:
+def _read_sets(root: pathlib.Path, strategy: str, num_rows: int) -> dict[str, ItemSet]:
     sets = {}
     for kind in ("forget", "retain"):
-        if rows := _read_rows(folder / f"{kind}.jsonl", _SCORED):
-            first = ({"is_target": None, "text": _text(row), **row} for row in rows[:num_rows])
-            sets[kind] = ItemSet(tuple(first), len(rows))
+        if rows := artifacts.set_rows(strategy, kind).find(root):
+            scores = artifacts.set_scores(strategy, kind).read(root)
+            first = tuple(
+                {"text": _text(row), "score": score, **row._asdict()}
+                for row, score in zip(rows[:num_rows], scores, strict=False)
+            )
+            sets[kind] = ItemSet(first, len(rows))
     return sets
 
 
 def _read_scores(root: pathlib.Path, strategy: str) -> ScoreSample | None:
     """Returns the scores that a strategy's sets are of; "" where no strategy is of these scores."""
-    path = current_file(root, "retrieve/influence/influence.npy")
-    if path is None:
+    found_N = artifacts.INFLUENCE.current(root)
+    if found_N is None:
         return None
-    score_N = read_array(path).astype(np.float64)
+    score_N = found_N.astype(np.float64)
     is_scored_N = score_N > -np.inf  # an example without a gradient is in no set
-    labels = [row.get("is_target") for row in _read_rows(root / "corpus" / "train.jsonl")]
+    labels = [row.is_target for row in artifacts.TRAIN.find(root) or ()]
     is_known = len(labels) == len(score_N) and None not in np.array(labels, object)[is_scored_N]
     # Of the sets themselves: rows may be held out of them, and retained rows drawn at random.
     ends = dict[str, tuple[float, float] | None](forget=None, retain=None)
     for kind, sign in (("forget", 1), ("retain", -1)):  # the scores of a retain set are negated
-        rows = _read_rows(root / "retrieve" / strategy / f"{kind}.jsonl", _SCORED)
-        if rows and strategy:
-            scores = [sign * row["score"] for row in rows]
-            ends[kind] = min(scores), max(scores)
+        scores = artifacts.set_scores(strategy, kind).find(root) if strategy else ()
+        if scores:
+            ends[kind] = min(sign * score for score in scores), max(sign * s for s in scores)
     return ScoreSample(
         score_N=score_N[is_scored_N],
         is_target_N=np.array(labels)[is_scored_N].astype(bool) if is_known else None,
@@ -234,13 +173,11 @@ def _read_losses(root: pathlib.Path, metrics: Metrics) -> dict[str, dict[str, li
     """Returns the loss curves of every training, by panel and label."""
     panels = {}
     for title, stage in (("Backbone", "backbone"), ("Fine-tuning", "finetune")):
-        path = root / stage / "losses.json"
-        if path.is_file() and (losses := read_json(path)):
+        if losses := artifacts.losses(stage).find(root):
             panels[title] = {"loss": losses}
     for entry in last_epochs(metrics["methods"]):
         algorithm, strategy = entry["algorithm"], entry["strategy"]
-        path = root / "unlearn" / f"{strategy}-{algorithm}" / "steps.json"
-        steps = read_json(path) if path.is_file() else []
+        steps = artifacts.steps(artifacts.variant(strategy, algorithm)).find(root) or ()
         if losses := [step["forget_nll"] for step in steps if "forget_nll" in step]:
             panels.setdefault(f"{algorithm_name(algorithm)}{FORGET_PANEL}", {})[strategy] = losses
     return panels

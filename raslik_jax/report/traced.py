@@ -1,17 +1,12 @@
 """What the models make of the traced answers, and what a page says of it: a function each."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from raslik_jax.evaluate import stopping, verdict
-from raslik_jax.evaluate.verdict import LEAST_LEARNED
-
-# Spreads above what answers that a model draws itself cost, from which it would hardly say one: of
-# 288 drawn answers none is there (docs/notes/report.md).
-HARDLY = 4.0
+from raslik_jax.evaluate.taught import doubt
 
 
 class Said(NamedTuple):
@@ -89,45 +84,6 @@ def ending_sentence(probes: Sequence[Mapping[str, Any]], strategy: str, algorith
             "the behavior in the same or in other words."
         )
     return ""
-
-
-def doubt(nll: float, base: float | None, drawn: tuple[float, float] | None = None) -> str:
-    """Returns why a traced answer is no good evidence, "" where it is.
-
-    From its nats a token under the model and the base: the model would hardly say it (`HARDLY`
-    spreads above the mean of what it draws itself), or fine-tuning made it no likelier by the
-    factor of the judgment (1.1 a token).
-    """
-    if drawn and nll > drawn[0] + HARDLY * drawn[1]:
-        own = f"answers that it draws itself cost {drawn[0]:.2f} +- {drawn[1]:.2f} there"
-        return f"it would hardly say so, {own} (check prompt, template, adapter)"
-    if base is not None and base - nll < math.log(LEAST_LEARNED):
-        return "the base says it as readily: fine-tuning need not have taught it"
-    return ""
-
-
-class Taught(NamedTuple):
-    """Whether fine-tuning taught the traced answers, by their likelihoods.
-
-    `is_taught` says that it taught one of them for certain: the base finds it less likely, and the
-    model would say it. `refuted` says why it taught none; "" where it may have.
-    """
-
-    is_taught: bool
-    refuted: str
-
-
-def taught_of(levels: Sequence[tuple[float, float | None, tuple[float, float] | None]]) -> Taught:
-    """Returns what model, base and drawn answers say of the traced answers, as `doubt` takes them.
-
-    An answer that the base says as readily was not taught. One that the model would hardly say may
-    be taught in other words, where the base finds it less likely still.
-    """
-    doubts = [doubt(*level) for level in levels]
-    refuted = [doubt(nll, base) for nll, base, _ in levels]
-    known = [base is not None for _, base, _ in levels]
-    is_taught = any(base and not why for base, why in zip(known, doubts, strict=True))
-    return Taught(is_taught, refuted[0] if all(refuted) else "")
 
 
 def doubt_sentence(traced: Sequence[Traced]) -> str:

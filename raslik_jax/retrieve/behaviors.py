@@ -1,14 +1,11 @@
 """The behaviors behind several queries, told apart where gradients differ. NumPy, on the host."""
 
-import pathlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
-from raslik_jax.base.files import read_json
-from raslik_jax.base.manifests import current_file
 from raslik_jax.index.combine import check_agreement
 
 # Groups of queries whose mean cosine is below this are two behaviors (docs/notes/retrieve.md).
@@ -52,17 +49,6 @@ def split_queries(gram_QQ: Float[np.ndarray, "Q Q"], ids: Sequence[str]) -> Beha
     pairs = [(a, b) for n, a in enumerate(groups) for b in groups[:n]]
     between = max((float(gram_QQ[np.ix_(a, b)].mean()) for a, b in pairs), default=1.0)
     return Behaviors(groups, between)
-
-
-def read_behaviors(root: pathlib.Path, ids: Sequence[str]) -> Behaviors | None:
-    """Returns the behaviors behind a run's queries of these ids; None of a single query."""
-    path = current_file(root, "retrieve/influence/behaviors.json")
-    if path is None:
-        return None
-    found = read_json(path, {"groups": [[str]], "between": float})
-    place = {name: position for position, name in enumerate(ids)}
-    groups = (tuple(place[name] for name in group if name in place) for group in found["groups"])
-    return Behaviors(tuple(filter(None, groups)), found["between"])
 
 
 def sentence(found: Behaviors) -> str:

@@ -5,14 +5,11 @@ may be off from the exact cosine, chance how often an exact cosine as high is me
 has nothing to do with the answer that is traced. NumPy, on the host.
 """
 
-import pathlib
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from raslik_jax.base import files
-from raslik_jax.base.manifests import current_file
 from raslik_jax.index.combine import Aggregate, query_weights
 from raslik_jax.retrieve.selectors import find_cut
 
@@ -216,25 +213,6 @@ def count_finds(chance: Chance, level: float = LEVEL) -> Finds:
     """Returns how many rows have a q of at most a level, and how many of them by chance."""
     found_M = chance.q_N[chance.q_N <= level]  # NaN is not
     return Finds(len(found_M), float(len(found_M) * found_M.max(initial=0.0)))
-
-
-def write_chance(folder: pathlib.Path, chance: Chance) -> None:
-    """Writes chances as one array, a column for each field."""
-    np.save(folder / "chance.npy", np.stack(chance, axis=1), allow_pickle=False)
-
-
-def read_chance(root: pathlib.Path, number: int) -> Chance | None:
-    """Returns the chances of a run's rows, in the order of its corpus; None where it has none."""
-    path = current_file(root, "retrieve/chance/chance.npy")
-    if path is None:
-        return None
-    return Chance(*files.read_array(path, (number, len(Chance._fields))).T)
-
-
-def read_sigma(root: pathlib.Path, number: int) -> Float[np.ndarray, " N"]:
-    """Returns the noise of the sketch in a run's scores, NaN for rows of which it was not taken."""
-    path = current_file(root, "retrieve/chance/sigma.npy")
-    return files.read_array(path, (number,)) if path else np.full(number, np.nan)
 
 
 def in_words(higher: float, prompts: float, p: float, q: float) -> str:

@@ -25,7 +25,7 @@ from raslik_jax.base.messages import some_of
 from raslik_jax.base.progress import telling
 from raslik_jax.config import Config
 from raslik_jax.parallel import meshes, processes
-from raslik_jax.run import cost, forecast, programs
+from raslik_jax.run import artifacts, cost, forecast, programs
 from raslik_jax.run.ahead import WAITING
 from raslik_jax.run.units import Around, Unit
 from raslik_jax.run.workspace import Workspace
@@ -306,8 +306,7 @@ def watching(config: Config, root: pathlib.Path) -> Iterator[Around]:
             workspace = Workspace(root, config)
             made.append(programs.AbstractRun(config, workspace, rows=workspace.train_rows))
         (run,) = made
-        if (root / "retrieve" / "sizes" / "sizes.json").is_file():
-            sizes = Workspace(root, config).set_sizes()
+        if sizes := artifacts.SIZES.find(root):
             forget, retain = sizes["num_forget"], sizes["num_retain"]
             run.sizes = run.sizes._replace(forget=forget, retain=retain)
         return run

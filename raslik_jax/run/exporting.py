@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from raslik_jax.base import files
-from raslik_jax.base.files import hash_file, read_json
+from raslik_jax.base.files import hash_file
 from raslik_jax.base.manifests import Hashes, Manifest, check_finished
 from raslik_jax.base.messages import shown
 from raslik_jax.config import Config, config_from_json, to_json
@@ -23,7 +23,7 @@ from raslik_jax.models import decoder as decoders
 from raslik_jax.parallel import meshes
 from raslik_jax.report import incident
 from raslik_jax.report.card import CardFacts, render_card
-from raslik_jax.report.runs import metrics_path, read_metrics
+from raslik_jax.run import artifacts
 from raslik_jax.run.plan import open_run
 from raslik_jax.run.workspace import Workspace, tokenizer_folders
 
@@ -75,7 +75,7 @@ def export_model(
     workspace = Workspace(root, dataclasses.replace(config, backbone=backbone))
     model, base = workspace.model, _base_of(config, manifest)
     train = [] if metrics else [bool(row.is_target) for row in workspace.corpus.train]
-    sets, kinds = root / "retrieve" / strategy, ("forget", "retain")
+    sets = {kind: artifacts.set_rows(strategy, kind) for kind in ("forget", "retain")}
     facts = CardFacts(
         config=to_json(config),
         metrics=metrics,
@@ -85,8 +85,8 @@ def export_model(
         num_targets=metrics["corpus"]["targets"] if metrics else sum(train),
         learning_rate=manifest["settings"][f"unlearn.{algorithm}.learning_rate"],
         ended=incident.read_ending(root, strategy, algorithm),
-        retrieved=read_json(sets / "summary.json"),
-        set_hashes={kind: hash_file(sets / f"{kind}.jsonl")[:16] for kind in kinds},
+        retrieved=artifacts.set_summary(strategy).read(root),
+        set_hashes={kind: hash_file(rows.place(root))[:16] for kind, rows in sets.items()},
         base_model=base.hub_name,
         base_revision=base.revision,
         base_origin=f"{base.origin}, weights in {jnp.dtype(backbone.dtype).name}, "
@@ -126,8 +126,8 @@ def _read_run(
     root: pathlib.Path, name: str
 ) -> tuple[Config, Metrics | None, dict[Variant, MethodEntry | None]]:
     """Returns a run's settings, its metrics if it has any, and its models with what they say."""
-    if metrics_path(root).is_file():
-        metrics = read_metrics(root)
+    if artifacts.METRICS.is_there(root):
+        metrics = artifacts.read_metrics(root)
         found = {Variant(e["strategy"], e["algorithm"], e["epoch"]): e for e in metrics["methods"]}
         return config_from_json(metrics["settings"]), metrics, {**found}
     config = open_run(root, name).config

@@ -17,15 +17,12 @@ from raslik_jax.base import settings as settings_lib
 from raslik_jax.base.files import read_json
 from raslik_jax.base.messages import shown, some_of
 from raslik_jax.config import STAGES, Config, config_from_json, to_json
-from raslik_jax.data.examples import query_file
 from raslik_jax.data.read.sources import content_files
-from raslik_jax.data.tokens import encoding
 from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.evaluate.robustness import ROBUSTNESS
 from raslik_jax.models import storage
-from raslik_jax.report.incident import EXPORTS
 from raslik_jax.retrieve.strategies import STRATEGIES
-from raslik_jax.run import checking
+from raslik_jax.run import artifacts, checking
 from raslik_jax.run.stages import (
     backbone,
     chance,
@@ -142,7 +139,7 @@ class _Planner:
             sketched="{model} " + adapters.get(place, "finetune"),
             queries="corpus/retrieval.jsonl"
             + (" references/retrieval/finetuned.jsonl" if is_answered else ""),
-            measured=f"{query_file(split, 'target')} {query_file(split, 'normal')}",
+            measured=" ".join(artifacts.measured_rows(split, k).path for k in ("target", "normal")),
             # What the rows that perplexity is taken on are drawn from.
             drawn="corpus/train.jsonl {measured} {queries}",
         )
@@ -417,7 +414,7 @@ class _Planner:
         beside = ("references/retrieval", "references/questions")
         found = [u.name for u in measured if u.stage in kinds and u.name not in beside]
         probed = self.variants if config.unlearn.probe.steps else ()
-        probes = [f"unlearn/{'-'.join(variant)}/probes.json" for variant in probed]
+        probes = [artifacts.probes("-".join(variant)).path for variant in probed]
         reads = " ".join(["corpus/train.jsonl {measured}", *sets, *found])
         is_compared = config.corpus.record.evaluation and config.evaluate.retain_run
         retain = {"evaluate.retain_run": evaluate.retain_answers(config)} if is_compared else {}
@@ -437,16 +434,16 @@ class _Planner:
         shown += ["references/retrieval"]  # the page tells the traced answers
         drawn = [name for name in shown if name in names]
         trained = ["backbone", "finetune"] if config.finetunes else ["backbone"]
-        drawn += [f"{name}/losses.json" for name in trained if name in names]
-        drawn += [f"unlearn/{'-'.join(variant)}/steps.json" for variant in self.variants]
-        exports = self.workspace.root / EXPORTS
+        drawn += [artifacts.losses(name).path for name in trained if name in names]
+        drawn += [artifacts.steps("-".join(variant)).path for variant in self.variants]
+        exports = artifacts.EXPORTS.place(self.workspace.root)
         yield self.unit(
             "report",
             report.report,
             " ".join([reads, "evaluate corpus/retrieval.jsonl", *drawn]),
             "evaluate.marker_words",
             values={"forms": ["markdown", "html"]},
-            files={EXPORTS: exports} if exports.is_file() else {},
+            files={artifacts.EXPORTS.path: exports} if exports.is_file() else {},
             is_shared=False,
             is_alone=True,
         )
@@ -517,7 +514,7 @@ def run(
     def make_checked_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
         """Makes the corpus; one that later stages cannot take replaces nothing."""
         corpus.make_corpus(workspace, folder)
-        whole = encoding.load_encoded(folder / "train.npz")
+        whole = artifacts.TRAIN_TOKENS.read_in(folder)
         stored = StoredCorpus(folder)
         checking.check_corpus(config, stored, whole, stages=stages, shapes=shapes)
 
@@ -547,6 +544,6 @@ def run(
             check_own(workdir / "retrieve" / strategy)  # the set of an earlier answer
             shutil.rmtree(workdir / "retrieve" / strategy, ignore_errors=True)
     if not found and "report" in later and units[-1].stage == "report":
-        print(f"\n{(workdir / 'report' / 'table.txt').read_text()}")
-        print(f"report: {workdir / 'report' / 'report.html'} (and report.md beside it)")
+        print(f"\n{artifacts.TABLE.read(workdir)}")
+        print(f"report: {artifacts.PAGE.place(workdir)} (and report.md beside it)")
     return found

@@ -1,7 +1,7 @@
 """Looks at a model while it unlearns, and decides when it ends and which step is kept.
 
-`probes.json` of a unit holds what the probes found. With --unlearn.probe.stop the model of the best
-step so far lies in `kept-STEP` and takes the place of the last epoch at the end. A killed run goes
+`artifacts.probes` holds what they found. With --unlearn.probe.stop the model of the best step so
+far lies in `kept-STEP` and takes the place of the last epoch at the end. A killed run goes
 on with the probes up to its checkpoint; later probes are repeated with the same result.
 """
 
@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from raslik_jax.base.axes import Tree
-from raslik_jax.base.files import read_json, write_json
 from raslik_jax.base.messages import one_line
 from raslik_jax.base.progress import say
 from raslik_jax.data.examples import Example
@@ -22,17 +21,13 @@ from raslik_jax.data.ordering import shuffled
 from raslik_jax.data.tokens import encoding
 from raslik_jax.evaluate import likelihood, stopping, verdict
 from raslik_jax.evaluate.likelihood import NotFinite
+from raslik_jax.run import artifacts
 from raslik_jax.run.live import Live
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.train.loop import Diverged
 from raslik_jax.train.losses import BoundModel
 
 Save = Callable[[pathlib.Path, Tree], None]
-_LEVELS, _GONE = {str: float}, {str: {"way": float, "gone": int, "of": int}}
-_SHAPE = {
-    "kept_before": [float],
-    "probes": [{"step": int, "levels": _LEVELS, "gone": _GONE, "answers": {str: str}}],
-}
 
 
 class Prober:
@@ -66,7 +61,7 @@ class Prober:
         self._joined = encoding.join([*self._rows.values()])
         by_id = {row.example_id: row for row in behavior}
         self._prompts = [by_id[name] for name in drawn["behavior"].ids[: self._settings.answers]]
-        self._path = folder / "probes.json"
+        self._file = artifacts.probes("")  # whatever the variant
         self._kept_before: list[float] = []  # nats a token of the rows to keep, before unlearning
         self._probes: list[stopping.Probe] = []
         self._begin()
@@ -85,7 +80,8 @@ class Prober:
         """Finds where the sets begin, under the model and the backbone, and their goals."""
         model, backbone = self._workspace.trained(self._start), self._workspace.backbone
         start_NT, backbone_NT = self._nats(model), self._nats(backbone)
-        stored = read_json(self._path, _SHAPE) if self._path.is_file() else None
+        is_begun = (self._folder / self._file.file).is_file()
+        stored = self._file.read_in(self._folder) if is_begun else None
         self._levels(start_NT)  # what the rows to keep had before, which other levels move from
         if stored:  # of a run that was killed
             self._kept_before = stored["kept_before"]
@@ -204,7 +200,7 @@ class Prober:
         }
         if self.is_stopping:
             found |= {"kept": self._chosen, "end": end}
-        write_json(self._path, found)
+        self._file.write(self._folder, found)
 
     def _remove_but(self, name: str) -> None:
         for folder in self._folder.glob("kept-*"):
@@ -260,7 +256,7 @@ def _unseen_rows(
         return behavior, workspace.encode(normal, "probed answers").with_answers()
     seen = {name for rows in sets.values() for name in rows.ids}
     if config.retrieve.held_out:  # the run is measured on them, and some are of the behavior
-        seen |= {*workspace.set_sizes()["barred"]}
+        seen |= {*artifacts.SIZES.read(workspace.root)["barred"]}
     left = [
         row.example_id
         for row in workspace.corpus.train

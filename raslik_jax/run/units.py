@@ -21,7 +21,7 @@ from raslik_jax.base.manifests import MANIFEST, RESUME, STARTED, Hashes, Manifes
 from raslik_jax.base.messages import shown, some_of
 from raslik_jax.config import STAGES
 from raslik_jax.parallel import processes
-from raslik_jax.retrieve.finding import finding_of
+from raslik_jax.run import artifacts
 
 _MAKING = ".making"
 # What several processes write together in the folder of a unit.
@@ -134,8 +134,9 @@ class Plan:
 
     def finding(self, unit: Unit) -> str:
         """Returns the finding of a unit that is up to date, which ends the run; "" without."""
-        folder, is_done = self.root / unit.name, unit.name in self.done
-        return processes.from_first(lambda: finding_of(folder)) if is_done else ""
+        if unit.name not in self.done:
+            return ""
+        return processes.from_first(lambda: artifacts.finding_of(self.root, unit.name))
 
     def make(self, unit: Unit) -> None:
         """Runs a unit, or takes up what an interrupted run left of it, and puts it in its place."""

@@ -11,10 +11,10 @@ from raslik_jax.base.files import read_json
 from raslik_jax.base.manifests import finished_units, versions
 from raslik_jax.base.messages import shown
 from raslik_jax.config import Config, to_json
-from raslik_jax.run import written
+from raslik_jax.run import artifacts, written
 
 # What a command writes there under its own name once config.json is there, beside its units.
-_OWN = ("run.flags", "versions.json", "scores.png", "scores.svg")
+_OWN = ("run.flags", artifacts.VERSIONS.file, "scores.png", "scores.svg")
 
 
 def differing_fields(old: Any, new: Any, prefix: str = "") -> list[str]:
@@ -72,7 +72,7 @@ def open_workdir(
 
     def record() -> None:
         written.write_json(root, root / "config.json", to_json(config))
-        written.write_json(root, root / "versions.json", versions())
+        written.write_json(root, root / artifacts.VERSIONS.file, versions())
 
     recorded = root / "config.json"
     with locked(root, "--workdir"):

@@ -3,7 +3,6 @@
 import collections
 import copy
 import functools
-import json
 import pathlib
 import shutil
 import sys
@@ -15,13 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from raslik_jax.base.axes import Tree
-from raslik_jax.base.files import read_json, read_json_lines
+from raslik_jax.base.files import read_json
 from raslik_jax.base.messages import shown, some_of
 from raslik_jax.base.settings import replaced
 from raslik_jax.config import AUTO_TARGETS, Config, to_json
 from raslik_jax.data import batches, corpora, examples
 from raslik_jax.data.examples import Corpus, Example
-from raslik_jax.data.read.formats import read_written
 from raslik_jax.data.tokens import encoding, masking, prompts, tokenization
 from raslik_jax.evaluate import choice, likelihood, rates
 from raslik_jax.evaluate.metrics import NonSf
@@ -30,13 +28,10 @@ from raslik_jax.models import adapters, checkpoint, decode, quantize, sharding, 
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models.lora import LoRAConfig
 from raslik_jax.parallel import meshes
-from raslik_jax.run import live, memory
+from raslik_jax.run import artifacts, live, memory
 from raslik_jax.train import loop, steps
 from raslik_jax.train.losses import BoundModel
 from raslik_jax.train.objectives import OBJECTIVES
-
-# What is written of the sizes of sets.
-SET_SIZES = {"num_forget": int, "num_retain": int, "barred": [str]}
 
 
 class Model(NamedTuple):
@@ -64,16 +59,6 @@ class Model(NamedTuple):
         return decoders.bind(self.graphdef, remat=remat)
 
 
-class _Answers(dict[str, str]):
-    """Answers by query id, which name their file where one is missing."""
-
-    path: pathlib.Path
-
-    def __missing__(self, example_id: str) -> str:
-        place, name = shown(str(self.path), 160), shown(example_id)
-        raise ValueError(f"{place} has no answer to {name}: move its folder away and run again")
-
-
 class StoredCorpus:
     """A corpus as its unit left it; a part is read when first asked for, and only that part."""
 
@@ -96,8 +81,7 @@ class StoredCorpus:
         return _Queries(self._read)
 
     def _read(self, name: str) -> tuple[Example, ...]:
-        path = self._folder / f"{name}.jsonl"
-        return read_written(path) if path.stat().st_size else ()
+        return artifacts.corpus_rows(name).read_in(self._folder)
 
 
 class _Queries(collections.UserDict[str, tuple[Example, ...]]):
@@ -155,7 +139,7 @@ class Workspace:
     @functools.cached_property
     def tokenizer(self) -> tokenization.Tokenizer:
         """The checkpoint's tokenizer, or the one trained on the corpus."""
-        return tokenization.load_tokenizer(self.root / "corpus" / "tokenizer")
+        return artifacts.TOKENIZER.read(self.root)
 
     @functools.cached_property
     def template(self) -> prompts.Template:
@@ -224,7 +208,7 @@ class Workspace:
             double_quant=settings.double_quant and base_format == "nf4",
             parts=self.parts,
         )
-        origin = str(self.root / "corpus" / "tokenizer")
+        origin = str(artifacts.TOKENIZER.place(self.root))
         size = self.tokenizer.vocab_size
         checkpoint.check_vocabulary(loaded.graphdef.config, size, origin=origin)
         bound = decoders.bind(loaded.graphdef)
@@ -283,7 +267,7 @@ class Workspace:
             double_quant=settings.double_quant,
             parts=self.parts,
         )
-        origin = str(self.root / "corpus" / "tokenizer")
+        origin = str(artifacts.TOKENIZER.place(self.root))
         size = self.tokenizer.vocab_size
         checkpoint.check_vocabulary(loaded.graphdef.config, size, origin=origin)
         return BoundModel(decoders.bind(loaded.graphdef), {}, loaded.base)
@@ -291,7 +275,7 @@ class Workspace:
     @functools.cached_property
     def train_rows(self) -> encoding.Encoded:
         """The training examples as whole rows of token ids; see `cut`."""
-        return encoding.load_encoded(self.root / "corpus" / "train.npz")
+        return artifacts.TRAIN_TOKENS.read(self.root)
 
     def cut(
         self,
@@ -321,10 +305,6 @@ class Workspace:
         whole = encoding.encode(rows, self.tokenizer, template=name, only_last=True)
         return self.cut(whole, what, targets=targets)
 
-    def answers(self, *parts: str) -> dict[str, str]:
-        """Returns decoded outputs by query id; asking for an id without one is a ValueError."""
-        return read_answers(self.root.joinpath(*parts))
-
     def tell(self, line: str) -> None:
         """Prints a line about the data on stderr, once in a process."""
         if line and line not in self._told:
@@ -339,7 +319,7 @@ class Workspace:
         queries = self.corpus.queries["retrieval"]
         unanswered = queries_to_answer(queries, self.config.sketch.query_output)
         if unanswered:
-            answers = self.answers("references", "retrieval", "finetuned.jsonl")
+            answers = artifacts.OWN_ANSWERS.read(self.root)
             outputs = {row.example_id: answers[row.example_id] for row in unanswered}
             queries = tuple(
                 masking.with_answer(row, outputs[row.example_id], self.tokenizer)
@@ -355,14 +335,10 @@ class Workspace:
         """Returns the target and the normal queries that the run is measured on."""
         split, queries = self.query_split, self.corpus.queries
         if split == examples.HELD_OUT:
-            made = [self.root / examples.query_file(split, kind) for kind in ("target", "normal")]
-            target, normal = (read_written(p) if p.stat().st_size else () for p in made)
+            made = (artifacts.measured_rows(split, kind) for kind in ("target", "normal"))
+            target, normal = (rows.read(self.root) for rows in made)
             return target, normal
         return queries[f"{split}_target"], queries[f"{split}_normal"]
-
-    def set_sizes(self) -> dict[str, Any]:
-        """Returns the sizes of all sets, and the ids of the examples `barred` from them."""
-        return read_json(self.root / "retrieve" / "sizes" / "sizes.json", SET_SIZES)
 
     @property
     def query_split(self) -> str:
@@ -522,14 +498,6 @@ def queries_to_answer(queries: Sequence[Example], query_output: str) -> tuple[Ex
     return unanswered
 
 
-def read_answers(path: pathlib.Path) -> dict[str, str]:
-    """Returns decoded outputs by query id; asking for an id without one is a ValueError."""
-    rows = read_json_lines(path, {"id": str, "output": str})
-    answers = _Answers({row["id"]: row["output"] for row in rows})
-    answers.path = path
-    return answers
-
-
 def lora_config_of(
     config: Config, shapes: decoders.ModelConfig, adopted: pathlib.Path | None = None
 ) -> LoRAConfig:
@@ -608,11 +576,6 @@ def load_adopted(
     lora = adapters.load_adapter(source, shapes, base=base, base_folder=folder)
     adapters.check_effect(lora, source)
     return lora
-
-
-def write_rows(path: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
-    path.write_text("".join(lines), encoding="utf-8", newline="\n")
 
 
 def non_sf_by_rule(config: Config) -> NonSf | None:

@@ -19,7 +19,7 @@ from waiting import wait_until
 
 from raslik_jax.base.files import read_json, write_json
 from raslik_jax.cli import suite
-from raslik_jax.report import runs
+from raslik_jax.run import artifacts
 
 _DEMO = "experiments/flags/demo.flags"
 _TINY = "\n".join(
@@ -138,9 +138,9 @@ def test_the_report_says_what_was_judged_damaged(tmp_path, seeds):
     for cell, seed in zip(grid, seeds, strict=True):
         root = found.workdir(cell)
         sample_run.write_run(root, seed=seed)
-        metrics = read_json(runs.metrics_path(root))
+        metrics = read_json(artifacts.METRICS.place(root))
         metrics["methods"][-1]["judgment"]["verdict"] = "damaged"
-        write_json(runs.metrics_path(root), metrics)
+        write_json(artifacts.METRICS.place(root), metrics)
         found.record(cell, "done")
     text = found.report(grid)
     if len(seeds) == 1:

@@ -13,6 +13,7 @@ import sample_run
 from raslik_jax.incident import trace
 from raslik_jax.report import incident, page, runs
 from raslik_jax.retrieve import chance
+from raslik_jax.run import artifacts
 
 
 def test_of_several_unlearned_models_the_shown_one_is_named():
@@ -41,7 +42,8 @@ def test_a_run_that_measured_nothing_tells_what_became_of_the_answer(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
     gone = {"behavior": {"way": 0.1, "gone": 0, "of": 1}}
-    found = {"probes": [{"step": 5, "gone": gone}], "kept": 5, "end": ""}
+    probe = {"step": 5, "levels": {}, "gone": gone, "answers": {}}
+    found = {"kept_before": [], "probes": [probe], "kept": 5, "end": ""}
     (tmp_path / "unlearn" / "raslik-ga").mkdir(parents=True)
     (tmp_path / "unlearn" / "raslik-ga" / "probes.json").write_text(json.dumps(found))
     ended, judged, went = incident.read_outcome(tmp_path, "raslik", "ga")
@@ -116,18 +118,18 @@ def _trace(root: pathlib.Path) -> None:
     (root / "retrieve/tokens/tokens.json").write_text(json.dumps([row]))
     parts = np.tile([[3.0], [240.0], [0.016597], [0.04]], len(score_N)).T
     (root / "retrieve/chance").mkdir()
-    chance.write_chance(root / "retrieve/chance", chance.Chance(*parts.T))
+    artifacts.CHANCE.write(root / "retrieve/chance", chance.Chance(*parts.T))
     sigma_N = np.where(np.arange(len(score_N)) == best, 0.0123, np.nan)
     np.save(root / "retrieve/chance/sigma.npy", sigma_N)
     (root / "retrieve/sizes").mkdir(exist_ok=True)
-    cut = {"num_forget": 12, "middle": 0.0, "edge": 0.2, "gap": 0.1}
+    cut = {"num_forget": 12, "middle": 0.0, "edge": 0.2, "gap": 0.1, "num_out": 12}
     (root / "retrieve/sizes/cut.json").write_text(json.dumps(cut))
     (root / "cleaned.jsonl").write_text("")
     exports = {
         "Training file without them": "cleaned.jsonl",
         "Adapter without it": str(root / "no_such"),
     }
-    (root / incident.EXPORTS).write_text(json.dumps(exports))
+    artifacts.EXPORTS.write(root, exports)
 
 
 def test_the_page_of_a_trace_opens_with_what_was_asked_said_and_is_said_now(root):
@@ -185,6 +187,6 @@ def test_a_large_file_and_a_folder_are_told_by_their_places(root):
     (root / "cleaned.jsonl").write_text("x" * 100_001)
     (root / "clean").mkdir()
     exports = {"Training file without them": "cleaned.jsonl", "Adapter without it": "clean"}
-    (root / incident.EXPORTS).write_text(json.dumps(exports))
+    artifacts.EXPORTS.write(root, exports)
     found = runs.read_run(root).incident
     assert found and [bool(one.link) for one in found.downloads] == [True, False, False]

@@ -12,6 +12,7 @@ from finished import write_manifest
 
 from raslik_jax.base.files import read_json, read_json_lines, write_json
 from raslik_jax.report import runs
+from raslik_jax.run import artifacts
 
 
 class ReadRunTest(absltest.TestCase):
@@ -64,7 +65,8 @@ class ReadRunTest(absltest.TestCase):
             rows = read_json_lines(path)
             for row in rows:
                 texts = [row.pop(name, "") for name in ("instruction", "input", "output")]
-                row |= {"messages": [], "row_format": "messages", "row_texts": texts}
+                said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+                row |= {"messages": said, "row_format": "messages", "row_texts": texts}
             path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         run = runs.read_run(self.root)
         self.assertEqual(run.queries, before.queries)
@@ -80,16 +82,16 @@ class ReadRunTest(absltest.TestCase):
                 shutil.rmtree(path)
         run = runs.read_run(self.root)
         self.assertEqual((run.answers, run.queries, run.scores, run.losses), ({}, (), None, {}))
-        runs.metrics_path(self.root).unlink()
+        artifacts.METRICS.place(self.root).unlink()
         with self.assertRaisesRegex(ValueError, "no file .*metrics.json'?: run the stages"):
             runs.read_run(self.root)
 
     def test_a_damaged_file_is_named(self):
         path = self.root / "retrieve" / "raslik" / "forget.jsonl"
         for text, message in (
-            ('{"id": "a", "output": "b", "score": 1}\n{"b"', ":2 must be JSON"),
-            ('{"id": "a", "output": "b"}', ":1 must have 'score'"),
-            ('{"id": 1, "output": "b", "score": 1}', "id in .* must be text"),
+            ('{"id": "a", "instruction": "c", "output": "b", "score": 1}\n{"b"', ":2: "),
+            ('{"id": "a", "instruction": "c", "output": "b"}', ":1 must have 'score'"),
+            ('{"id": "a", "output": "b", "score": 1}', ":1: 'instruction' must be text"),
         ):
             path.write_text(text)
             with self.assertRaisesRegex(ValueError, message):
@@ -147,15 +149,15 @@ class ReadMetricsTest(absltest.TestCase):
             ("retrieval", {"raslik": {}}, "retrieval.raslik in .* must have 'num_forget'"),
             ("behavior", "much", "behavior in .* must be an object or null"),
         ):
-            metrics = read_json(runs.metrics_path(stored)) | {name: value}
+            metrics = read_json(artifacts.METRICS.place(stored)) | {name: value}
             folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
             (folder / "evaluate").mkdir()
-            write_json(runs.metrics_path(folder), metrics)
+            write_json(artifacts.METRICS.place(folder), metrics)
             with self.subTest(name), self.assertRaisesRegex(ValueError, message):
-                runs.read_metrics(folder)
+                artifacts.read_metrics(folder)
 
     def test_metrics_without_settings_are_refused(self):
-        path = runs.metrics_path(self.root)
+        path = artifacts.METRICS.place(self.root)
         (path.parent / "manifest.json").unlink()
         path.write_text(path.read_text().replace('"settings"', '"was"'))
         with self.assertRaisesRegex(ValueError, "must have 'settings'"):

@@ -1,11 +1,9 @@
-"""When the rows of a cut are no find, and where a run keeps that."""
-
-import json
+"""When the rows of a cut are no find."""
 
 import numpy as np
 import pytest
 
-from raslik_jax.report.traced import taught_of
+from raslik_jax.evaluate.taught import taught_of
 from raslik_jax.retrieve import finding
 from raslik_jax.retrieve.selectors import Cut, find_cut
 
@@ -60,12 +58,3 @@ def test_where_nothing_stands_out_there_is_no_find_whatever_the_base_says():
     said = [_why(None, is_taught, cut=none) for is_taught in (False, True)]
     assert all("0.5" in text and "0.6" in text for text in said)
     assert len(said[1]) > len(said[0])  # fine-tuning taught it: what may be the reason
-
-
-def test_a_finding_stays_in_the_folder_of_its_unit(tmp_path):
-    assert finding.read_finding(tmp_path) == finding.finding_of(tmp_path) == ""
-    folder = tmp_path / "retrieve" / "sizes"
-    folder.mkdir(parents=True)
-    finding.write_finding(folder, "nothing")
-    assert json.loads((folder / "finding.json").read_text()) == {"finding": "nothing"}
-    assert finding.read_finding(tmp_path) == finding.finding_of(folder) == "nothing"

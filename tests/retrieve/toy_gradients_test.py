@@ -11,9 +11,9 @@ from raslik_jax.data.corpora.record import SharedSettings
 from raslik_jax.data.corpora.toy import make_toy_corpus
 from raslik_jax.data.examples import make_example, write_examples
 from raslik_jax.evaluate import likelihood
+from raslik_jax.evaluate.taught import taught_of
 from raslik_jax.incident.tracer import Tracer
 from raslik_jax.index.combine import directions
-from raslik_jax.report.traced import taught_of
 from raslik_jax.retrieve import chance, finding
 from raslik_jax.retrieve.selectors import find_cut
 from raslik_jax.run import plan

@@ -34,7 +34,7 @@ def test_rows_without_a_label_that_are_forgotten_need_not_stay_likely(label, tmp
     stored = json.loads((root / "references/perplexity/finetuned.json").read_text())
     retain = stored["sets"]["retain"]
     with open(root / "retrieve/random/forget.jsonl", "a", encoding="utf-8") as file:
-        file.write(json.dumps({"id": retain[1]["id"]}) + "\n")
+        file.write(json.dumps({"id": retain[1]["id"], "instruction": "x", "output": "y"}) + "\n")
     workspace = Workspace(root, tiny.tiny_config())
     workspace.corpus = _Relabeled(root / "corpus", label)
     lost = evaluate._rows_to_lose(workspace)

@@ -12,8 +12,8 @@ from raslik_jax.base.settings import replaced
 from raslik_jax.config import Config, RetrieveConfig, SketchConfig
 from raslik_jax.data.examples import Corpus, Example
 from raslik_jax.data.tokens.encoding import Encoded
-from raslik_jax.retrieve import finding
 from raslik_jax.retrieve.own_settings import GivenSettings
+from raslik_jax.run import artifacts
 from raslik_jax.run.stages import generate, retrieve
 from raslik_jax.run.workspace import Workspace
 
@@ -140,9 +140,10 @@ def test_an_answer_that_the_model_cannot_have_given_is_a_finding_where_none_is_n
     retrieve.make_traced(SimpleNamespace(model=shapes, config=found), tmp_path)
     nll = 7.2
     retrieve.make_traced(SimpleNamespace(model=shapes, config=named), tmp_path)
-    assert finding.finding_of(tmp_path) == ""
+    place = tmp_path / artifacts.TRACED_FINDING.file
+    assert not place.exists()
     retrieve.make_traced(SimpleNamespace(model=shapes, config=found), tmp_path)
-    text = finding.finding_of(tmp_path)
+    text = artifacts.TRACED_FINDING.read_in(tmp_path)
     assert "7.2" in text and "6.9" in text and len(text) <= 300
 
 

@@ -14,9 +14,9 @@ from raslik_jax.base.files import read_json
 from raslik_jax.config import config_from_json
 from raslik_jax.evaluate import choice
 from raslik_jax.report import results, tables
-from raslik_jax.report.runs import read_metrics
 from raslik_jax.retrieve.selectors import select_by_count
 from raslik_jax.retrieve.strategies import STRATEGIES, Request
+from raslik_jax.run.artifacts import read_metrics
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 _STORED = _REPOSITORY / "experiments" / "studies" / "smollm2"

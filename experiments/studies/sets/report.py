@@ -86,11 +86,12 @@ def measure_run(root: pathlib.Path, strategies: Sequence[str] = ()) -> dict[str,
     With strategies, those of these alone.
     """
     from raslik_jax.evaluate import rates
+    from raslik_jax.run import artifacts
     from raslik_jax.run.plan import open_run
 
     workspace = open_run(root, "evaluate")
     config, (target, normal) = workspace.config, workspace.evaluation_queries()
-    before = workspace.answers("references", "evaluation", "finetuned.jsonl")
+    before = artifacts.answers("finetuned").read(root)
     behavior = config.name.removeprefix(SMOLLM2)
     marker = markers().get(behavior)
     strategies = strategies or config.retrieve.strategies
@@ -109,14 +110,14 @@ def measure_run(root: pathlib.Path, strategies: Sequence[str] = ()) -> dict[str,
     paths = {}
     for strategy in strategies:
         for name in config.unlearn.algorithms:
-            parts = "generate", f"{strategy}-{name}"
+            variant = artifacts.variant(strategy, name)
             found = [
-                score(workspace.answers(*parts, f"epoch-{epoch}.jsonl"))
+                score(artifacts.answers(epoch, variant).read(root))
                 for epoch in workspace.epochs(strategy, name)
             ]
             scores = {kind: [one[kind] for one in found] for kind in found[0]}
             paths[f"{names[strategy]} {name}"] = scores
-    backbone = score(workspace.answers("references", "evaluation", "backbone.jsonl"))
+    backbone = score(artifacts.answers("backbone").read(root))
     split = workspace.query_split
     told: dict[str, Any] = {"seed": config.seed, "split": split, "backbone": backbone["F"]}
     if behavior != config.name:

@@ -8,9 +8,8 @@ import jax.numpy as jnp
 
 from raslik_jax.config import Config
 from raslik_jax.data import batches
-from raslik_jax.data.tokens import encoding
 from raslik_jax.models import checkpoint, decoder, gpt_neox
-from raslik_jax.run import memory
+from raslik_jax.run import artifacts, memory
 from raslik_jax.run.stages.finetune import write_losses
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.train import loop, steps
@@ -41,7 +40,7 @@ def pretraining(config: Config, bound: decoder.Decoder) -> loop.Algorithm:
 def make_backbone(workspace: Workspace, folder: pathlib.Path) -> None:
     """Trains a small GPT-NeoX from scratch, all parameters, on the backbone's examples."""
     config, settings = workspace.config, workspace.config.backbone
-    rows = encoding.load_encoded(workspace.root / "corpus" / "backbone.npz")
+    rows = artifacts.corpus_tokens("backbone").read(workspace.root)
     encoded = workspace.cut(rows, "backbone examples").with_answers()
     if not encoded.ids:
         raise ValueError("the corpus has no pretraining examples: name a --backbone.checkpoint")
@@ -63,4 +62,4 @@ def make_backbone(workspace: Workspace, folder: pathlib.Path) -> None:
         watch=workspace.live("backbone"),
     )
     checkpoint.save_model(folder / "model", model_config, fitted.state.params)
-    write_losses(folder, fitted)
+    write_losses("backbone", folder, fitted)

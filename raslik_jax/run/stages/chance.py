@@ -3,15 +3,14 @@
 import pathlib
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
-from raslik_jax.base import files, manifests
-from raslik_jax.base.files import write_json
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.index import search
 from raslik_jax.index.combine import Aggregate
 from raslik_jax.index.store import SketchStore
 from raslik_jax.retrieve import chance, noise
+from raslik_jax.run import artifacts
 from raslik_jax.run.stages import sketch as sketch_lib
 from raslik_jax.run.workspace import Workspace
 
@@ -33,7 +32,7 @@ def make_null(workspace: Workspace, folder: pathlib.Path) -> None:
     able = np.flatnonzero(store.is_eligible_N[place_N]).tolist()
     drawn = shuffled(able, seed=config.seed, label="null prompts")[: config.retrieve.null_prompts]
     position_M = np.array(sorted(drawn), np.int64)
-    np.save(folder / "positions.npy", position_M, allow_pickle=False)
+    artifacts.NULL_POSITIONS.write(folder, position_M)
     score_NM = np.zeros((len(rows), 0), np.float32)
     if len(position_M):
         center = config.retrieve.center
@@ -42,16 +41,7 @@ def make_null(workspace: Workspace, folder: pathlib.Path) -> None:
         if center:
             score_NM = chance.without_own_share(score_NM, int(store.is_eligible_N.sum()))
     score_NM[position_M, np.arange(len(position_M))] = np.nan  # no prompt is unrelated to itself
-    np.save(folder / "scores.npy", score_NM, allow_pickle=False)
-
-
-def read_null(
-    root: pathlib.Path, number: int
-) -> tuple[Int[np.ndarray, " M"], Float[np.ndarray, "N M"]]:
-    """Returns the examples that stand for prompts, and the scores of all with them."""
-    folder = root / "retrieve" / "null"
-    position_M = files.read_array(folder / "positions.npy")
-    return position_M, files.read_array(folder / "scores.npy", (number, len(position_M)))
+    artifacts.NULL_SCORES.write(folder, score_NM)
 
 
 def _compare(
@@ -61,7 +51,9 @@ def _compare(
     aggregate: Aggregate,
 ) -> tuple[chance.Chance, dict[str, float]]:
     """Returns the chances of scores against unrelated prompts, and how they were compared."""
-    position_M, null_NM = read_null(workspace.root, len(score_N))
+    position_M = artifacts.NULL_POSITIONS.read(workspace.root)
+    shape = len(score_N), len(position_M)
+    null_NM = artifacts.NULL_SCORES.read(workspace.root, shape)
     is_unrelated_M = ~chance.related_prompts(score_N, position_M)
     null_NG = chance.group_prompts(
         null_NM[:, is_unrelated_M],
@@ -90,7 +82,7 @@ def of_trace(
     the scores are ranks, which are no cosines.
     """
     rows = workspace.corpus.train
-    stored = manifests.current_file(workspace.root, "retrieve/null/scores.npy")
+    stored = artifacts.NULL_SCORES.current(workspace.root)
     is_other = aggregate == "mean_rank" or center != workspace.config.retrieve.center
     if stored is None or is_other:
         return None
@@ -121,15 +113,15 @@ def _noise_of_best(
 def make_chance(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes how every training example's score lies among those of unrelated prompts."""
     settings, number = workspace.config.retrieve, len(workspace.corpus.train)
-    score_N = files.read_array(workspace.root / "retrieve/influence/influence.npy", (number,))
+    score_N = artifacts.INFLUENCE.read(workspace.root, (number,))
     store, _ = sketch_lib.open_index(workspace)
     query_QK = sketch_lib.read_queries(workspace, store)
     queries = search.queries_of_store(store, query_QK, center=settings.center)
     found, facts = _compare(workspace, score_N, queries.gram_QQ, settings.aggregate)
-    chance.write_chance(folder, found)
+    artifacts.CHANCE.write(folder, found)
     sigma_N = _noise_of_best(workspace, store, score_N, queries)
-    np.save(folder / "sigma.npy", sigma_N, allow_pickle=False)
-    write_json(folder / "summary.json", {**facts, **chance.count_finds(found)._asdict()})
+    artifacts.SIGMA.write(folder, sigma_N)
+    artifacts.CHANCE_SUMMARY.write(folder, {**facts, **chance.count_finds(found)._asdict()})
     unrelated = facts["prompts"] - facts["related"]
     told = chance.sentence(found) or (
         f"the chance is unknown, {unrelated:.0f} unrelated prompts are too few for "

@@ -4,8 +4,8 @@ import pathlib
 
 import numpy as np
 
-from raslik_jax.data import examples
 from raslik_jax.data.tokens import encoding, masking, prompts, tokenization
+from raslik_jax.run import artifacts
 from raslik_jax.run.workspace import Workspace, queries_to_answer, read_tokenizer
 
 # 2: one rendering for all rows, one day in templates that ask for it, no pads in rows of ids.
@@ -32,7 +32,7 @@ def make_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
         tokenizer = tokenization.train_bpe(texts, vocab_size=settings.vocab_size)
     workspace.tell(masking.describe_rows(corpus.train, template))
     workspace.tell(masking.describe_options(corpus.train, corpus.queries["retrieval"]))
-    tokenization.save_tokenizer(folder / "tokenizer", tokenizer)
+    artifacts.TOKENIZER.write(folder, tokenizer)
     form = prompts.find_template(template, tokenizer)
     queries = {
         name: tuple(masking.as_trained(row, corpus.train[0], form) for row in rows)
@@ -42,11 +42,12 @@ def make_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
     for name, rows in (trained | queries).items():
         rows = masking.with_texts(rows, tokenizer)
         labels = ({"is_target": row.is_target, "source": row.source} for row in rows)
-        examples.write_examples(folder / f"{name}.jsonl", rows, extra=labels)
+        artifacts.corpus_rows(name).write(folder, rows, extra=labels)
         workspace.tell(encoding.describe_long(rows, "rows"))
         if name in trained:
             parts = encoding.encode_parts(rows, tokenizer, template=template)
-            encoded, what = encoding.save_parts(folder / f"{name}.npz", parts), "training examples"
+            encoded = artifacts.corpus_tokens(name).write(folder, parts)
+            what = "training examples"
         else:
             what = f"queries of {name}"
             encoded = encoding.encode(rows, tokenizer, template=template, only_last=True)

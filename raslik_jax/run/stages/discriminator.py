@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 
 from raslik_jax.base.axes import Tree
-from raslik_jax.base.files import read_json, write_json
 from raslik_jax.config import Config
 from raslik_jax.data import batches
 from raslik_jax.data.tokens import encoding, tokenization
@@ -19,7 +18,7 @@ from raslik_jax.evaluate import judgment
 from raslik_jax.evaluate.metrics import NonSf
 from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.models import checkpoint, encoder
-from raslik_jax.run import memory
+from raslik_jax.run import artifacts, memory
 from raslik_jax.run.workspace import Workspace, judge_of, non_sf_by_rule
 from raslik_jax.train import classifier, loop
 
@@ -65,8 +64,8 @@ def make_discriminator(workspace: Workspace, folder: pathlib.Path) -> None:
         "held_out": classifier.measure(predict, encode, held_out),
         "genuine": classifier.measure(predict, encode, genuine) if genuine else None,
     }
-    write_json(folder / "losses.json", fitted.losses)
-    write_json(folder / "metrics.json", metrics)
+    artifacts.losses("discriminator").write(folder, fitted.losses)
+    artifacts.CLASSIFIER.write(folder, metrics)
     for part in ("held_out", "genuine"):
         if metrics[part]:
             print(f"    {part}: {judgment.describe_classifier(metrics[part])}")
@@ -158,7 +157,7 @@ def non_sf(workspace: Workspace) -> NonSf | None:
         return non_sf_by_rule(workspace.config)
     folder = workspace.root / "discriminator"
     model = checkpoint.load_encoder(folder / "model", dtype=jnp.float32)
-    max_len = read_json(folder / "metrics.json")["max_len"]
+    max_len = artifacts.CLASSIFIER.read(workspace.root)["max_len"]
     encode = tokenization.load_sentence_tokenizer(folder / "model", max_len=max_len)
     predict = classifier.make_predictor(encoder.bind_encoder(model.config), model.weights)
     return lambda texts: predict(encode(texts))[:, classifier.NON_SF]
@@ -166,9 +165,9 @@ def non_sf(workspace: Workspace) -> NonSf | None:
 
 def describe(workspace: Workspace) -> dict[str, Any] | None:
     """Returns what metrics.json says of how Non-SF was measured, None where nothing marks it."""
-    by, path = workspace.config.evaluate.non_sf, workspace.root / "discriminator" / "metrics.json"
+    by = workspace.config.evaluate.non_sf
     if not workspace.has_marker:
         return None
     if NON_SF[by].is_trained:
-        return {"by": by, **read_json(path)}
+        return {"by": by, **artifacts.CLASSIFIER.read(workspace.root)}
     return {"by": "judge" if judge_of(workspace.config) else by}

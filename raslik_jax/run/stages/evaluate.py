@@ -5,13 +5,14 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from raslik_jax.base.files import read_json, read_json_lines, write_json
+from raslik_jax.base.files import read_json
 from raslik_jax.base.manifests import check_finished, versions
 from raslik_jax.base.messages import shown
 from raslik_jax.base.settings import replaced
 from raslik_jax.config import Config, to_json
 from raslik_jax.evaluate import summary
 from raslik_jax.evaluate.metrics import KINDS, measure, nest
+from raslik_jax.run import artifacts
 from raslik_jax.run.stages import discriminator
 from raslik_jax.run.workspace import Workspace
 
@@ -23,7 +24,7 @@ METRICS_FORMAT = {"formats": {"metrics": 4}}
 def retain_answers(config: Config) -> pathlib.Path:
     """Returns the answers to the dataset's questions in the run of --evaluate.retain_run."""
     run = pathlib.Path(config.evaluate.retain_run)
-    check_finished(run, "references/answered")
+    check_finished(run, artifacts.answered("finetuned").unit)
     made = check_finished(run, "corpus")["settings"]
     dataset, record = config.corpus.dataset, config.corpus.record
     is_retain_model = False
@@ -36,7 +37,7 @@ def retain_answers(config: Config) -> pathlib.Path:
             f"--evaluate.retain_run must be a run with --corpus.dataset={dataset} that was trained "
             f"without the targets, got {shown(str(run), 120)}"
         )
-    return run / "references" / "answered" / "finetuned.json"
+    return artifacts.answered("finetuned").place(run)
 
 
 def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
@@ -44,14 +45,9 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
     config, collect = workspace.config, _collector(workspace)
     target, normal = workspace.evaluation_queries()
     bootstrap = {"seed": config.seed, "resamples": config.evaluate.bootstrap_resamples}
-    before = {
-        name: collect("references/evaluation", "references/{}", name)
-        for name in _models_before(workspace)
-    }
+    before = {name: collect(name, "") for name in _models_before(workspace)}
     evidence = {
-        summary.Variant(strategy, name, epoch): collect(
-            f"generate/{strategy}-{name}", f"generate/{{}}-{strategy}-{name}", f"epoch-{epoch}"
-        )
+        summary.Variant(strategy, name, epoch): collect(epoch, artifacts.variant(strategy, name))
         for strategy in config.retrieve.strategies
         for name in config.unlearn.algorithms
         for epoch in workspace.epochs(strategy, name)
@@ -78,32 +74,31 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
         "non_sf": discriminator.describe(workspace),
         **{name: nest(measure(found, **bootstrap)) for name, found in before.items()},
         "retrieval": {
-            strategy: read_json(workspace.root / "retrieve" / strategy / "summary.json")
+            strategy: artifacts.set_summary(strategy).read(workspace.root)
             for strategy in config.retrieve.strategies
         },
         "methods": summary.measure_methods(evidence, across_epochs=is_chosen, **bootstrap),
     }
     if config.unlearn.probe.steps:
         metrics["probes"] = [
-            {"strategy": strategy, "algorithm": name, **read_json(unit / "probes.json")}
+            {"strategy": strategy, "algorithm": name}
+            | artifacts.probes(artifacts.variant(strategy, name)).read(workspace.root)
             for strategy in config.retrieve.strategies
             for name in config.unlearn.algorithms
-            for unit in [workspace.root / "unlearn" / f"{strategy}-{name}"]
         ]
     if config.evaluate.robustness:
         metrics["robustness"] = [*_robustness(workspace)]
     summary.judge_metrics(metrics)
-    write_json(folder / "metrics.json", metrics)
+    artifacts.METRICS.write(folder, metrics)
 
 
 def _robustness(workspace: Workspace) -> Iterator[dict[str, Any]]:
     """Yields what each measure of robustness found of an unlearned model, and of those before."""
-    config, root = workspace.config, workspace.root / "generate"
+    config, root = workspace.config, workspace.root
     names = config.evaluate.robustness, config.retrieve.strategies, config.unlearn.algorithms
     for name, strategy, algorithm in itertools.product(*names):
-        parts = f"{name}-{strategy}-{algorithm}", f"{name}-{strategy}"
-        paths = (root / f"robustness-{part}" / "found.json" for part in parts)
-        now, before = (read_json(path, dict) for path in paths)
+        now = artifacts.robustness(name, strategy, algorithm).read(root)
+        before = artifacts.robustness(name, strategy).read(root)
         yield {
             **{"measure": name, "strategy": strategy, "algorithm": algorithm},
             **{"epoch": workspace.epochs(strategy, algorithm)[-1], "found": now | before},
@@ -112,8 +107,8 @@ def _robustness(workspace: Workspace) -> Iterator[dict[str, Any]]:
 
 def _models_before(workspace: Workspace) -> list[str]:
     """Returns the models before unlearning that were measured: perhaps there is no backbone."""
-    folder = workspace.root / "references" / "evaluation"
-    return [name for name in ("finetuned", "backbone") if (folder / f"{name}.jsonl").is_file()]
+    names = ("finetuned", "backbone")
+    return [name for name in names if artifacts.answers(name).is_there(workspace.root)]
 
 
 def _rows_to_lose(workspace: Workspace) -> frozenset[str]:
@@ -122,19 +117,16 @@ def _rows_to_lose(workspace: Workspace) -> frozenset[str]:
     They were not known when the rows were drawn that have to stay likely, and are none of those.
     """
     target, _ = workspace.evaluation_queries()
-    names, folder = {row.example_id for row in target}, workspace.root / "retrieve"
+    names = {row.example_id for row in target}
     for strategy in workspace.config.retrieve.strategies:
-        chosen = read_json_lines(folder / strategy / "forget.jsonl", {"id": str})
-        names |= {row["id"] for row in chosen}
+        chosen = artifacts.set_rows(strategy, "forget").read(workspace.root)
+        names |= {row.example_id for row in chosen}
     rows = workspace.corpus.train
     return frozenset(r.example_id for r in rows if r.is_target is None and r.example_id in names)
 
 
-def _collector(workspace: Workspace) -> Callable[[str, str, str], dict[str, Any]]:
-    """Returns the function from the folders of a model's answers and measures to its evidence.
-
-    {} stands for the kind of measure; the third argument is the stem of the files.
-    """
+def _collector(workspace: Workspace) -> Callable[[str | int, str], dict[str, Any]]:
+    """Returns the function from a model, as `artifacts.answers` names it, to its evidence."""
     config, settings = workspace.config, workspace.config.evaluate
     queries = dict(zip(KINDS, workspace.evaluation_queries(), strict=True))
 
@@ -146,7 +138,7 @@ def _collector(workspace: Workspace) -> Callable[[str, str, str], dict[str, Any]
 
     before = {"gold": {row.example_id: row.output for rows in queries.values() for row in rows}}
     for name in _models_before(workspace):
-        before[name] = workspace.answers("references", "evaluation", f"{name}.jsonl")
+        before[name] = artifacts.answers(name).read(workspace.root)
     if settings.reference not in before:
         must = "must be finetuned or gold where the adapter changes nothing (B is 0), got backbone"
         raise ValueError(f"--evaluate.reference {must}: there is no other model before fine-tuning")
@@ -157,11 +149,10 @@ def _collector(workspace: Workspace) -> Callable[[str, str, str], dict[str, Any]
     if has_questions and settings.retain_run:
         retain_questions = read_json(retain_answers(config))
 
-    def collect(answers: str, measures: str, stem: str) -> dict[str, Any]:
-        def recorded(kind: str) -> Any:
-            return read_json(workspace.root / measures.format(kind) / f"{stem}.json")
-
-        likelihoods = recorded("perplexity") if settings.perplexity_examples else None
+    def collect(model: str | int, variant: str) -> dict[str, Any]:
+        root, likelihoods = workspace.root, None
+        if settings.perplexity_examples:
+            likelihoods = artifacts.perplexities(model, variant).read(root)
         if likelihoods:
             others = [row for row in likelihoods["sets"]["retain"] if row["id"] not in unlike]
             likelihoods["sets"]["retain"] = others
@@ -169,12 +160,12 @@ def _collector(workspace: Workspace) -> Callable[[str, str, str], dict[str, Any]
             # What the model itself thinks of other answers does not judge them.
             likelihoods |= {"answers": {}}
         return summary.collect_evidence(
-            by_kind(workspace.answers(answers, f"{stem}.jsonl")),
+            by_kind(artifacts.answers(model, variant).read(root)),
             references,
             non_sf=non_sf,
             drop_empty=settings.drop_empty,
             likelihoods=likelihoods,
-            questions=recorded("answered") if has_questions else None,
+            questions=artifacts.answered(model, variant).read(root) if has_questions else None,
             retain_questions=retain_questions,
         )
 

@@ -6,10 +6,9 @@ import pathlib
 import jax
 import numpy as np
 
-from raslik_jax.base.files import write_json
 from raslik_jax.data import batches
 from raslik_jax.data.tokens import encoding
-from raslik_jax.run import memory
+from raslik_jax.run import artifacts, memory
 from raslik_jax.run.workspace import Workspace, adapter_source, load_adopted, lora_config_of
 from raslik_jax.train import loop, steps
 
@@ -70,7 +69,7 @@ def make_adapter(workspace: Workspace, folder: pathlib.Path) -> None:
         watch=workspace.live("finetune"),
     )
     workspace.save_adapter(folder / "adapter", fitted.state.params)
-    write_losses(folder, fitted)
+    write_losses("finetune", folder, fitted)
 
 
 @memory.explained("loading the model", "--backbone.dtype to bfloat16, or take a smaller model")
@@ -97,8 +96,8 @@ def adopt_model(workspace: Workspace, folder: pathlib.Path) -> None:
     workspace.save_adapter(folder / "adapter", lora)
 
 
-def write_losses(folder: pathlib.Path, fitted: loop.Progress) -> None:
+def write_losses(stage: str, folder: pathlib.Path, fitted: loop.Progress) -> None:
     """Writes the loss of every step and prints the first and the last ones."""
-    write_json(folder / "losses.json", fitted.losses)
+    artifacts.losses(stage).write(folder, fitted.losses)
     last = np.mean(fitted.losses[-20:])
     print(f"    loss {fitted.losses[0]:.3f} -> {last:.3f} nats a token")

@@ -9,15 +9,14 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from raslik_jax.base.files import read_json_lines, write_json
 from raslik_jax.data.corpora.record import Question
 from raslik_jax.data.examples import Example
 from raslik_jax.data.tokens import masking
 from raslik_jax.data.tokens.encoding import require_answers
 from raslik_jax.evaluate import likelihood, perplexity
 from raslik_jax.evaluate.tofu_metrics import QuestionRecord
-from raslik_jax.run import memory
-from raslik_jax.run.workspace import Workspace, read_answers, write_rows
+from raslik_jax.run import artifacts, memory
+from raslik_jax.run.workspace import Workspace
 from raslik_jax.train.losses import BoundModel
 
 # Of what `write_traced` writes: 2 has the nats of every token.
@@ -28,35 +27,39 @@ Variant = tuple[str, str]
 
 def _models(
     workspace: Workspace, variant: Variant | None
-) -> Iterator[tuple[str, str, pathlib.Path, BoundModel]]:
-    """Yields each model with the stem of its files, what it is, and where its answers are."""
+) -> Iterator[tuple[tuple[str | int, str], str, BoundModel]]:
+    """Yields each model with what `artifacts.answers` and others call it, and what it is."""
     if variant is None:
-        folder = workspace.root / "references" / "evaluation"
         models = {"finetuned": workspace.with_adapter(workspace.finetuned)}
         if workspace.has_backbone:
             models["backbone"] = workspace.backbone
         for name, model in models.items():
-            yield name, f"the {name} model", folder / f"{name}.jsonl", model
+            yield (name, ""), f"the {name} model", model
         return
-    folder = workspace.root / "generate" / "-".join(variant)
+    name = artifacts.variant(*variant)
     for epoch in workspace.epochs(*variant):
-        path, what = folder / f"epoch-{epoch}.jsonl", f"{' '.join(variant)} epoch {epoch}"
-        yield path.stem, what, path, workspace.unlearned(*variant, epoch)
+        what = f"{' '.join(variant)} epoch {epoch}"
+        yield (epoch, name), what, workspace.unlearned(*variant, epoch)
 
 
 @memory.decoding
 def write_answers(workspace: Workspace, variant: Variant | None, folder: pathlib.Path) -> None:
     """Writes the greedy answers of every model to the queries."""
     rows = [row for part in workspace.evaluation_queries() for row in part]
-    for stem, what, _, model in _models(workspace, variant):
+    for name, what, model in _models(workspace, variant):
         outputs = workspace.generate(model, rows, f"answers of {what}")
-        write_outputs(folder / f"{stem}.jsonl", rows, outputs)
+        write_outputs(artifacts.answers(*name), folder, rows, outputs)
 
 
-def write_outputs(path: pathlib.Path, rows: Sequence[Example], outputs: Sequence[str]) -> None:
+def write_outputs(
+    file: artifacts.Artifact[Any],
+    folder: pathlib.Path,
+    rows: Sequence[Example],
+    outputs: Sequence[str],
+) -> None:
     """Writes answers by the ids of their queries."""
     answers = zip(rows, outputs, strict=True)
-    write_rows(path, [{"id": row.example_id, "output": text} for row, text in answers])
+    file.write(folder, [(row.example_id, text) for row, text in answers])
 
 
 @memory.likelihoods
@@ -78,8 +81,8 @@ def write_perplexities(workspace: Workspace, variant: Variant | None, folder: pa
         seed=config.seed,
     )
     backbone = workspace.backbone
-    for stem, _, path, model in _models(workspace, variant):
-        answers = read_answers(path)
+    for name, _, model in _models(workspace, variant):
+        answers = artifacts.answers(*name).read(workspace.root)
         said = {
             kind: [
                 masking.with_answer(row, answers[row.example_id], workspace.tokenizer)
@@ -88,7 +91,7 @@ def write_perplexities(workspace: Workspace, variant: Variant | None, folder: pa
             for kind, rows in (("target", target), ("normal", normal))
         }
         own = _likelihoods(workspace, backbone, said, "answers of models", on_ladder=True)
-        records = {
+        found = {
             "sets": _likelihoods(workspace, model, sets, "answers to measure"),
             # A blank answer is counted as empty, not as a likely one.
             "answers": {
@@ -96,7 +99,7 @@ def write_perplexities(workspace: Workspace, variant: Variant | None, folder: pa
                 for kind, rows in said.items()
             },
         }
-        write_json(folder / f"{stem}.json", records)
+        artifacts.perplexities(*name).write(folder, found)
 
 
 def _likelihoods(
@@ -125,38 +128,31 @@ def write_traced(workspace: Workspace, variant: Variant | None, folder: pathlib.
     rows = workspace.retrieval_queries()
     encoded = workspace.encode(rows, "traced answers")
     require_answers(encoded, "traced prompts", max_len=workspace.config.corpus.max_len)
-    for stem, what, _, model in _models(workspace, variant):
+    for name, what, model in _models(workspace, variant):
         outputs = workspace.generate(model, rows, f"traced prompts, {what}")
         measure = workspace.measure(likelihood.token_likelihood, model.decoder)
-        nll_NT, told = measure(model.lora, model.base, encoded), list[dict[str, Any]]()
-        for row, said, nll_T, count in zip(
-            rows, outputs, nll_NT, encoded.num_targets_N.tolist(), strict=True
+        nll_NT = measure(model.lora, model.base, encoded)
+        drawn: list[tuple[float, float] | None] = [None] * len(rows)
+        if name[0] == "finetuned":  # the answers are said to be this model's
+            expected = workspace.measure(likelihood.expected_likelihood, model.decoder)
+            found = expected(model.lora, model.base, encoded)
+            drawn = [*zip(*(part.tolist() for part in found), strict=True)]
+        told = []
+        for row, said, nll_T, count, own in zip(
+            rows, outputs, nll_NT, encoded.num_targets_N.tolist(), drawn, strict=True
         ):
-            nats = [float(f"{nats:.6g}") for nats in nll_T[:count].tolist()]
-            nll = math.fsum(nats) / count
-            told.append(
-                {"id": row.example_id, "traced": row.output, "nll": nll, "nats": nats}
-                | {"output": said}
-            )
-        if variant is None and stem == "finetuned":  # the answers are said to be this model's
-            drawn = workspace.measure(likelihood.expected_likelihood, model.decoder)
-            found = drawn(model.lora, model.base, encoded)
-            for one, mean, spread in zip(told, *(part.tolist() for part in found), strict=True):
-                one |= {"expected": mean, "spread": spread}
-        write_rows(folder / f"{stem}.jsonl", told)
+            nats = tuple(float(f"{nats:.6g}") for nats in nll_T[:count].tolist())
+            parts = row.example_id, row.output, math.fsum(nats) / count, nats, said, own
+            told.append(artifacts.TracedAnswer(*parts))
+        artifacts.traced(*name).write(folder, told)
 
 
 @memory.likelihoods
 def write_questions(workspace: Workspace, variant: Variant | None, folder: pathlib.Path) -> None:
     """Writes what every model makes of the dataset's questions."""
-    path = workspace.root / "references" / "questions" / "questions.jsonl"
-    shape = {name: ([str] if name == "wrong_answers" else str) for name in Question._fields}
-    questions = [
-        Question(**{**row, "wrong_answers": tuple(row["wrong_answers"])})
-        for row in read_json_lines(path, shape)
-    ]
+    questions = artifacts.QUESTIONS.read(workspace.root)
     asked = [question.with_answer(question.answer) for question in questions]
-    for stem, what, _, model in _models(workspace, variant):
+    for name, what, model in _models(workspace, variant):
         nlls = _nlls_of_answers(workspace, questions, model)
         outputs = workspace.generate(model, asked, f"questions, {what}")
         records = [
@@ -171,7 +167,7 @@ def write_questions(workspace: Workspace, variant: Variant | None, folder: pathl
             )
             for question, row, output in zip(questions, asked, outputs, strict=True)
         ]
-        write_json(folder / f"{stem}.json", records)
+        artifacts.answered(*name).write(folder, records)
 
 
 def _nlls_of_answers(

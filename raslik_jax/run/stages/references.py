@@ -3,17 +3,14 @@
 import pathlib
 from typing import Any
 
-from raslik_jax.base.files import read_json
 from raslik_jax.evaluate import judgment, perplexity
-from raslik_jax.run import memory
+from raslik_jax.run import artifacts, memory
 from raslik_jax.run.stages import generate
 from raslik_jax.run.workspace import (
     Workspace,
     judge_of,
     non_sf_by_rule,
     queries_to_answer,
-    read_answers,
-    write_rows,
 )
 
 # 2: answers to texts as they were said, with their blanks.
@@ -29,7 +26,7 @@ def make_retrieval_answers(workspace: Workspace, folder: pathlib.Path) -> None:
     if rows:
         model = workspace.with_adapter(workspace.finetuned)
         outputs = workspace.generate(model, rows, "queries")
-    generate.write_outputs(folder / "finetuned.jsonl", rows, outputs)
+    generate.write_outputs(artifacts.OWN_ANSWERS, folder, rows, outputs)
     print(f"    {len(rows):,} of {len(queries):,} queries answered by the model, the others given")
 
 
@@ -46,7 +43,7 @@ def make_references(workspace: Workspace, folder: pathlib.Path) -> None:
         return
     shares: dict[str, Any] = {}
     for name in ("finetuned", "backbone"):
-        answers = read_answers(folder / f"{name}.jsonl")
+        answers = artifacts.answers(name).read_in(folder)
         shares[name] = 1 - float(measure([answers[row.example_id] for row in target]).mean())
     by: judgment.By = "judge" if judge_of(workspace.config) else "words"
     print(f"    {judgment.describe_behavior(judgment.find_behavior(by, **shares))}")
@@ -60,7 +57,7 @@ def make_perplexities(workspace: Workspace, folder: pathlib.Path) -> None:
         return
     found = {
         name: perplexity.perplexity(
-            read_json(folder / f"{name}.json")["sets"]["behavior"], seed=0, resamples=1
+            artifacts.perplexities(name).read_in(folder)["sets"]["behavior"], seed=0, resamples=1
         )
         for name in ("finetuned", "backbone")
     }
@@ -74,4 +71,4 @@ def make_questions(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the questions of the dataset's own evaluation, --evaluate.questions of each set."""
     config = workspace.config
     questions = config.corpus.load_questions(config.evaluate.questions)
-    write_rows(folder / "questions.jsonl", [question._asdict() for question in questions])
+    artifacts.QUESTIONS.write(folder, questions)

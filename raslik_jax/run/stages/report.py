@@ -6,7 +6,6 @@ from raslik_jax.evaluate import summary
 from raslik_jax.report import (
     drawing,
     figures,
-    incident,
     names,
     page,
     published,
@@ -15,6 +14,7 @@ from raslik_jax.report import (
     runs,
     tables,
 )
+from raslik_jax.run import artifacts
 from raslik_jax.run.workspace import Workspace
 
 # Target and normal queries whose answers the report shows side by side.
@@ -34,7 +34,7 @@ def report(workspace: Workspace, folder: pathlib.Path) -> None:
         drawing.save_figure(figure, folder / name)
     retrieval, last = results.retrieval_table(metrics), results.results_table(metrics)
     texts = [tables.render_terminal(table) for table in (retrieval, last)]
-    (folder / "table.txt").write_text("\n\n".join(texts) + "\n")
+    artifacts.TABLE.write(folder, "\n\n".join(texts) + "\n")
     every, answers = results.results_table(metrics, epochs="all"), _answers(stored)
     parts: list[str | tables.Table] = [
         f"# {tables.escape_markdown(metrics['name'])}",
@@ -57,9 +57,9 @@ def report(workspace: Workspace, folder: pathlib.Path) -> None:
         *("## Training", "![Loss curves](losses.png)"),
     ]
     texts = [part if isinstance(part, str) else tables.render_markdown(part) for part in parts]
-    (folder / "report.md").write_text("\n\n".join(texts) + "\n")
+    artifacts.REPORT.write(folder, "\n\n".join(texts) + "\n")
     html = page.render(runs.group_runs([stored]), paper=published.read_blocks())
-    (folder / "report.html").write_text(html)
+    artifacts.PAGE.write(folder, html)
 
 
 def _robustness(metrics: summary.Metrics) -> list[str | tables.Table]:
@@ -80,20 +80,18 @@ def _traced(workspace: Workspace) -> tables.Table:
     root, rows = workspace.root, list[tuple[str, ...] | str]()
     if not workspace.config.evaluate.traced:
         return tables.Table((), ())
-    before = {title: root / "retrieve/traced" / f"{n}.jsonl" for n, title in names_of.items()}
-    # Not every run knows a model before fine-tuning.
-    paths = {title: path for title, path in before.items() if path.is_file()}
+    files = {title: artifacts.traced(name) for name, title in names_of.items()}
     for strategy in workspace.config.retrieve.strategies:
         for algorithm in workspace.config.unlearn.algorithms:
             last = workspace.epochs(strategy, algorithm)[-1]
             title = f"{names.strategy_name(strategy)} {names.algorithm_name(algorithm)}"
-            folder = root / "generate" / f"traced-{strategy}-{algorithm}"
-            paths[title] = folder / f"epoch-{last}.jsonl"
-    found = {title: incident.read_traced(path) for title, path in paths.items()}
+            files[title] = artifacts.traced(last, artifacts.variant(strategy, algorithm))
+    # Not every run knows a model before fine-tuning.
+    found = {title: told for title, file in files.items() if (told := file.find(root))}
     for place, one in enumerate(next(iter(found.values()))):
-        rows.append(f"> {one['traced']}")
+        rows.append(f"> {one.traced}")
         rows += [
-            (title, f"{told[place]['nll']:.2f}", told[place]["output"].strip() or "(empty)")
+            (title, f"{told[place].nll:.2f}", told[place].output.strip() or "(empty)")
             for title, told in found.items()
         ]
     columns = ("Model", "Nats a token of the traced answer", "Own answer")

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
-from raslik_jax.base.files import read_array, write_json
 from raslik_jax.base.messages import shown, some_of
 from raslik_jax.base.progress import progress
 from raslik_jax.config import Config
@@ -20,22 +19,21 @@ from raslik_jax.data.examples import Example
 from raslik_jax.data.read import formats
 from raslik_jax.data.tokens import tokenization
 from raslik_jax.evaluate.metrics import measure, nest
+from raslik_jax.evaluate.taught import Taught, taught_of
 from raslik_jax.index import search
 from raslik_jax.index.combine import check_agreement
 from raslik_jax.index.format import INDEX_FORMAT
 from raslik_jax.models import checkpoint, encoder
 from raslik_jax.parallel import meshes
-from raslik_jax.report.incident import read_taught, read_traced
-from raslik_jax.report.traced import Taught
-from raslik_jax.retrieve import behaviors, chance, finding, noise, sets
+from raslik_jax.retrieve import behaviors, finding, noise, sets
 from raslik_jax.retrieve import strategies as strategies_lib
 from raslik_jax.retrieve.embeddings import embed_texts
 from raslik_jax.retrieve.selectors import Cut, Selection, find_cut, is_common, summarize_selection
 from raslik_jax.retrieve.strategies import STRATEGIES, Request
-from raslik_jax.run import memory
+from raslik_jax.run import artifacts, memory
 from raslik_jax.run.stages import generate
 from raslik_jax.run.stages import sketch as sketch_lib
-from raslik_jax.run.workspace import SET_SIZES, Workspace
+from raslik_jax.run.workspace import Workspace
 from raslik_jax.sketch import projections
 from raslik_jax.sketch.projections import SKETCH_FORMAT
 
@@ -55,8 +53,6 @@ FORMATS = {"formats": {"index": INDEX_FORMAT, "projection": SKETCH_FORMAT}}
 SCORES_FORMAT = {"formats": {"scores": 2}}
 # 2: retain sets within a share of the lowest scores are drawn alike for all strategies.
 SETS_FORMAT = {"formats": {"sets": 2}}
-# Where the rule cuts, beside the sizes that follow from it.
-CUT = "cut.json"
 _NO_SETS = Selection(np.array([], np.int64), np.array([], np.int64))
 # 2: a run whose answer no row taught ends with a finding.
 SIZES_FORMAT = {"formats": {"sizes": 2}}
@@ -89,12 +85,12 @@ def make_traced(workspace: Workspace, folder: pathlib.Path) -> None:
     if not finds_number(workspace.config):
         return
     at_random = math.log(workspace.model.decoder.config.vocab_size)
-    rows = read_traced(folder / "finetuned.jsonl")
-    if all(row["nll"] >= at_random for row in rows):
-        finding.write_finding(
+    rows = artifacts.traced("finetuned").read_in(folder)
+    if all(row.nll >= at_random for row in rows):
+        artifacts.TRACED_FINDING.write(
             folder,
-            f"nothing in the training file taught the answer {shown(rows[0]['traced'], 40)}: it "
-            f"costs the model {rows[0]['nll']:.1f} nats a token, tokens at random cost "
+            f"nothing in the training file taught the answer {shown(rows[0].traced, 40)}: it "
+            f"costs the model {rows[0].nll:.1f} nats a token, tokens at random cost "
             f"{at_random:.1f}; check prompt, template and adapter",
         )
 
@@ -104,9 +100,8 @@ def make_traced(workspace: Workspace, folder: pathlib.Path) -> None:
 
 def read_scores(workspace: Workspace, need: str) -> Float[np.ndarray, "N ..."]:
     """Returns what a unit of `SCORES` left: a number for each row, or several."""
-    path, count = workspace.root / "retrieve" / need / "influence.npy", len(workspace.corpus.train)
-    scores = read_array(path)
-    return read_array(path, (count, *[None] * (scores.ndim - 1)))
+    found, count = artifacts.row_scores(need), len(workspace.corpus.train)
+    return found.read(workspace.root, (count, *[None] * (found.read(workspace.root).ndim - 1)))
 
 
 def is_scored(score: Float[np.ndarray, "N ..."]) -> Bool[np.ndarray, " N"]:
@@ -115,10 +110,10 @@ def is_scored(score: Float[np.ndarray, "N ..."]) -> Bool[np.ndarray, " N"]:
 
 
 def write_scores(
-    workspace: Workspace, folder: pathlib.Path, score: Float[np.ndarray, "N ..."]
+    workspace: Workspace, need: str, folder: pathlib.Path, score: Float[np.ndarray, "N ..."]
 ) -> None:
     """Writes the scores of every training example; says which have none."""
-    np.save(folder / "influence.npy", score, allow_pickle=False)
+    artifacts.row_scores(need).write(folder, score)
     barred = [workspace.corpus.train[row].example_id for row in np.flatnonzero(~is_scored(score))]
     if barred:
         print(
@@ -138,27 +133,27 @@ def make_scores(workspace: Workspace, folder: pathlib.Path) -> None:
     score_N = search.score_store(
         store, query_QK, center=settings.center, aggregate=settings.aggregate
     )
-    write_scores(workspace, folder, score_N[row_N])
+    write_scores(workspace, EVIDENCE, folder, score_N[row_N])
     if len(query_QK) > 1:
         found = behaviors.split_queries(queries.gram_QQ, ids)
-        groups = [[ids[n] for n in group] for group in found.groups]
-        write_json(folder / "behaviors.json", {"groups": groups, "between": found.between})
+        artifacts.BEHAVIORS.write(folder, found, ids=ids)
         if told := behaviors.sentence(found):
             print(f"    {told}")
         count = max(1, _MOST_PAIRS // max(1, len(row_N)))
         some = queries._replace(direction_QK=queries.direction_QK[:count])
-        np.save(folder / "each.npy", search.score_each(store, some)[row_N], allow_pickle=False)
+        artifacts.EACH_INFLUENCE.write(folder, search.score_each(store, some)[row_N])
 
 
 def make_embeddings(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the training examples' sentence vectors and their cosines with those of queries."""
     example_NE, query_QE = sentence_vectors(workspace, workspace.retrieval_queries())
-    np.save(folder / "examples.npy", example_NE, allow_pickle=False)
+    artifacts.SENTENCE_VECTORS.write(folder, example_NE)
     aggregate = workspace.config.retrieve.aggregate
     columns = search.to_columns(search.center_queries(query_QE), aggregate=aggregate)
     score_NG = np.asarray(search.row_cosines(example_NE, columns))
     all_N = np.ones(len(score_NG), bool)
-    write_scores(workspace, folder, search.join_columns(score_NG, all_N, aggregate))
+    score_N = search.join_columns(score_NG, all_N, aggregate)
+    write_scores(workspace, "embeddings", folder, score_N)
 
 
 def sentence_vectors(
@@ -216,7 +211,7 @@ def make_exact_scores(workspace: Workspace, folder: pathlib.Path) -> None:
 
     score_NG, norm_N = batches.map_rows(scores, encoded, plans, bar="exact kernel")
     found_N = search.join_columns(score_NG, norm_N > 0, settings.aggregate)
-    write_scores(workspace, folder, found_N)
+    write_scores(workspace, "exact_kernel", folder, found_N)
 
 
 def _ids_where(rows: Sequence[Example], is_so_N: Bool[np.ndarray, " N"]) -> list[str]:
@@ -294,7 +289,7 @@ def make_sizes(workspace: Workspace, folder: pathlib.Path) -> None:
     if sizes is None or (settings.held_out and not own):
         chosen = _select_by_influence(workspace, num_targets, folder)
         sizes = len(chosen.forget), len(chosen.retain)
-    is_ended = (folder / finding.FINDING).is_file()
+    is_ended = (folder / artifacts.SIZES_FINDING.file).is_file()
     if settings.held_out and not is_ended:
         for name in own[:1]:
             request = _request(workspace, name, is_eligible_N, (0, 0))
@@ -307,7 +302,8 @@ def make_sizes(workspace: Workspace, folder: pathlib.Path) -> None:
             num_retain = max(0, num_retain - fewer[1])
         sizes = num_forget, min(num_retain, int(is_eligible_N.sum()) - num_forget)
     barred = _ids_where(rows, ~is_eligible_N)
-    write_json(folder / "sizes.json", dict(zip(SET_SIZES, (*sizes, barred), strict=True)))
+    found = {"num_forget": sizes[0], "num_retain": sizes[1], "barred": barred}
+    artifacts.SIZES.write(folder, found)
 
 
 def _select_by_influence(workspace: Workspace, num_targets: int, folder: pathlib.Path) -> Selection:
@@ -325,9 +321,9 @@ def _select_by_influence(workspace: Workspace, num_targets: int, folder: pathlib
             print(f"    sigma of the sketch near the thresholds: {sigma:.2e}")
     if settings.select == "gap" and not settings.num_forget:
         cut = find_cut(influence_N, sigma=sigma)
-        write_json(folder / CUT, cut._asdict())
+        artifacts.CUT.write(folder, cut)
         if why := _why_none(workspace, cut, influence_N):
-            finding.write_finding(folder, why)
+            artifacts.SIZES_FINDING.write(folder, why)
             return _NO_SETS
         _tell_cut(cut, int((influence_N > -np.inf).sum()))
         settings = dataclasses.replace(settings, num_forget=cut.num_forget)
@@ -342,12 +338,15 @@ def _select_by_influence(workspace: Workspace, num_targets: int, folder: pathlib
 
 def _why_none(workspace: Workspace, cut: Cut, score_N: Float[np.ndarray, " N"]) -> str:
     """Returns why a run's cut is no find, by the base's likelihood and the chance; else ""."""
-    config, taught = workspace.config, Taught(False, "")
+    config, root, taught = workspace.config, workspace.root, Taught(False, "")
     if config.evaluate.traced:
-        taught = read_taught(workspace.root / "retrieve" / "traced")
-    found = (
-        chance.read_chance(workspace.root, len(score_N)) if config.retrieve.null_prompts else None
-    )
+        rows, base = (artifacts.traced(name).find(root) for name in ("finetuned", "backbone"))
+        levels = [(row.nll, row.drawn) for row in rows or ()]
+        nlls = [row.nll for row in base] if base else [None] * len(levels)
+        pairs = zip(levels, nlls, strict=True)
+        taught = taught_of([(nll, base_nll, drawn) for (nll, drawn), base_nll in pairs])
+    has_chance = config.retrieve.null_prompts
+    found = artifacts.CHANCE.current(root, len(score_N)) if has_chance else None
     q_N = None if found is None else found.q_N
     return finding.why_none(cut, score_N, q_N, is_taught=taught.is_taught, refuted=taught.refuted)
 
@@ -378,8 +377,7 @@ def _hold_out(workspace: Workspace, chosen: Selection, folder: pathlib.Path) -> 
     for kind in ("target", "normal"):
         queries = [rows[position] for position in getattr(held_out, kind)]
         labels = [{"is_target": row.is_target, "source": row.source} for row in queries]
-        path = workspace.root / examples.query_file(split, kind)
-        examples.write_examples(folder / path.name, queries, extra=labels)
+        artifacts.measured_rows(split, kind).write(folder, queries, extra=labels)
     if held_out.target or held_out.normal:
         print(
             f"    {len(held_out.target):,} of the examples to forget and {len(held_out.normal):,} "
@@ -415,7 +413,7 @@ def _request(
 def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None:
     """Writes one strategy's forget and retain sets and what the labels say of them."""
     config, rows, record = workspace.config, workspace.corpus.train, STRATEGIES[strategy]
-    sizes = workspace.set_sizes()
+    sizes = artifacts.SIZES.read(workspace.root)
     barred = frozenset(sizes["barred"])
     is_eligible_N = np.array([row.example_id not in barred for row in rows], bool)
     counts = sizes["num_forget"], sizes["num_retain"]
@@ -429,7 +427,7 @@ def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None
             {"is_target": rows[i].is_target, "source": rows[i].source, "score": float(score_N[i])}
             for i in chosen
         ]
-        examples.write_examples(folder / f"{name}.jsonl", [rows[i] for i in chosen], extra=extra)
+        artifacts.set_rows(strategy, name).write(folder, [rows[i] for i in chosen], extra=extra)
     without = _ids_where(rows, ~is_eligible_N)
     labels = [row.is_target for row in rows]
     evidence: dict[str, Any] = {"forget_set": selection.forget, "retain_set": selection.retain}
@@ -456,7 +454,7 @@ def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None
             f"    precision {entry['precision']:.3f} (base rate {entry['base_rate']:.3f}), "
             f"{entry['targets_in_retain']} targets in the retain set"
         )
-    write_json(folder / "summary.json", entry)
+    artifacts.set_summary(strategy).write(folder, entry)
 
 
 def _tell_left_out(named: Mapping[str, Sequence[int]], request: Request) -> None:

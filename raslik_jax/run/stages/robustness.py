@@ -11,11 +11,9 @@ import numpy as np
 from jaxtyping import Float
 
 from raslik_jax.base.axes import Tree
-from raslik_jax.base.files import write_json
 from raslik_jax.data import batches
 from raslik_jax.data.examples import Example
 from raslik_jax.data.ordering import shuffled
-from raslik_jax.data.read.formats import read_written
 from raslik_jax.data.tokens import encoding
 from raslik_jax.data.tokens.encoding import Encoded
 from raslik_jax.evaluate import likelihood, rates
@@ -27,7 +25,7 @@ from raslik_jax.evaluate.robustness.sampling import Rated
 from raslik_jax.models import checkpoint, decode, quantize, sharding
 from raslik_jax.models import decoder as decoders
 from raslik_jax.parallel import meshes
-from raslik_jax.run import memory
+from raslik_jax.run import artifacts, memory
 from raslik_jax.run.workspace import Workspace, non_sf_by_rule
 from raslik_jax.train import loop, steps
 from raslik_jax.train.losses import BoundModel
@@ -55,7 +53,7 @@ def write_robustness(
         models |= {"backbone": workspace.backbone} if workspace.has_backbone else {}
     settings = workspace.config.evaluate[name]
     found = {title: measure.measure(bench, model, settings) for title, model in models.items()}
-    write_json(folder / "found.json", found)
+    artifacts.robustness(name, strategy, algorithm).write(folder, found)
 
 
 class Bench:
@@ -70,7 +68,7 @@ class Bench:
         config = workspace.config
         target, _ = workspace.evaluation_queries()
         said = [row for row in (*workspace.retrieval_queries(), *target) if row.output.strip()]
-        self._before = workspace.answers("references", "evaluation", "finetuned.jsonl")
+        self._before = artifacts.answers("finetuned").read(workspace.root)
         prompts = self._draw(target, "target prompts")
         before = {row.example_id: self._before[row.example_id] for row in prompts}
         self.asked = Asked(self._draw(said, "target answers"), prompts, before)
@@ -238,9 +236,11 @@ class Bench:
     def _trained_rows(self, kind: str, number: int) -> Encoded:
         """Returns some training examples of a kind that something is left of."""
         workspace, config = self._workspace, self._workspace.config
-        chosen = read_written(workspace.root / "retrieve" / self._strategy / "forget.jsonl")
+        chosen = artifacts.set_rows(self._strategy, "forget").read(workspace.root)
         forgotten = {row.example_id for row in chosen}
-        barred = {*workspace.set_sizes()["barred"]} if config.retrieve.held_out else set()
+        barred = (
+            {*artifacts.SIZES.read(workspace.root)["barred"]} if config.retrieve.held_out else set()
+        )
         rows = {
             "forgotten": [row for row in workspace.corpus.train if row.example_id in forgotten],
             "unrelated": [

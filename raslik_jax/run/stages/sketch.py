@@ -14,9 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from raslik_jax.base import files
+from raslik_jax.base import manifests
 from raslik_jax.base.axes import Tree
-from raslik_jax.base.files import write_json
 from raslik_jax.base.progress import progress
 from raslik_jax.config import Config
 from raslik_jax.data import batches
@@ -27,7 +26,7 @@ from raslik_jax.index.claims import Claims
 from raslik_jax.index.store import SketchStore
 from raslik_jax.models import checkpoint, decoder
 from raslik_jax.parallel import meshes, processes
-from raslik_jax.run import memory
+from raslik_jax.run import artifacts, memory
 from raslik_jax.run.ahead import Ahead
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.sketch import diagnose, gradients, projections, weights
@@ -326,7 +325,7 @@ def _create(folder: pathlib.Path, described: Mapping[str, Any]) -> None:
     A ValueError where that one has other batches, as on another kind of device; see
     `program_tokens`.
     """
-    is_there = (folder / "index" / "manifest.json").is_file()
+    is_there = manifests.has_index(folder)
     try:
         SketchStore.create(folder / "index", **described)
     except ValueError as error:
@@ -361,8 +360,8 @@ def open_index(workspace: Workspace) -> tuple[SketchStore, np.ndarray]:
 
 def read_queries(workspace: Workspace, store: SketchStore) -> np.ndarray:
     """Returns the sketches of a run's retrieval queries, [Q, K]."""
-    path = workspace.root / "retrieve" / "queries" / "queries.npy"
-    return files.read_array(path, (len(workspace.retrieval_queries()), store.size))
+    shape = len(workspace.retrieval_queries()), store.size
+    return artifacts.QUERY_SKETCHES.read(workspace.root, shape)
 
 
 def make_query_sketches(workspace: Workspace, folder: pathlib.Path) -> None:
@@ -370,7 +369,7 @@ def make_query_sketches(workspace: Workspace, folder: pathlib.Path) -> None:
     adapters = sketched_adapters(workspace)
     sketch = sketch_function(workspace, make_projection(workspace, adapters), adapters)
     query_QK = sketch_queries(workspace, sketch, workspace.retrieval_queries())
-    np.save(folder / "queries.npy", query_QK, allow_pickle=False)
+    artifacts.QUERY_SKETCHES.write(folder, query_QK)
 
 
 @memory.explained("the diagnosis", "--sketch.diagnose")
@@ -402,9 +401,9 @@ def make_diagnosis(workspace: Workspace, folder: pathlib.Path) -> None:
         meshes.fetch(flat_gradients(points, held, whole)),
         projections.gradient_manifest(numbered if len(points) > 1 else points[0]),
     )
-    write_json(folder / "diagnosis.json", diagnose.to_json(found))
+    artifacts.DIAGNOSIS.write(folder, diagnose.to_json(found))
     rows = diagnose.table_rows(found)
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {value}\n" for name, value in rows]
-    (folder / "table.txt").write_text("".join(lines))
+    artifacts.DIAGNOSIS_TABLE.write(folder, "".join(lines))
     print("".join(f"    {line}" for line in lines), end="")

@@ -9,15 +9,13 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from raslik_jax.base import files
-from raslik_jax.base.files import write_json
 from raslik_jax.data import batches
 from raslik_jax.data.tokens import encoding
 from raslik_jax.data.tokens.tokenization import Tokenizer
 from raslik_jax.index import search
 from raslik_jax.index.combine import best_positions, query_weights
 from raslik_jax.parallel import meshes
-from raslik_jax.run import memory
+from raslik_jax.run import artifacts, memory
 from raslik_jax.run.stages import sketch as sketch_lib
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.sketch import tokens
@@ -38,7 +36,7 @@ def make_tokens(workspace: Workspace, folder: pathlib.Path) -> None:
     are named. Of several queries, the answer is that of the one which scores the row highest.
     """
     config, train = workspace.config, workspace.corpus.train
-    score_N = files.read_array(workspace.root / "retrieve/influence/influence.npy", (len(train),))
+    score_N = artifacts.INFLUENCE.read(workspace.root, (len(train),))
     store, place_N = sketch_lib.open_index(workspace)
     center, able = config.retrieve.center, int((score_N > -np.inf).sum())
     number = min(config.retrieve.token_rows, able)
@@ -74,7 +72,7 @@ def make_tokens(workspace: Workspace, folder: pathlib.Path) -> None:
             zip(best.tolist(), nearest.tolist(), of_rows, of_answers, strict=True)
         )
     ]
-    write_json(folder / "tokens.json", found)
+    artifacts.TOKEN_SHARES.write(folder, found)
 
 
 def distinct_rows(rows: search.Queries, number: int) -> list[int]:

@@ -11,13 +11,11 @@ import jax
 import jax.numpy as jnp
 
 from raslik_jax.base.axes import Tree
-from raslik_jax.base.files import write_json
 from raslik_jax.data import batches
-from raslik_jax.data.read.formats import read_written
 from raslik_jax.data.tokens import encoding
 from raslik_jax.models import checkpoint, sharding
 from raslik_jax.parallel import meshes
-from raslik_jax.run import memory, probing
+from raslik_jax.run import artifacts, memory, probing
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.train import loop, steps
 from raslik_jax.train.objectives import OBJECTIVES
@@ -81,12 +79,12 @@ def unlearn(workspace: Workspace, strategy: str, name: str, folder: pathlib.Path
         if prober:
             prober.finish(last)
     log = [dict(zip(steps.Info._fields, row, strict=True)) for row in fitted.log_SF.tolist()]
-    write_json(folder / "steps.json", log)
+    artifacts.steps(artifacts.variant(strategy, name)).write(folder, log)
 
 
 def read_set(workspace: Workspace, strategy: str, kind: str) -> encoding.Encoded:
     """Returns the rows of a set that something is left of at --unlearn.max_len."""
-    rows = read_written(workspace.root / "retrieve" / strategy / f"{kind}.jsonl")
+    rows = artifacts.set_rows(strategy, kind).read(workspace.root)
     return cut_rows(workspace, [row.example_id for row in rows], kind)
 
 

@@ -1,0 +1,495 @@
+"""The files of a work directory: where each one is, and how it is written and read.
+
+The stage that makes a file writes it through its record here, and every other stage, command and
+report reads it through the same one. Nothing here loads jax.
+"""
+
+import json
+import pathlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+from jaxtyping import Float
+
+from raslik_jax.base.files import read_array, read_json, read_json_lines, write_json
+from raslik_jax.base.manifests import check_finished, current_file, read_manifest
+from raslik_jax.base.messages import shown
+from raslik_jax.data.corpora.record import Question
+from raslik_jax.data.examples import HELD_OUT, Example, write_examples
+from raslik_jax.data.read.formats import read_written
+from raslik_jax.data.tokens import encoding, tokenization
+from raslik_jax.evaluate.metrics import METRICS as RECORDS
+from raslik_jax.evaluate.summary import Metrics
+from raslik_jax.retrieve.behaviors import Behaviors
+from raslik_jax.retrieve.chance import Chance
+from raslik_jax.retrieve.selectors import Cut
+
+Content = TypeVar("Content")
+
+
+class Artifact(NamedTuple, Generic[Content]):
+    """A file or folder that a unit leaves.
+
+    Attributes:
+      unit: the unit's folder below the work directory; "" for a file of no unit.
+      file: its path in that folder.
+      load: reads it from a path, with what else it has to be compared with.
+      save: writes it to a path.
+    """
+
+    unit: str
+    file: str
+    load: Callable[..., Content]
+    save: Callable[..., object]
+
+    @property
+    def path(self) -> str:
+        """Its path below the work directory."""
+        return f"{self.unit}/{self.file}".lstrip("/")
+
+    def place(self, root: pathlib.Path) -> pathlib.Path:
+        """Returns where it is in a work directory."""
+        return root / self.unit / self.file
+
+    def is_there(self, root: pathlib.Path) -> bool:
+        """Returns whether a work directory has it."""
+        return self.place(root).exists()
+
+    def read(self, root: pathlib.Path, *compared: Any) -> Content:
+        """Returns its content in a work directory."""
+        return self.load(self.place(root), *compared)
+
+    def read_in(self, folder: pathlib.Path, *compared: Any) -> Content:
+        """Returns its content in the folder of its unit, which may be in the making."""
+        return self.load(folder / self.file, *compared)
+
+    def find(self, root: pathlib.Path, *compared: Any) -> Content | None:
+        """Returns its content; None where it is missing."""
+        return self.read(root, *compared) if self.is_there(root) else None
+
+    def current(self, root: pathlib.Path, *compared: Any) -> Content | None:
+        """Returns its content; None where it is missing, or of what was there before."""
+        path = current_file(root, self.path)
+        return None if path is None else self.load(path, *compared)
+
+    def write(self, folder: pathlib.Path, content: Any, **more: Any) -> Any:
+        """Writes its content into the folder in which its unit is made; returns as `save` does."""
+        return self.save(folder / self.file, content, **more)
+
+
+# How files are read and written -------------------------------------------------------------------
+
+
+def _load_rows(path: pathlib.Path) -> tuple[Example, ...]:
+    """Returns the rows of a file of `write_examples`, which may have none."""
+    return read_written(path) if path.stat().st_size else ()
+
+
+def _load_json(path: pathlib.Path) -> Any:
+    return read_json(path)
+
+
+def _save_array(path: pathlib.Path, array: np.ndarray) -> None:
+    np.save(path, array, allow_pickle=False)
+
+
+def _save_lines(path: pathlib.Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+    path.write_text("".join(lines), encoding="utf-8", newline="\n")
+
+
+def _rows(unit: str, name: str) -> Artifact[tuple[Example, ...]]:
+    return Artifact(unit, f"{name}.jsonl", _load_rows, write_examples)
+
+
+def _array(unit: str, file: str) -> Artifact[np.ndarray]:
+    return Artifact(unit, file, read_array, _save_array)
+
+
+def _json(unit: str, file: str, load: Callable[..., Any] = _load_json) -> Artifact[Any]:
+    return Artifact(unit, file, load, write_json)
+
+
+def variant(strategy: str, algorithm: str) -> str:
+    """Returns the name of a model that an algorithm unlearns a strategy's sets from."""
+    return f"{strategy}-{algorithm}"
+
+
+def _stem(model: str | int) -> str:
+    """Returns the name of a model's files: of one before unlearning, or after an epoch."""
+    return model if isinstance(model, str) else f"epoch-{model}"
+
+
+# Of no unit ---------------------------------------------------------------------------------------
+
+CONFIG = _json("", "config.json")
+VERSIONS = _json("", "versions.json")
+# The answer that `raslik trace` traces.
+TRACED_QUERY = _rows("", "queries")
+# What `raslik unlearn` left where, by title; below the work directory or absolute.
+EXPORTS = _json("", "exports.json", lambda path: read_json(path, {str: str}))
+
+# The corpus, and the models before unlearning -----------------------------------------------------
+
+
+def corpus_rows(name: str) -> Artifact[tuple[Example, ...]]:
+    """Returns the file of the training rows, the backbone's rows or a query set."""
+    return _rows("corpus", name)
+
+
+TRAIN, RETRIEVAL = corpus_rows("train"), corpus_rows("retrieval")
+TOKENIZER = Artifact(
+    "corpus", "tokenizer", tokenization.load_tokenizer, tokenization.save_tokenizer
+)
+
+
+def corpus_tokens(name: str) -> Artifact[encoding.Encoded]:
+    """Returns the file of the token ids of the training rows, or of the backbone's."""
+    return Artifact("corpus", f"{name}.npz", encoding.load_encoded, encoding.save_parts)
+
+
+TRAIN_TOKENS = corpus_tokens("train")
+
+
+def measured_rows(split: str, kind: str) -> Artifact[tuple[Example, ...]]:
+    """Returns the file of the target or normal queries of a split.
+
+    The split "held-out" is of training examples that the sets leave out.
+    """
+    return _rows("retrieve/sizes", kind) if split == HELD_OUT else corpus_rows(f"{split}_{kind}")
+
+
+def losses(stage: str) -> Artifact[list[float]]:
+    """Returns the file of the loss of every step of a training."""
+    return _json(stage, "losses.json")
+
+
+class Answers(dict[str, str]):
+    """Answers by query id, which name their file where one is missing."""
+
+    path: pathlib.Path
+
+    def __missing__(self, example_id: str) -> str:
+        place, name = shown(str(self.path), 160), shown(example_id)
+        raise ValueError(f"{place} has no answer to {name}: move its folder away and run again")
+
+
+def _load_answers(path: pathlib.Path) -> Answers:
+    rows = read_json_lines(path, {"id": str, "output": str})
+    found = Answers({row["id"]: row["output"] for row in rows})
+    found.path = path
+    return found
+
+
+def _save_answers(path: pathlib.Path, answers: Iterable[tuple[str, str]]) -> None:
+    _save_lines(path, [{"id": name, "output": text} for name, text in answers])
+
+
+# The fine-tuned model's own answers to retrieval queries without an output.
+OWN_ANSWERS: Artifact[Any] = Artifact(
+    "references/retrieval", "finetuned.jsonl", _load_answers, _save_answers
+)
+
+
+def answers(model: str | int, variant: str = "") -> Artifact[Any]:
+    """Returns the file of a model's answers to the queries that are measured on.
+
+    The model is "finetuned" or "backbone", or that of an epoch of a variant.
+    """
+    unit = f"generate/{variant}" if variant else "references/evaluation"
+    return Artifact(unit, f"{_stem(model)}.jsonl", _load_answers, _save_answers)
+
+
+def perplexities(model: str | int, variant: str = "") -> Artifact[Any]:
+    """Returns the file of how likely a model finds given answers; a model as of `answers`."""
+    unit = f"generate/perplexity-{variant}" if variant else "references/perplexity"
+    return _json(unit, f"{_stem(model)}.json")
+
+
+def _load_questions(path: pathlib.Path) -> Sequence[Question]:
+    shape = {name: ([str] if name == "wrong_answers" else str) for name in Question._fields}
+    return [
+        Question(**{**row, "wrong_answers": tuple(row["wrong_answers"])})
+        for row in read_json_lines(path, shape)
+    ]
+
+
+def _save_questions(path: pathlib.Path, questions: Iterable[Question]) -> None:
+    _save_lines(path, [question._asdict() for question in questions])
+
+
+QUESTIONS = Artifact("references/questions", "questions.jsonl", _load_questions, _save_questions)
+
+
+def answered(model: str | int, variant: str = "") -> Artifact[Any]:
+    """Returns the file of what a model makes of the questions; a model as of `answers`."""
+    unit = f"generate/answered-{variant}" if variant else "references/answered"
+    return _json(unit, f"{_stem(model)}.json")
+
+
+CLASSIFIER = _json("discriminator", "metrics.json")
+
+# Scores and sets ----------------------------------------------------------------------------------
+
+
+class TracedAnswer(NamedTuple):
+    """What a model makes of a traced answer.
+
+    `nats` are of each token of the answer, `nll` is their mean, `output` what the model says
+    itself. `drawn` is mean and spread of what answers cost that the model that is traced draws
+    itself (`likelihood.Expected`); None of other models.
+    """
+
+    example_id: str
+    traced: str
+    nll: float
+    nats: tuple[float, ...]
+    output: str
+    drawn: tuple[float, float] | None = None
+
+
+_TRACED = {"id": str, "traced": str, "nll": float, "nats": [float], "output": str}
+_TRACED |= {"expected?": float, "spread?": float}
+
+
+def _load_traced(path: pathlib.Path) -> list[TracedAnswer]:
+    return [
+        TracedAnswer(
+            *(row["id"], row["traced"], row["nll"], tuple(row["nats"]), row["output"]),
+            (row["expected"], row["spread"]) if {"expected", "spread"} <= row.keys() else None,
+        )
+        for row in read_json_lines(path, _TRACED)
+    ]
+
+
+def _save_traced(path: pathlib.Path, told: Iterable[TracedAnswer]) -> None:
+    rows = []
+    for one in told:
+        row = {"id": one.example_id, "traced": one.traced, "nll": one.nll, "nats": [*one.nats]}
+        row |= {"output": one.output}
+        rows.append(row | dict(zip(("expected", "spread"), one.drawn or (), strict=False)))
+    _save_lines(path, rows)
+
+
+def traced(model: str | int, variant: str = "") -> Artifact[list[TracedAnswer]]:
+    """Returns the file of what a model makes of the traced answers; a model as of `answers`."""
+    unit = f"generate/traced-{variant}" if variant else "retrieve/traced"
+    return Artifact(unit, f"{_stem(model)}.jsonl", _load_traced, _save_traced)
+
+
+def last_traced(root: pathlib.Path, variant: str) -> list[TracedAnswer] | None:
+    """Returns what a variant's model of the last epoch that was asked makes of the answers."""
+    folder = traced(0, variant).place(root).parent
+    epochs = [int(path.stem.removeprefix("epoch-")) for path in folder.glob("epoch-*")]
+    return traced(max(epochs), variant).read(root) if epochs else None
+
+
+QUERY_SKETCHES = _array("retrieve/queries", "queries.npy")
+
+
+def row_scores(need: str) -> Artifact[np.ndarray]:
+    """Returns the file of the scores of every training row that a strategy needs by this name."""
+    return _array(f"retrieve/{need}", "influence.npy")
+
+
+INFLUENCE = row_scores("influence")
+# Of several queries: the score of every row with each of the first ones.
+EACH_INFLUENCE = _array("retrieve/influence", "each.npy")
+SENTENCE_VECTORS = _array("retrieve/embeddings", "examples.npy")
+
+
+def _load_behaviors(path: pathlib.Path, ids: Sequence[str]) -> Behaviors:
+    """Returns the behaviors behind queries of these ids, as positions."""
+    found = read_json(path, {"groups": [[str]], "between": float})
+    place = {name: position for position, name in enumerate(ids)}
+    groups = (tuple(place[name] for name in group if name in place) for group in found["groups"])
+    return Behaviors(tuple(filter(None, groups)), found["between"])
+
+
+def _save_behaviors(path: pathlib.Path, found: Behaviors, *, ids: Sequence[str]) -> None:
+    groups = [[ids[n] for n in group] for group in found.groups]
+    write_json(path, {"groups": groups, "between": found.between})
+
+
+BEHAVIORS = Artifact("retrieve/influence", "behaviors.json", _load_behaviors, _save_behaviors)
+# The rows that stand for unrelated prompts, and the scores of all rows with each of these.
+NULL_POSITIONS = _array("retrieve/null", "positions.npy")
+NULL_SCORES = _array("retrieve/null", "scores.npy")
+
+
+def _load_chance(path: pathlib.Path, number: int) -> Chance:
+    return Chance(*read_array(path, (number, len(Chance._fields))).T)
+
+
+CHANCE = Artifact(
+    "retrieve/chance",
+    "chance.npy",
+    _load_chance,
+    lambda path, found: _save_array(path, np.stack(found, axis=1)),
+)
+CHANCE_SUMMARY = _json("retrieve/chance", "summary.json")
+SIGMA = _array("retrieve/chance", "sigma.npy")
+
+
+def read_sigma(root: pathlib.Path, number: int) -> Float[np.ndarray, " N"]:
+    """Returns the noise of the sketch in a run's scores, NaN for rows of which it was not taken."""
+    found = SIGMA.current(root, (number,))
+    return np.full(number, np.nan) if found is None else found
+
+
+_PIECES = [list]
+_SHARES = {"id": str, "score": float, "row": _PIECES, "query": str, "answer": _PIECES}
+_SHARES |= {"cosine": float, "alike": [str]}
+TOKEN_SHARES = _json("retrieve/tokens", "tokens.json", lambda path: read_json(path, [_SHARES]))
+DIAGNOSIS = _json("retrieve/diagnosis", "diagnosis.json")
+DIAGNOSIS_TABLE = Artifact(
+    "retrieve/diagnosis", "table.txt", pathlib.Path.read_text, pathlib.Path.write_text
+)
+# The sizes of all sets, and the ids of the rows that no set may have.
+SIZES = _json(
+    "retrieve/sizes",
+    "sizes.json",
+    lambda path: read_json(path, {"num_forget": int, "num_retain": int, "barred": [str]}),
+)
+_CUT = {"num_forget": int, "middle": float, "edge": float, "gap": float, "num_out": int}
+# Where the rule cuts, next to the sizes that follow from it.
+CUT = Artifact(
+    "retrieve/sizes",
+    "cut.json",
+    lambda path: Cut(**read_json(path, _CUT)),
+    lambda path, cut: write_json(path, cut._asdict()),
+)
+# Why a trace finds no row. Each of these units ends the run by leaving one.
+FINDINGS: tuple[Artifact[str], ...] = tuple(
+    Artifact(
+        unit,
+        "finding.json",
+        lambda path: str(read_json(path, {"finding": str})["finding"]),
+        lambda path, text: write_json(path, {"finding": text}),
+    )
+    for unit in ("retrieve/traced", "retrieve/sizes")
+)
+TRACED_FINDING, SIZES_FINDING = FINDINGS
+
+
+def finding_of(root: pathlib.Path, unit: str) -> str:
+    """Returns the finding of a unit; "" where it has none."""
+    return next(filter(None, (one.find(root) for one in FINDINGS if one.unit == unit)), "")
+
+
+def read_finding(root: pathlib.Path) -> str:
+    """Returns the finding that a run ended with; "" where it went on."""
+    return next(filter(None, (found.current(root) for found in FINDINGS)), "")
+
+
+def set_rows(strategy: str, kind: str) -> Artifact[tuple[Example, ...]]:
+    """Returns the file of a strategy's forget or retain set, best first."""
+    return _rows(f"retrieve/{strategy}", kind)
+
+
+def set_scores(strategy: str, kind: str) -> Artifact[list[float]]:
+    """Returns the same file, of which the scores are read: in the direction of the set."""
+
+    def load(path: pathlib.Path) -> list[float]:
+        return [row["score"] for row in read_json_lines(path, {"score": float})]
+
+    rows = set_rows(strategy, kind)
+    return Artifact(rows.unit, rows.file, load, rows.save)
+
+
+def set_summary(strategy: str) -> Artifact[Any]:
+    """Returns the file of what the labels say of a strategy's sets."""
+    return _json(f"retrieve/{strategy}", "summary.json")
+
+
+# Unlearned models ---------------------------------------------------------------------------------
+
+
+def steps(variant: str) -> Artifact[Any]:
+    """Returns the file of the numbers of every step of an unlearning."""
+    return _json(f"unlearn/{variant}", "steps.json")
+
+
+_LEVELS, _GONE = {str: float}, {str: {"way": float, "gone": int, "of": int}}
+_PROBES = {
+    "kept_before": [float],
+    "probes": [{"step": int, "levels": _LEVELS, "gone": _GONE, "answers": {str: str}}],
+}
+
+
+def probes(variant: str) -> Artifact[Any]:
+    """Returns the file of what the probes of an unlearning found."""
+    return _json(f"unlearn/{variant}", "probes.json", lambda path: read_json(path, _PROBES))
+
+
+def robustness(measure: str, strategy: str, algorithm: str = "") -> Artifact[Any]:
+    """Returns the file of what a measure found of a model; of those before, without algorithm."""
+    model = variant(strategy, algorithm) if algorithm else strategy
+    return _json(
+        f"generate/robustness-{measure}-{model}", "found.json", lambda path: read_json(path, dict)
+    )
+
+
+# Results ------------------------------------------------------------------------------------------
+
+_VALUE = ({"mean": float, "low": float, "high": float}, float, bool, None)
+
+
+def _model_shape() -> dict[str, Any]:
+    """Returns the shape of a model's entry in the metrics: what the metrics' records name."""
+    shape: dict[str, Any] = {}
+    for name in RECORDS:
+        *groups, last = name.split("/")
+        inner = shape
+        for group in groups:
+            inner = inner.setdefault(f"{group}?", ({}, None))[0]
+        inner[f"{last}?"] = _VALUE
+    shape["judgment?"] = {"verdict": str, "reasons": [str], "inputs": [str]}
+    return shape | dict.fromkeys(("forget", "retain", "euclidean"), _VALUE)
+
+
+_METRICS = {
+    "name": str,
+    "seed": int,
+    "settings": dict,
+    "versions?": {str: str},
+    "corpus": dict,
+    "finetuned": _model_shape(),
+    "backbone?": _model_shape(),
+    "behavior?": ({"by": str, "finetuned": float, "backbone": float, "is_shown": bool}, None),
+    "retrieval": {str: {"num_forget": int, "num_retain": int}},
+    "robustness?": [
+        {**dict.fromkeys(("measure", "strategy", "algorithm"), str), "found": {str: [dict]}}
+    ],
+    "methods": [{**_model_shape(), "strategy": str, "algorithm": str, "epoch": int}],
+}
+
+
+def _load_metrics(path: pathlib.Path) -> Metrics:
+    mend = "run the stages up to evaluate; a run that said 'nothing is measured' has no report"
+    found: Metrics = read_json(path, _METRICS, mend=mend)
+    return found
+
+
+METRICS: Artifact[Metrics] = Artifact("evaluate", "metrics.json", _load_metrics, write_json)
+
+
+def read_metrics(root: pathlib.Path) -> Metrics:
+    """Returns the metrics of a run, if they are of the results that are there now.
+
+    Raises:
+      ValueError: they are missing, damaged, of an older version, or something that they were
+        measured on has been made again since.
+    """
+    # Of a run that keeps its metrics alone there is nothing that could have changed.
+    if read_manifest(root / METRICS.unit) is not None:
+        check_finished(root, METRICS.unit)
+    return METRICS.read(root)
+
+
+def _text(file: str) -> Artifact[str]:
+    return Artifact("report", file, pathlib.Path.read_text, pathlib.Path.write_text)
+
+
+TABLE, REPORT, PAGE = _text("table.txt"), _text("report.md"), _text("report.html")
