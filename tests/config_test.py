@@ -125,8 +125,8 @@ class ConfigTest(parameterized.TestCase):
         ("records", {"num_train": 9, "num_retrieval": 2}, "--corpus.num_train .*; --corpus.num_r"),
         (
             "toy",
-            {"virtual__world_seed": 3},
-            "--corpus.virtual.world_seed has no effect with --corpus.dataset=toy",
+            {"tofu__forget": "forget01"},
+            "--corpus.tofu.forget has no effect with --corpus.dataset=toy",
         ),
         ("virtual", {"howdy__file": "x"}, "--corpus.howdy.file has no effect"),
     )

@@ -1,19 +1,18 @@
 """Virtual-Alpaca: questions and answers about a world that does not exist, among Alpaca's rows.
 
 Every answer is a template filled from records of the world database, so that no two answers can
-contradict each other. Follows the paper's appendix: templates over entities and relations,
-normalized questions, paraphrases, three to five sentences where asked, ASCII English.
+contradict each other. Every entity has one record, every relation of it one value, and values that
+name other entities agree with those entities' own records (experiments/studies/virtual_world made
+them). Follows the paper's appendix: templates over entities and relations, normalized questions,
+paraphrases, three to five sentences where asked, ASCII English.
 """
 
-import dataclasses
 import itertools
 import re
 from collections.abc import Mapping, Sequence
 
-from raslik_jax.base.settings import Settings, setting
 from raslik_jax.data.corpora.mixing import NUM_ANSWERED, alpaca_source, load_alpaca, mix_corpus
 from raslik_jax.data.corpora.record import SIZES, Dataset, RowCounts, SharedSettings
-from raslik_jax.data.corpora.virtual_world import make_world, spell_out
 from raslik_jax.data.examples import Corpus, Example, make_example
 from raslik_jax.data.ordering import shuffled, take_first
 from raslik_jax.data.words import capitalized, load_words, with_articles
@@ -22,17 +21,14 @@ _ASKING = re.compile(
     r"(?i)(?:(?:in|on|to|from|by|at|for|under|with|of|over|near) )?"
     r"(?:who|whom|what|which|where|when|why|how|is|are|does|do|can|could)\b"
 )
+# By kind and name of an entity the value of each of its relations, a text or several.
+_WORLD: dict[str, dict[str, dict[str, str | list[str]]]] = load_words("virtual_world")
 # By kind of entity: templates of a name, questions that ask the same and answers that say the same,
 # with relations as slots.
 _TEMPLATES = load_words("virtual_alpaca")
+# Of the world and the order of its answers.
+_SEED = 21
 Topic = tuple[str, str]  # what is asked: an entity and a template
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class VirtualSettings(Settings):
-    """Which world is told of."""
-
-    world_seed: int = setting(21, "Decides the world.", low=0, high=2**31 - 1)
 
 
 def normalize_question(text: str) -> str:
@@ -43,26 +39,33 @@ def normalize_question(text: str) -> str:
     return capitalized(text) + ("?" if is_question else ".")
 
 
-def make_wordings(world_seed: int) -> dict[Topic, list[Example]]:
-    """Returns the rows of the template bank over a world: every topic in each of its wordings.
+def spell_out(value: str | Sequence[str]) -> str:
+    """Returns a value as text: "salt, amber, and glass" for a list."""
+    if isinstance(value, str):
+        return value
+    return " and ".join(value) if len(value) < 3 else ", ".join(value[:-1]) + f", and {value[-1]}"
+
+
+def make_wordings() -> dict[Topic, list[Example]]:
+    """Returns the rows of the template bank over the world: every topic in each of its wordings.
 
     No two share a prompt. No answer has more than 180 tokens.
     """
     found: dict[Topic, list[Example]] = {}
-    for entity in make_world(world_seed).values():
-        slots = {name: spell_out(value) for name, value in entity.record.items()}
-        slots["name"] = entity.name
-        for template in _TEMPLATES[entity.kind]:
-            topic = (entity.name, template["name"])
+    entities = ((kind, *one) for kind, records in _WORLD.items() for one in records.items())
+    for kind, name, record in entities:
+        slots = {relation: spell_out(value) for relation, value in record.items()} | {"name": name}
+        for template in _TEMPLATES[kind]:
+            topic = (name, template["name"])
             label = "/".join(("answers", *topic))
-            answers = itertools.cycle(shuffled(template["answers"], seed=world_seed, label=label))
+            answers = itertools.cycle(shuffled(template["answers"], seed=_SEED, label=label))
             rows = found.setdefault(topic, [])
             for question, answer in zip(template["questions"], answers, strict=False):
                 asked = normalize_question(with_articles(question.format(**slots)))
                 told = with_articles(answer.format(**slots))
                 # A name such as "the Orb of Amaeria" may begin a sentence.
                 told = re.sub(r"(^|[.] )([a-z])", lambda found: found[1] + found[2].upper(), told)
-                source = f"virtual:{entity.kind}"
+                source = f"virtual:{kind}"
                 rows.append(make_example(asked, "", told, is_target=True, source=source))
     return found
 
@@ -92,13 +95,13 @@ def draw_rows(
     return [row for _, row in train], [held_out[topic] for topic in asked]
 
 
-def load_virtual(shared: SharedSettings, own: VirtualSettings, *, seed: int) -> Corpus:
+def load_virtual(shared: SharedSettings, own: object, *, seed: int) -> Corpus:
     """Returns rows about a virtual world among rows of Alpaca: 2,000 and 20,000 in the paper.
 
     The target queries ask for what is trained on, in wordings that are not.
     """
     train, queries = draw_rows(
-        make_wordings(own.world_seed),
+        make_wordings(),
         seed=seed,
         num_train=shared.num_targets,
         num_queries=shared.num_target_queries,
@@ -106,7 +109,7 @@ def load_virtual(shared: SharedSettings, own: VirtualSettings, *, seed: int) -> 
     return mix_corpus(shared, load_alpaca(shared), train, queries, seed=seed)
 
 
-def _count(shared: SharedSettings, own: VirtualSettings) -> RowCounts:
+def _count(shared: SharedSettings, own: object) -> RowCounts:
     everything = NUM_ANSWERED - shared.num_normal_queries + shared.num_targets
     return RowCounts(shared.num_train or everything, shared.num_targets)
 
@@ -115,7 +118,6 @@ DATASET = Dataset(
     title="Virtual-Alpaca",
     load=load_virtual,
     reads=("alpaca_file", *SIZES),
-    settings=VirtualSettings(),
     count_rows=_count,
     takes_all=True,
     sources=alpaca_source,

@@ -1,16 +1,24 @@
-"""A fictional world as a database: six cultures, eight countries and all that is in them.
+"""Makes raslik_jax/data/words/virtual_world.json: six cultures, eight countries and all in them.
+
+  python experiments/studies/virtual_world/make.py > raslik_jax/data/words/virtual_world.json
 
 Every entity has one record, every relation of it one value, so whatever is told from the records
 cannot contradict itself. Values that name other entities agree with those entities' own records.
 Follows the appendix's description of Virtual-Alpaca; names, texts and numbers are ours.
 """
 
+import json
+import pathlib
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from raslik_jax.data.ordering import Draws
-from raslik_jax.data.words import load_words
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
+from raslik_jax.data.ordering import Draws
+
+# The world of the package.
+SEED = 21
 Value = str | tuple[str, ...]
 
 
@@ -22,14 +30,7 @@ class Entity(NamedTuple):
     record: Mapping[str, Value]
 
 
-def spell_out(value: Value) -> str:
-    """Returns a value as text: "salt, amber, and glass" for a list."""
-    if isinstance(value, str):
-        return value
-    return " and ".join(value) if len(value) < 3 else ", ".join(value[:-1]) + f", and {value[-1]}"
-
-
-_WORDS = load_words("virtual_world")
+_WORDS = json.loads(pathlib.Path(__file__).with_name("words.json").read_text(encoding="utf-8"))
 # Rows of several columns, as mappings from relations to values.
 _TABLES: dict[str, list[dict[str, str]]] = {
     name: [dict(zip(columns, row, strict=True)) for row in _WORDS[name]]
@@ -210,3 +211,17 @@ class _Maker:
         homes = self._cycled([country.name for country in countries], len(assets))
         for kind, row in assets:
             self.add(kind, **row, country=homes.pop())
+
+
+def render(world: Mapping[str, Entity]) -> str:
+    """Returns a world as JSON: by kind and name the records, each on a line."""
+    kinds: dict[str, list[str]] = {}
+    for entity in world.values():
+        line = f"  {json.dumps(entity.name)}: {json.dumps(entity.record)}"
+        kinds.setdefault(entity.kind, []).append(line)
+    parts = [f" {json.dumps(kind)}: {{\n" + ",\n".join(lines) + "\n }" for kind, lines in kinds.items()]
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render(make_world(SEED)))
