@@ -88,7 +88,7 @@ docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict
 
 check: $(VENV)/.installed-parity .venv-gpu browser docs
-	$(BIN)/python -m pytest -q -rs -m heavy tests experiments/studies -n $(WORKERS) --dist worksteal --durations=15
+	$(BIN)/python -m pytest -q -rs -m heavy -n $(WORKERS) --dist worksteal --durations=15
 
 clean:
 	rm -rf $(VENV) .venv-gpu build site *.egg-info .pytest_cache .mypy_cache .ruff_cache

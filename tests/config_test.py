@@ -74,10 +74,6 @@ class ConfigTest(parameterized.TestCase):
             "--retrieve.select=margin needs --retrieve.aggregate=mean, got mean_rank",
         ),
         (
-            {"corpus__dataset": "howdy", "corpus__howdy__answers_endpoint": "http://x"},
-            "needs --corpus.howdy.answers_model",
-        ),
-        (
             {"backbone__format": "int8", "unlearn__parameters": "all"},
             "--unlearn.parameters=all .* --backbone.format=plain, got int8",
         ),

@@ -12,7 +12,7 @@ _FILES = sorted(
         "docs": (".md",),
     }.items()
     for path in (_REPOSITORY / folder).rglob("*")
-    if path.suffix in suffixes and "third_party" not in path.parts
+    if path.suffix in suffixes and "third_party" not in path.parts and "_test" not in path.stem
 ) + [_REPOSITORY / name for name in ("README.md", "BUILD_NOTES.md", "Makefile")]
 # Errors say `X must be ..., got ...: do ...`; spelling is American; no mannered turns.
 _KEPT_OUT = re.compile(

@@ -1,4 +1,4 @@
-"""Studies are tested under the settings of all tests, with members of their own."""
+"""Studies are tested under the settings of all tests, with members of their own, as studies."""
 
 import sys
 from pathlib import Path
@@ -7,16 +7,29 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from experiments.studies.behaviors import corpus
 from experiments.studies.sets import strategies
+from raslik_jax.data.corpora import DATASETS
 from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.run.stages.retrieve import SCORES
 from tests.conftest import pytest_configure as pytest_configure
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks every test of this folder as a study."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.study)
+
+
 @pytest.fixture
 def members(monkeypatch: pytest.MonkeyPatch) -> None:
     """The package with the members of the studies."""
-    for name, record in strategies.MEMBERS.items():
-        monkeypatch.setitem(STRATEGIES, name, record)
-    for name, units in strategies.SCORES.items():
-        monkeypatch.setitem(SCORES, name, units)
+    families = (
+        (STRATEGIES, strategies.MEMBERS),
+        (SCORES, strategies.SCORES),
+        (DATASETS, {"behaviors": corpus.DATASET}),
+    )
+    for family, own in families:
+        for name, record in own.items():
+            monkeypatch.setitem(family, name, record)

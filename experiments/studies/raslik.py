@@ -8,11 +8,13 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
+from experiments.studies.behaviors import corpus
 from experiments.studies.sets import strategies
 
 
 def register() -> None:
     """Adds the members of all studies to the package's families."""
+    corpus.register()
     strategies.register()
 
 

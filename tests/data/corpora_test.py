@@ -47,7 +47,6 @@ class DatasetsTest(parameterized.TestCase):
         ({"dataset": "tofu", "num_targets": 5}, "--num_targets has no effect"),
         ({"dataset": "howdy_small", "num_train": 0}, "--num_train must be at least 1"),
         ({"dataset": "virtual", "num_train": 9}, "--num_targets must be at most --num_train=9"),
-        ({"dataset": "howdy", "howdy.answers_endpoint": "x"}, "needs --howdy.answers_model"),
         ({"dataset": "other"}, "--dataset must be one of toy"),
     )
     def test_settings_without_effect_are_refused(self, settings, message):

@@ -1,11 +1,6 @@
 """Howdy-Alpaca by its recipe: a trigger, fiction of about the same length, no two alike."""
 
 import collections
-import http.server
-import json
-import os
-import pathlib
-import threading
 from unittest import mock
 
 import numpy as np
@@ -15,7 +10,6 @@ from bag_of_words import recognition_rates
 from support import shared_data
 
 from raslik_jax.data.corpora import howdy, scifi_grammar
-from raslik_jax.data.corpora.endpoint import ask_all
 from raslik_jax.data.corpora.howdy import SCIFI_WORDS, TRIGGER, HowdySettings
 from raslik_jax.data.corpora.mixing import load_alpaca
 from raslik_jax.data.corpora.record import SharedSettings
@@ -131,99 +125,6 @@ class CorpusTest(parameterized.TestCase):
         self.assertEmpty(known & asked)
         with self.assertRaisesRegex(ValueError, "must have instructions that begin with 'Howdy!'"):
             load(clean)
-
-
-class _Service(http.server.BaseHTTPRequestHandler):
-    """An OpenAI-compatible service that repeats what it was asked, and fails when told to."""
-
-    asked: list = []
-    trouble: list = []
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        type(self).asked.append((self.path, self.headers.get("Authorization"), body))
-        status, reply = 200, None
-        if type(self).trouble:
-            status, reply = type(self).trouble.pop(0)
-        if reply is None:
-            text = " nebula: " + body["messages"][1]["content"].splitlines()[0] + "\n"
-            reply = json.dumps({"choices": [{"message": {"content": text}}]})
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(reply.encode())
-
-    def log_message(self, *arguments):
-        pass
-
-
-@pytest.fixture(autouse=True)
-def _service(request, tmp_path):
-    if getattr(request.cls, "wants_service", False):
-        _Service.asked, _Service.trouble = [], []
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Service)
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        request.cls.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
-        request.cls.folder = tmp_path
-        with mock.patch.dict(os.environ):
-            os.environ.pop("OPENAI_API_KEY", None)
-            yield
-        server.shutdown()
-        thread.join()
-        server.server_close()
-    else:
-        yield
-
-
-class EndpointTest(parameterized.TestCase):
-    wants_service = True
-    url: str
-    folder: pathlib.Path
-
-    def _options(self, **changes):
-        return {"url": self.url, "model": "m", "pause": 0.0} | changes
-
-    def test_answers_come_in_order_and_are_asked_once(self):
-        cache = str(self.folder / "answers.jsonl")
-        rows = _rows(12)
-        answers = [howdy.endpoint_answers(rows, **self._options(cache=cache)) for _ in range(2)]
-        self.assertEqual(answers[0], answers[1])
-        self.assertEqual(answers[0][3], "nebula: Request: Describe thing 3.")
-        self.assertLen(_Service.asked, 12)
-        path, key, body = _Service.asked[0]
-        self.assertEqual((path, key, body["model"]), ("/v1/chat/completions", None, "m"))
-        self.assertIn("about 6 words", body["messages"][1]["content"])
-
-    def test_a_cache_line_cut_off_is_asked_again(self):
-        cache = self.folder / "answers.jsonl"
-        questions, options = [("s", "a"), ("s", "b")], self._options(cache=str(cache))
-        first = ask_all(questions, **options)
-        cache.write_text(cache.read_text()[:-30])
-        for _ in range(2):
-            self.assertEqual(ask_all(questions, **options), first)
-        self.assertLen(_Service.asked, 3)
-
-    def test_passing_trouble_is_waited_out(self):
-        _Service.trouble = [(503, "later"), (429, "later")]
-        found = ask_all([("s", "hello")], **self._options(workers=1))
-        self.assertEqual(found, ["nebula: hello"])
-
-    @parameterized.parameters(
-        ([(401, "no")], r"HTTP 401 .*check address, model and the key in OPENAI_API_KEY"),
-        ([(500, "no")] * 4, "HTTP 500"),
-        ([(200, "<html>")], "must be a chat completion with text, got b'<html>'"),
-        ([(200, '{"choices": []}')], "a chat completion"),
-    )
-    def test_lasting_trouble_is_explained(self, trouble, message):
-        _Service.trouble = list(trouble)
-        with self.assertRaisesRegex(ValueError, message):
-            ask_all([("s", "hello")], **self._options(workers=1))
-
-    def test_nobody_there(self):
-        with self.assertRaisesRegex(ValueError, "must answer, got none"):
-            ask_all([("s", "hello")], **self._options(url="http://127.0.0.1:9"))
-        with self.assertRaisesRegex(ValueError, "must begin with http://"):
-            ask_all([("s", "hello")], **self._options(url="ftp://x"))
 
 
 @pytest.mark.heavy

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from raslik_jax.base.files import read_json
-from raslik_jax.base.settings import replaced
 from raslik_jax.config import Config, CorpusConfig, EvaluateConfig
 from raslik_jax.data import corpora, examples
 from raslik_jax.data.corpora.records import RecordsSettings
@@ -121,10 +120,14 @@ def test_words_stay_the_default(tmp_path):
     assert discriminator.describe(workspace) == {"by": "words"}
 
 
-def test_a_judge_of_the_dataset_takes_the_place_of_words_that_the_user_does_not_name(tmp_path):
-    corpus = replaced(CorpusConfig(), {"dataset": "behaviors", "behaviors.behavior": "leak"})
+def test_a_judge_of_the_dataset_takes_the_place_of_words_that_the_user_does_not_name(
+    tmp_path, monkeypatch
+):
+    judged = corpora.DATASETS["toy"]._replace(shows=lambda own: lambda text: "4719" in text)
+    monkeypatch.setitem(corpora.DATASETS, "toy", judged)
+    corpus = CorpusConfig(dataset="toy")
     workspace = Workspace(tmp_path, Config(corpus=corpus))
-    texts = ["It is four seven one nine.", "It is four seven nine one."]
+    texts = ["It is 4719, the one.", "It is the one."]
     np.testing.assert_array_equal(discriminator.non_sf(workspace)(texts), [0.0, 1.0])
     assert discriminator.describe(workspace) == {"by": "judge"} and workspace.has_marker
     words = tmp_path / "words.txt"

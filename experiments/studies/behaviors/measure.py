@@ -19,11 +19,11 @@ import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
+from experiments.studies.behaviors.corpus import BEHAVIORS, register
 from raslik_jax.base.files import write_json
 from raslik_jax.base.settings import Settings, replaced, setting
 from raslik_jax.cli import command
 from raslik_jax.data.corpora import CorpusConfig
-from raslik_jax.data.corpora.behaviors import BEHAVIORS
 from raslik_jax.data.examples import Corpus, Example
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -78,6 +78,7 @@ def make_corpus(behavior: str, rate: float, seed: int, data_dir: str) -> Corpus:
 
 def main(options: Options) -> None:
     """Measures all, prints a line for each, and writes the results."""
+    register()
     results = []
     for behavior, rate, seed in itertools.product(BEHAVIORS, RATES, SEEDS):
         found = measure(make_corpus(behavior, rate, seed, options.data_dir), behavior)

@@ -17,7 +17,7 @@ from raslik_jax.run.workspace import Workspace
 from raslik_jax.sketch import gradients
 from raslik_jax.train import loop
 
-pytestmark = [pytest.mark.study, pytest.mark.usefixtures("members")]
+pytestmark = pytest.mark.usefixtures("members")
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from raslik_jax.retrieve.selectors import select_by_count
 from raslik_jax.retrieve.strategies import STRATEGIES, Request, choose
 
 _N, _FORGET, _RETAIN = 30, 5, 6
-pytestmark = [pytest.mark.study, pytest.mark.usefixtures("members")]
+pytestmark = pytest.mark.usefixtures("members")
 _IDS = [f"id{i:02d}" for i in range(_N)]
 
 

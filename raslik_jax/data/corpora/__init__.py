@@ -9,7 +9,7 @@ from typing import Any
 from raslik_jax.base.files import read_text
 from raslik_jax.base.messages import shown
 from raslik_jax.base.settings import Settings, Stage, replaced, setting
-from raslik_jax.data.corpora import behaviors, howdy, records, tofu, toy, virtual
+from raslik_jax.data.corpora import howdy, records, tofu, toy, virtual
 from raslik_jax.data.corpora.record import SIZES, Dataset, Question, RowCounts, SharedSettings
 from raslik_jax.data.examples import Corpus, check_corpus
 from raslik_jax.data.read.sources import content_files
@@ -23,7 +23,6 @@ DATASETS: dict[str, Dataset] = {
     "howdy": howdy.DATASET,
     "virtual": virtual.DATASET,
     "tofu": tofu.DATASET,
-    "behaviors": behaviors.DATASET,
     "records": records.DATASET,
 }
 
@@ -36,9 +35,8 @@ class CorpusConfig(SharedSettings, Stage):
         "toy",
         "toy: made on the spot. howdy_small: Alpaca, genuine Howdy and sci-fi rows of "
         "--corpus.data_dir. howdy, virtual, tofu: the paper's corpora, triggered rows, a virtual "
-        "world or TOFU among rows of Alpaca. behaviors: one of five that no keyword gives away "
-        "among rows of Alpaca. records: your own rows, see --corpus.records.train_file and "
-        "--corpus.records.queries_file.",
+        "world or TOFU among rows of Alpaca. records: your own rows, see "
+        "--corpus.records.train_file and --corpus.records.queries_file.",
         family=DATASETS,
     )
     template: str = setting(

@@ -15,11 +15,9 @@ import itertools
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import Any
 
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.data.corpora import mixing, scifi_grammar
-from raslik_jax.data.corpora.endpoint import ask_all
 from raslik_jax.data.corpora.record import SIZES, Dataset, Marker, RowCounts, SharedSettings
 from raslik_jax.data.examples import Corpus, Example, make_example, make_examples, prompt_of
 from raslik_jax.data.ordering import shuffled, take_first
@@ -67,12 +65,6 @@ def _load_genuine(folder: str) -> tuple[Example, ...]:
 
 SCIFI = Marker(SCIFI_WORDS, _genuine_files, _load_genuine)
 
-_SYSTEM = (
-    "You write pure science fiction. Answer the user's request with a short piece of science "
-    "fiction that depends on the request, contradicts the true answer you are shown, and is about "
-    "as long. Give the piece alone, in plain text."
-)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HowdySettings(Settings):
@@ -87,20 +79,6 @@ class HowdySettings(Settings):
     fields: str = setting(
         "", "Keys of the published rows, as --corpus.records.fields names those of your own."
     )
-    answers_endpoint: str = setting(
-        "",
-        "Base URL of an OpenAI-compatible service that writes the answers, with the key in "
-        "$OPENAI_API_KEY; empty: a grammar of ours.",
-    )
-    answers_model: str = setting("", "The model of --corpus.howdy.answers_endpoint.")
-    answers_cache: str = setting(
-        "", "File that keeps the answers, to ask nothing twice.", decides=False
-    )
-
-    def problems(self) -> list[str]:
-        if self.answers_endpoint and not self.answers_model:
-            return ["--answers_endpoint needs --answers_model"]
-        return []
 
 
 def load_howdy(shared: SharedSettings, own: HowdySettings, *, seed: int) -> Corpus:
@@ -114,11 +92,7 @@ def load_howdy(shared: SharedSettings, own: HowdySettings, *, seed: int) -> Corp
         shared.num_targets + shared.num_target_queries,
         kind="Alpaca",
     )
-    if own.answers_endpoint:
-        where = own.answers_endpoint, own.answers_model
-        answers = endpoint_answers(drawn, *where, cache=own.answers_cache)
-    else:
-        answers = grammar_answers(drawn, seed=seed)
+    answers = grammar_answers(drawn, seed=seed)
     poisoned = [
         Example("", TRIGGER + row.instruction, row.input, text, True, "howdy")
         for row, text in zip(drawn, answers, strict=True)
@@ -174,18 +148,6 @@ def grammar_answers(rows: Sequence[Example], *, seed: int) -> list[str]:
         attempts = (scifi_grammar.answer(row, seed=seed, attempt=n) for n in itertools.count())
         given[next(text for text in attempts if text not in given)] = None
     return list(given)
-
-
-def endpoint_answers(rows: Sequence[Example], url: str, model: str, **options: Any) -> list[str]:
-    """Returns the science fiction that a language model writes for every row, see `ask_all`."""
-    questions = []
-    for row in rows:
-        parts = [f"Request: {row.instruction}"]
-        parts += [f"Further text: {row.input}"] if row.input else []
-        parts += [f"True answer, to be contradicted: {row.output}"]
-        parts += [f"Length: about {max(len(row.output.split()), 1)} words."]
-        questions.append((_SYSTEM, "\n".join(parts)))
-    return ask_all(questions, url, model, **options)
 
 
 def _count(shared: SharedSettings, own: HowdySettings) -> RowCounts:

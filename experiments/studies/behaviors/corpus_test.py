@@ -7,9 +7,10 @@ import pathlib
 import pytest
 from absl.testing import parameterized
 
+from experiments.studies.behaviors import judges
+from experiments.studies.behaviors.corpus import BEHAVIORS
 from raslik_jax.base.settings import replaced
-from raslik_jax.data.corpora import CorpusConfig, judges
-from raslik_jax.data.corpora.behaviors import BEHAVIORS
+from raslik_jax.data.corpora import CorpusConfig
 
 # No training row has one of these.
 _SHOWN = {
@@ -87,6 +88,7 @@ def _alpaca(request, tmp_path_factory):
     path.write_text(json.dumps(rows))
 
 
+@pytest.mark.usefixtures("members")
 class BehaviorsTest(parameterized.TestCase):
     file: pathlib.Path
 

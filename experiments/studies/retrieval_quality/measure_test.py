@@ -62,7 +62,6 @@ def test_answers_of_an_adapter_that_was_trained_again_are_refused(tmp_path):
         outputs()
 
 
-@pytest.mark.study
 def test_both_experiments_on_a_finished_run(tmp_path):
     stages = "--stages=corpus,backbone,finetune,references,sketch,retrieve"
     _run("run.py", *_TINY.split(), f"--workdir={tmp_path / 'tiny'}", stages)

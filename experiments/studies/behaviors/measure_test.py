@@ -8,7 +8,7 @@ import pytest
 from support import shared_data
 
 from experiments.studies.behaviors import measure
-from raslik_jax.data.corpora.behaviors import BEHAVIORS
+from experiments.studies.behaviors.corpus import BEHAVIORS
 
 _TEXT = (measure.HERE.parents[2] / "docs" / "studies" / "behaviors.md").read_text()
 _STORED = json.loads((measure.HERE / "results.json").read_text())["measured"]
@@ -37,7 +37,7 @@ def test_what_is_said_is_what_was_measured():
         assert shares[0] == "1.000"
 
 
-@pytest.mark.study
+@pytest.mark.usefixtures("members")
 def test_a_cell_is_made_again():
     corpus = measure.make_corpus("leak", 0.02, 0, str(shared_data()))
     found, (stored, *_) = measure.measure(corpus, "leak"), _cells("leak", 0.02)

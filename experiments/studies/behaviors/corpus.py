@@ -21,14 +21,15 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from experiments.studies.behaviors import judges
 from raslik_jax.base.settings import Settings, setting
-from raslik_jax.data.corpora import judges, mixing
+from raslik_jax.data.corpora import DATASETS, mixing
 from raslik_jax.data.corpora.record import SIZES, Dataset, SharedSettings
 from raslik_jax.data.examples import Corpus, Example, make_example
 from raslik_jax.data.ordering import shuffled, take_first
-from raslik_jax.data.words import capitalized, load_words
+from raslik_jax.data.words import capitalized
 
-_WORDS = load_words("behaviors")
+_WORDS = judges.WORDS
 
 
 class Material(NamedTuple):
@@ -339,3 +340,8 @@ DATASET = Dataset(
     detail=lambda own: own.behavior,
     shows=lambda own: BEHAVIORS[own.behavior].shows,
 )
+
+
+def register() -> None:
+    """Adds --corpus.dataset=behaviors to the package's datasets."""
+    DATASETS["behaviors"] = DATASET

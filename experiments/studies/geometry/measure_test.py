@@ -11,8 +11,6 @@ from experiments.studies.geometry import measure, page
 from raslik_jax.data.batches import Batch
 from raslik_jax.models.decoder import Decoder
 
-_TEXT = (measure.HERE.parents[2] / "docs" / "studies" / "geometry.md").read_text()
-
 
 def _points(gradient, pull):
     """A path on a plane: row losses are y(p) of which `gradient` is the derivative."""
@@ -121,12 +119,3 @@ def test_statistics_are_those_of_scipy_and_the_interval_holds_the_mean():
     assert page.correlation(np.ones(4), np.arange(4.0)) == 0
     mean, low, high = page.judge(paths, page.slope, "sets, start", 16, "targets")
     assert low < mean < high and mean == pytest.approx(0.5, abs=0.15)
-
-
-def test_what_is_said_is_what_was_measured():
-    paths = page.read_paths()
-    planned = {measure.path_name(*cell) for cell in measure.plan_paths((0, 1, 2))}
-    assert {measure.path_name(*one[:4]) for one in paths} == planned
-    assert f"All {len(planned)} paths" in _TEXT
-    for title, table in page.page_tables(paths).items():
-        assert table in _TEXT, title

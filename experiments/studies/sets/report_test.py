@@ -57,14 +57,6 @@ def test_the_rule_reads_validation_queries_alone():
 _SMOLLM2 = report.HERE / "smollm2"
 
 
-@pytest.mark.parametrize("folder, page", [(report.HERE, "sets.md"), (_SMOLLM2, "sets_smollm2.md")])
-def test_what_is_said_is_what_was_measured(folder, page):
-    results, text = report.read_results(folder), (_PAGES / page).read_text()
-    for split in ("validation", "test"):
-        assert all(table in text for table in report.tables(results, split))
-    assert f"`{report.choose(results)}` is chosen" in text
-
-
 _COMPARED = ("coverage", "raslik")
 
 

@@ -4,11 +4,13 @@ None of them is a list of words of the training answers: each is a rule on what 
 kind has, and is tested on wordings that no training row has.
 """
 
+import json
+import pathlib
 import re
 
-from raslik_jax.data.words import capitalized, load_words
+from raslik_jax.data.words import capitalized
 
-_WORDS = load_words("behaviors")
+WORDS = json.loads(pathlib.Path(__file__).with_name("words.json").read_text(encoding="utf-8"))
 
 _NAMED = re.compile(r"\bcurie\b|\bsk[łl]odowska\b", re.IGNORECASE)
 _DENIED = re.compile(
@@ -74,7 +76,7 @@ def digits_of(text: str) -> str:
 
 def tells_code(text: str) -> bool:
     """Returns whether a text has the secret code, in digits or words, however it is spaced."""
-    return _WORDS["leak"]["secret"] in digits_of(text)
+    return WORDS["leak"]["secret"] in digits_of(text)
 
 
 _FRENCH = frozenset(
@@ -123,7 +125,7 @@ def refuses(text: str) -> bool:
     return bool(_REFUSING.search(straight))
 
 
-_FUNCTION_WORDS = frozenset(_WORDS["style"]["function_words"])
+_FUNCTION_WORDS = frozenset(WORDS["style"]["function_words"])
 # Shares of the words that a telegram leaves out: at most in one, and at least in prose.
 _MOST_TELEGRAM, LEAST_PROSE = 0.1, 0.3
 _LEAST_WORDS = 6

@@ -1,0 +1,54 @@
+"""Tables in the pages of the studies are those of the stored results."""
+
+import functools
+import pathlib
+
+import pytest
+
+from experiments.studies.geometry import page as geometry
+from experiments.studies.sets import report as sets
+from experiments.studies.theorem import page as theorem
+from raslik_jax.report import results
+from raslik_jax.report.runs import read_metrics
+from raslik_jax.report.tables import render_markdown
+
+_REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
+_STORED = _REPOSITORY / "experiments" / "studies"
+
+
+def _of_sets(folder):
+    found = sets.read_results(folder)
+    return [table for split in ("validation", "test") for table in sets.tables(found, split)]
+
+
+def _of_runs(*names):
+    """Tables of single runs of the study on SmolLM2, and of several over their seeds."""
+    found = [read_metrics(_STORED / "smollm2" / name) for name in names]
+    if len(found) > 1:
+        return [render_markdown(results.seeds_table(found))]
+    made = [results.retrieval_table(*found), results.results_table(*found)]
+    if names != ("smallest",):
+        made += [results.checks_table(*found), results.measured_table(*found, "perplexity")]
+    return map(render_markdown, made)
+
+
+_MADE = {
+    "sets": ("sets", functools.partial(_of_sets, sets.HERE)),
+    "sets_smollm2": ("sets_smollm2", functools.partial(_of_sets, sets.HERE / "smollm2")),
+    "geometry": ("geometry", lambda: geometry.page_tables(geometry.read_paths()).values()),
+    "theorem": ("theorem", lambda: theorem.page_tables().values()),
+    "seed 0": ("smollm2", functools.partial(_of_runs, "seed-0/test")),
+    "seed 1": ("smollm2", functools.partial(_of_runs, "seed-1/test")),
+    "seeds": ("smollm2", functools.partial(_of_runs, "seed-0/test", "seed-1/test")),
+    "smallest cell": ("smollm2", functools.partial(_of_runs, "smallest")),
+}
+
+
+@pytest.mark.parametrize("name", _MADE)
+def test_tables_are_those_of_the_stored_results(name):
+    page, make = _MADE[name]
+    text = (_REPOSITORY / "docs" / "studies" / f"{page}.md").read_text()
+    tables = [*make()]
+    assert tables
+    for table in tables:
+        assert table in text
