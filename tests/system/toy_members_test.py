@@ -19,6 +19,7 @@ from raslik_jax.evaluate.robustness import ROBUSTNESS
 from raslik_jax.evaluate.robustness.record import READING_COLUMNS, Cost, RobustnessMeasure
 from raslik_jax.models import architecture, checkpoint, decoder, layers, llama
 from raslik_jax.models.decoder import ARCHITECTURES
+from raslik_jax.report.sections import SECTIONS, Section
 from raslik_jax.retrieve.strategies import STRATEGIES, Request, Scores, Strategy
 from raslik_jax.run import forecast, plan
 from raslik_jax.run.workspace import Workspace
@@ -148,6 +149,14 @@ MEMBERS = (
             cost=lambda settings: Cost(readings=1, given=1, steps=1, rows=2),
         ),
     ),
+    (
+        SECTIONS,
+        Section(
+            "Only counted",
+            lambda page: {"number": len(page.views)},
+            "<p>{{ number }} experiment is <i>counted</i>.</p>",
+        ),
+    ),
 )
 FLAGS = (
     "--corpus.dataset=added",
@@ -230,3 +239,6 @@ def test_they_go_through_dry_run_run_and_report(tmp_path, capsys):
             assert title in text, (name, title)
     assert "Found of now, finetuned, backbone." in (root / "report" / "report.md").read_text()
     assert "Longest answer" in (root / "report" / "report.md").read_text()
+    html = (root / "report" / "report.html").read_text()
+    assert '<a href="#added">Only counted</a>' in html
+    assert "<p>1 experiment is <i>counted</i>.</p>" in html

@@ -1,0 +1,438 @@
+"""The sections of the page: one record each, with what it shows and its template.
+
+A section's facts are taken from stored runs here; its template writes them. Templates of this room
+lie in `templates/`.
+"""
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from markupsafe import Markup
+
+from raslik_jax.evaluate.words import word_pattern
+from raslik_jax.report import (
+    blocks,
+    drawing,
+    explorer,
+    figures,
+    names,
+    notes,
+    results,
+    robustness,
+    statements,
+)
+from raslik_jax.report.published import PublishedBlock
+from raslik_jax.report.records import Model, collect_models
+from raslik_jax.report.runs import Experiment
+
+# What the page shows at most, so that its size stays bounded whatever was run.
+LIMITS = {"target": 12, "normal": 6, "answer": 1500, "example": 400, "traced": 4, "tokens": 600}
+_MAX_CHARACTERS = 1_500_000  # of all answers
+_MAX_PANELS, _MAX_HISTOGRAMS = 12, 4
+
+
+class View(NamedTuple):
+    """An experiment as the page shows it; `first` says which seed is shown, where there are some.
+
+    `styles` are mark and printed name by strategy, `references` those of models before unlearning.
+    """
+
+    experiment: Experiment
+    name: str
+    first: str
+    blocks: Sequence[blocks.Block]
+    strategies: Sequence[str]
+    styles: Mapping[str, tuple[Markup, str]]
+    references: Mapping[str, tuple[Markup, str]]
+
+
+class Page(NamedTuple):
+    """What sections take their facts from."""
+
+    views: Sequence[View]
+    paper: Sequence[PublishedBlock]
+    show_paper: bool
+    is_served: bool
+
+
+class Section(NamedTuple):
+    """A section of the page.
+
+    Attributes:
+      title: its heading.
+      facts: gives the values that its template shows; where there are none there is no section.
+      template: in Jinja: a file of `templates/`, or the text itself.
+      style: gives what it adds to the page's style, and `script` to its script.
+    """
+
+    title: str
+    facts: Callable[[Page], Mapping[str, Any]]
+    template: str
+    style: Callable[[], str] = str
+    script: Callable[[], str] = str
+
+
+def make_page(
+    experiments: Sequence[Experiment],
+    paper: Sequence[PublishedBlock],
+    *,
+    show_paper: bool,
+    is_served: bool,
+) -> Page:
+    """Returns what sections take their facts from."""
+    return Page([_view(one, paper) for one in experiments], paper, show_paper, is_served)
+
+
+def _view(experiment: Experiment, paper: Sequence[PublishedBlock]) -> View:
+    strategies = list(dict.fromkeys(one["strategy"] for one in experiment.metrics[0]["methods"]))
+    styles = {
+        name: (drawing.mark_svg(marker, color), names.strategy_name(name))
+        for name, (color, marker) in names.strategy_styles(strategies).items()
+    }
+    references = {
+        name: (drawing.mark_svg(marker, color, has_line=False), names.strategy_name(name))
+        for name, (marker, _, color) in figures.REFERENCE_MARKS.items()
+    }
+    found = blocks.make_blocks(experiment, paper)
+    first = experiment.of_seed()
+    return View(experiment, experiment.name, first, found, strategies, styles, references)
+
+
+def _each(page: Page, show: Callable[[View], Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns what a section shows of each experiment that it has something of, as `views`."""
+    shown = [(view, found) for view in page.views if (found := show(view))]
+    named = [{"name": view.name, "first": view.first, **found} for view, found in shown]
+    return {"views": named} if named else {}
+
+
+def _figure(figure: Any, title: str, lead: str, text: str = "") -> dict[str, Any]:
+    return {"svg": drawing.page_svg(figure, title), "lead": lead, "text": text}
+
+
+def shorten(text: str, length: int) -> str:
+    """Returns a text cut at a length, and how much was left out."""
+    if len(text) <= length:
+        return text
+    return f"{text[:length].rstrip()} … ({len(text) - length:,} characters more)"
+
+
+# what happened ----------------------------------------------------------------------------------
+
+
+def _incident(view: View) -> dict[str, Any]:
+    found, drawn = view.experiment.runs[0].incident, []
+    if not found:
+        return {}
+    if found.cut:
+        figure = figures.draw_cut(**found.cut._asdict(), frame=drawing.Frame(330))
+        text = f"{found.cut.num_forget:,} of {len(found.cut.score_N):,} rows stand out."
+        title = f"Scores of the rows of {view.name} in order. {text}"
+        drawn = [_figure(figure, title, "Where the rows that stand out end.", text)]
+    return {"found": found, "noise": statements.noise_sentence(found.cards), "cut": drawn}
+
+
+def _all_rows(page: Page) -> dict[str, Any]:
+    room = explorer.MOST_BYTES // max(1, sum(bool(_rows(view)) for view in page.views))
+
+    def show(view: View) -> dict[str, Any]:
+        if not (rows := _rows(view)):
+            return {}
+        packed = explorer.pack(rows, room)
+        return {"rows": packed, "sentence": statements.rows_sentence(packed)}
+
+    return _each(page, show)
+
+
+def _rows(view: View) -> explorer.Explorer | None:
+    return view.experiment.runs[0].explorer
+
+
+# results ----------------------------------------------------------------------------------------
+
+
+def _summary(page: Page) -> dict[str, Any]:
+    def show(view: View) -> dict[str, Any]:
+        experiment, against = view.experiment, notes.answers_taken_against(_metrics(view))
+        missing = [m for m in experiment.metrics if (b := m.get("behavior")) and not b["is_shown"]]
+        judged = [(m["seed"], notes.judgment_sentence(collect_models([m]))) for m in _seeds(view)]
+        return {
+            "missing": [(m["seed"], notes.behavior_sentence(m)) for m in missing[:1]],
+            "judgments": [(seed, text) for seed, text in judged if text],
+            "items": [_summarized(view, block, against) for block in view.blocks],
+        }
+
+    return _each(page, show)
+
+
+def _metrics(view: View) -> Any:
+    return view.experiment.metrics[0]
+
+
+def _seeds(view: View) -> Sequence[Any]:
+    return view.experiment.metrics
+
+
+def _summarized(view: View, block: blocks.Block, against: str) -> dict[str, Any]:
+    """Returns what the summary says of a block: of the strategy that is asked about."""
+    strategy = names.highlighted(block.ours) or min(
+        block.ours, key=lambda name: block.ours[name].value("euclidean")
+    )
+    models = {(m.algorithm, m.strategy): m for m in collect_models(_seeds(view))}
+    after, seeds = block.ours[strategy], models[block.algorithm, strategy]
+    shown = [block.ours[name] for name in block.strategies if name in block.ours]
+    shown += [model for place, model in models.items() if place == ("", "backbone")]
+    damaged = [name for name, model in block.ours.items() if model.value("num_damaged")]
+    return {
+        "block": block,
+        "strategy": strategy,
+        "before": models["", "finetuned"],
+        "after": after,
+        "points": statements.summary_points(after, seeds, against),
+        "damage": statements.damage_sentence(damaged),
+        "figures": [
+            _intervals(block, shown, view.strategies, rate) for rate in ("forget", "retain")
+        ],
+    }
+
+
+def _intervals(
+    block: blocks.Block, models: Sequence[Model], strategies: Sequence[str], rate: str
+) -> dict[str, Any]:
+    """Returns the figure of a rate of all models with its intervals."""
+    letter, words = {
+        "forget": ("F", "forget rate (lower is better)"),
+        "retain": ("R", "retain rate (higher is better)"),
+    }[rate]
+    rows = {names.strategy_name(m.strategy): {"": m.joined(rate)} for m in models}
+    styles = names.strategy_styles(strategies) | {"backbone": (drawing.INK, "")}
+    lowest = min(row[""]["low"] for row in rows.values())
+    start = 0.0 if rate == "forget" or lowest < 0.5 else min(0.9, int(lowest * 10) / 10)
+    has_floor = models[-1].strategy == "backbone" and rate == "forget"
+    figure = figures.draw_intervals(
+        rows,
+        xlabel=f"{letter}, {words}",
+        colors={names.strategy_name(m.strategy): styles[m.strategy][0] for m in models},
+        start=start,
+        floor=models[-1].joined(rate)["mean"] if has_floor else None,
+        frame=drawing.Frame(56 + 27 * len(rows), left=104, right=58, top=8, bottom=48),
+    )
+    title = f"{letter} of every strategy, {block.title}"
+    start_note = "" if start == 0 else f"The axis starts at {start:g}."
+    return _figure(figure, title, f"{letter}, {words}.", start_note)
+
+
+def _robustness(view: View) -> dict[str, Any]:
+    points = robustness.points_of(_metrics(view))
+    return {"points": points, "tables": robustness.tables_of(_metrics(view))} if points else {}
+
+
+def _frontier(page: Page) -> dict[str, Any]:
+    def show(view: View) -> dict[str, Any]:
+        algorithms = dict.fromkeys(entry["algorithm"] for entry in _metrics(view)["methods"])
+        if not algorithms or any(m["finetuned"]["euclidean"] is None for m in _seeds(view)):
+            return {}
+        panels = list(itertools.product(enumerate(_seeds(view)), algorithms))
+        low, drawn = min(map(figures.lowest_retain, _seeds(view))), []
+        for (i, seed), algorithm in panels[:_MAX_PANELS]:
+            frame = drawing.Frame(380)
+            figure = figures.draw_frontier(seed, [algorithm], retain_from=low, frame=frame)
+            where = names.algorithm_name(algorithm) + view.experiment.of_seed(i)
+            title = f"Frontier of {view.name}, {where}: F against R"
+            drawn.append(_figure(figure, title, where))
+        shown = [name for name in view.references if name in (*_metrics(view), "ideal")]
+        return {
+            "legend": [*view.styles.values(), *(view.references[name] for name in shown)],
+            "figures": drawn,
+            "left_out": len(panels) - len(drawn),
+            "epochs": results.results_table(_metrics(view), epochs="all"),
+            "metrics": _metrics(view),
+        }
+
+    found = _each(page, show)
+    shown = [view["metrics"] for view in found.get("views", ())]
+    return found | {"sentence": statements.frontier_sentence(shown)} if found else {}
+
+
+def _tables(page: Page) -> dict[str, Any]:
+    def show(view: View) -> dict[str, Any]:
+        several = len(_seeds(view)) > 1
+        return {
+            "blocks": [_block_table(block, view.strategies) for block in view.blocks],
+            "seeds": results.tables_of(_seeds(view)) if several else [],
+            "details": results.details(_metrics(view)),
+        }
+
+    found = _each(page, show)
+    laid_out = [block["table"] for view in found.get("views", ()) for block in view["blocks"]]
+    return found | {"sentence": statements.tables_sentence(laid_out)} if found else {}
+
+
+def _block_table(block: blocks.Block, strategies: Sequence[str]) -> dict[str, Any]:
+    # Of each strategy alone: what the paper has beside a run takes no color from it.
+    marks = [
+        drawing.mark_svg(*reversed(names.strategy_styles([*strategies, name])[name]))
+        for name in block.strategies
+    ]
+    return {"table": blocks.lay_out(block), "marks": marks}
+
+
+def _paper(page: Page) -> dict[str, Any]:
+    if not page.show_paper or not page.paper:
+        return {}
+    rows = [row for block in page.paper for row in block.rows.values()]
+    return {
+        "paper": page.paper,
+        "num_wrong": sum(row.value("is_wrong") for row in rows),
+        "printed": [_block_table(b, b.strategies) for b in blocks.published_only(page.paper)],
+    }
+
+
+# what was chosen, said and set -------------------------------------------------------------------
+
+
+def _retrieval(page: Page) -> dict[str, Any]:
+    def show(view: View) -> dict[str, Any]:
+        run, drawn = view.experiment.runs[0], []
+        scored = [(seed, seed.scores) for seed in view.experiment.runs if seed.scores]
+        for seed, scores in scored[:_MAX_HISTOGRAMS]:
+            figure = figures.draw_scores(**scores._asdict(), frame=drawing.Frame(330))
+            text = f"Seed {seed.metrics['seed']}. {statements.ends_sentence(scores)}".strip()
+            title = f"Retrieval scores of {view.name}. {text}"
+            drawn.append(_figure(figure, title, "Scores of the training examples.", text))
+        return {
+            "table": results.retrieval_table(_metrics(view)),
+            "histograms": drawn,
+            "left_out": len(scored) - len(drawn),
+            "has_labels": run.scores is not None and run.scores.is_target_N is not None,
+            "sets": run.sets,
+            "highlighted": names.highlighted(run.sets),
+        }
+
+    found = _each(page, show)
+    sets = [view["sets"] for view in found.get("views", ())]
+    colors = ((drawing.TARGET_COLOR, "targets"), (drawing.OTHER_COLOR, "other examples"))
+    kinds = [(drawing.mark_svg("s", color, has_line=False), name) for color, name in colors]
+    said = {"sentence": statements.retrieval_sentence(sets), "kinds": kinds}
+    return found | said if found else {}
+
+
+def _answers(page: Page) -> dict[str, Any]:
+    """Returns some queries with every model's answer, as many as fit into so many characters."""
+    share = _MAX_CHARACTERS // max(1, sum(bool(v.experiment.runs[0].answers) for v in page.views))
+    return _each(page, lambda view: _side_by_side(view, share))
+
+
+def _side_by_side(view: View, budget: int) -> dict[str, Any]:
+    run, legend = view.experiment.runs[0], {**view.styles, **view.references}
+    if not run.answers or not run.queries:
+        return {}
+    texts = [text for answers in run.answers.values() for text in answers.values()]
+    # 160: what the markup around each answer takes.
+    each = sum(min(len(text), LIMITS["answer"]) for text in texts) / max(1, len(texts)) + 160
+    num = len(run.answers) * (LIMITS["target"] + LIMITS["normal"])
+    share = min(1.0, budget / (each * num))
+    chosen = [
+        query
+        for kind in ("target", "normal")
+        for query in [q for q in run.queries if q.is_target == (kind == "target")][
+            : max(1, int(LIMITS[kind] * share))
+        ]
+    ]
+    pattern = word_pattern(run.marker_words).pattern if run.marker_words else None
+    # The group makes `split` keep the words that mark the behavior, at the odd places.
+    split = re.compile(f"({pattern})", re.IGNORECASE).split if pattern else lambda text: [text]
+    before = run.answers.get(("", "finetuned"), {})
+    caught = [
+        place
+        for place, query in enumerate(chosen)
+        if query.is_target and len(split(before.get(query.example_id, ""))) > 1
+    ]
+    queries = []
+    for query in chosen:
+        groups: dict[str, list[Any]] = {}
+        for (algorithm, name), answers in run.answers.items():
+            text = shorten(answers.get(query.example_id, ""), LIMITS["answer"])
+            pieces = split(text) if text.strip() else []
+            heading = names.algorithm_name(algorithm) or "Before unlearning"
+            groups.setdefault(heading, []).append((*legend[name], pieces))
+        queries.append({"query": query, "groups": groups})
+    return {
+        "sentence": statements.answers_sentence(run),
+        # The first target query at which the model was caught is shown first.
+        "default": caught[0] if caught else 0,
+        "queries": queries,
+        "left_out": len(run.queries) - len(chosen),
+    }
+
+
+def _training(view: View) -> dict[str, Any]:
+    losses = view.experiment.runs[0].losses
+    drawn = [
+        _figure(
+            figures.draw_losses({panel: curves}, view.strategies, frame=drawing.Frame(300)),
+            f"Loss of {view.name}{view.first}, {panel}, over the steps",
+            panel,
+        )
+        for panel, curves in losses.items()
+    ]
+    sentence = statements.training_sentence(losses)
+    return {"sentence": sentence, "legend": view.styles.values(), "figures": drawn} if drawn else {}
+
+
+def _settings(view: View) -> dict[str, Any]:
+    config = view.experiment.runs[0].config
+    plain = {name: value for name, value in config.items() if not isinstance(value, Mapping)}
+    groups = {name: value for name, value in config.items() if isinstance(value, Mapping)}
+    versions = _metrics(view).get("versions", {})
+    run = plain | {"seed": view.experiment.seeds}
+    return {"settings": {"run": run, **groups, "versions": versions}}
+
+
+def facts_of(page: Page) -> list[str]:
+    """Returns what the page opens with, a fact a line; what experiments share is said once."""
+
+    def told(view: View) -> Iterator[str]:
+        run, corpus = view.experiment.runs[0], _metrics(view).get("corpus", {})
+        yield names.dataset_name(run.config)
+        yield blocks.describe_model(run.config)
+        if "train" in corpus:
+            yield f"{corpus['train']:,} training examples, {corpus['targets']:,} labeled targets"
+            yield (
+                f"{corpus['target_queries']} target and {corpus['normal_queries']} normal "
+                f"{corpus['query_split']} queries"
+            )
+        seeds = view.experiment.seeds
+        yield f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+
+    return list(dict.fromkeys(line for view in page.views for line in told(view) if line))
+
+
+def _stored(title: str, show: Callable[[View], Mapping[str, Any]], template: str) -> Section:
+    """Returns a section that shows each experiment by itself."""
+    return Section(title, lambda page: _each(page, show), template)
+
+
+# By their anchors, in the order of the page.
+SECTIONS: dict[str, Section] = {
+    "ask": Section(
+        "Ask",
+        lambda page: {"is_served": True} if page.is_served else {},
+        "ask.html.jinja",
+        script=lambda: (names.FOLDER / "ask.js").read_text(encoding="utf-8"),
+    ),
+    "incident": _stored("What happened", _incident, "incident.html.jinja"),
+    "explorer": Section(
+        "All rows", _all_rows, "explorer.html.jinja", explorer.style, explorer.script
+    ),
+    "summary": Section("Summary", _summary, "summary.html.jinja"),
+    "robustness": _stored("Does it stay forgotten?", _robustness, "robustness.html.jinja"),
+    "frontier": Section("Frontier", _frontier, "frontier.html.jinja"),
+    "tables": Section("Tables", _tables, "tables.html.jinja"),
+    "retrieval": Section("Retrieval", _retrieval, "retrieval.html.jinja"),
+    "answers": Section("Answers", _answers, "answers.html.jinja"),
+    "training": _stored("Training", _training, "training.html.jinja"),
+    "settings": _stored("Settings", _settings, "settings.html.jinja"),
+    "paper": Section("The paper", _paper, "paper.html.jinja"),
+}
