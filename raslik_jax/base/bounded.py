@@ -5,9 +5,8 @@ the memory or end the process. `call` runs a function in a child process that th
 limit, in C code too and from any thread of the caller. The child stays for the next call.
 """
 
-import atexit
 import contextlib
-import dataclasses
+import functools
 import importlib
 import os
 import pickle
@@ -17,19 +16,15 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from raslik_jax.base.messages import one_line
-
 SECONDS = 10.0
 MOST_BYTES = 2**30
-# After so many seconds in calls of so many seconds each, a line says that they are slow.
-_SLOW_TOTAL, _SLOW_EACH = 30.0, 0.1
 # Threads of linear algebra reserve memory, and the child computes none.
 _ENVIRONMENT = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "1")
 _PROGRAM = "from raslik_jax.base.bounded import serve; serve()"
+_LOCK = threading.Lock()
 _T = TypeVar("_T")
 
 
@@ -46,8 +41,7 @@ def call(
 ) -> _T:
     """Returns what a function returns, computed in the child process within limits.
 
-    Calls of several threads take turns. Where all calls together are slow, one line on stderr says
-    so, and they go on.
+    Calls of several threads take turns.
 
     Args:
       function: one that its module has under its name; arguments and result can be pickled.
@@ -63,9 +57,7 @@ def call(
     """
     request = function.__module__, function.__qualname__, arguments, seconds, most_bytes
     with _LOCK:
-        begin = time.monotonic()
-        kind, answer = _worker().ask(request)
-        _note(what, time.monotonic() - begin)
+        kind, answer = _ask(request)
     if kind == "result":
         found: _T = answer
         return found
@@ -104,6 +96,51 @@ def _match_all(
     return [found and (found[0], *found.groups()) for found in map(match, texts)]
 
 
+@functools.cache
+def _child(_owner: int) -> "subprocess.Popen[bytes]":
+    """Returns the child of a process, which its number names: a fork gets one of its own.
+
+    It ends with the process, whose pipe it reads.
+    """
+    path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path if folder)
+    # -P: a module in the current directory takes the place of none.
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", _PROGRAM],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": path},
+    )
+
+
+def _ask(request: Any) -> tuple[str, Any]:
+    """Returns the kind of the outcome and its value, see `_answer`; or how the child ended."""
+    if _child(os.getpid()).poll() is not None:  # ended by someone else
+        _child.cache_clear()
+    child = _child(os.getpid())
+    assert child.stdin is not None and child.stdout is not None
+    is_kept = False
+    try:
+        pickle.dump(request, child.stdin)
+        child.stdin.flush()
+        kind, value = pickle.load(child.stdout)
+        is_kept = kind != "memory"
+        return kind, value
+    except (EOFError, BrokenPipeError, pickle.UnpicklingError):
+        status = child.wait()
+        if status == -signal.SIGPROF:
+            return "time", None
+        return "end", signal.Signals(-status).name if status < 0 else f"status {status}"
+    finally:
+        if not is_kept:  # at Ctrl-C it may be at work still
+            _child.cache_clear()
+            child.kill()
+            child.wait()
+            for stream in (child.stdin, child.stdout):
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+
 # the child's side --------------------------------------------------------------------------------
 
 
@@ -114,13 +151,10 @@ def serve() -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1):  # nothing that is printed disturbs the answers
         os.dup2(null, stream)
-    while True:
-        try:
-            request = pickle.load(requests)
-        except EOFError:
-            return
-        pickle.dump(_answer(*request), answers)
-        answers.flush()
+    with contextlib.suppress(EOFError):
+        while True:
+            pickle.dump(_answer(*pickle.load(requests)), answers)
+            answers.flush()
 
 
 def _answer(
@@ -152,89 +186,3 @@ def _limits(seconds: float, most_bytes: int) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         resource.setrlimit(resource.RLIMIT_AS, before)
-
-
-# the parent's side -------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass
-class _Spent:
-    """The calls of one kind so far."""
-
-    count: int = 0
-    seconds: float = 0.0
-    is_said: bool = False
-
-
-class _Worker:
-    """A child process that answers requests one after the other."""
-
-    def __init__(self) -> None:
-        path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path if folder)
-        self._owner = os.getpid()
-        # -P: a module in the current directory takes the place of none.
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _PROGRAM],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": path},
-        )
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it can be asked by this process."""
-        return self._owner == os.getpid() and self._process.poll() is None
-
-    def ask(self, request: Any) -> tuple[str, Any]:
-        """Returns the kind of the outcome and its value, see `_answer`; or how the child ended."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        is_answered = False
-        try:
-            pickle.dump(request, self._process.stdin)
-            self._process.stdin.flush()
-            kind, value = pickle.load(self._process.stdout)
-            is_answered = kind != "memory"
-            return kind, value
-        except (EOFError, BrokenPipeError, pickle.UnpicklingError):
-            status = self._process.wait()
-            if status == -signal.SIGPROF:
-                return "time", None
-            return "end", signal.Signals(-status).name if status < 0 else f"status {status}"
-        finally:
-            if not is_answered:  # at Ctrl-C it may be at work still
-                self.end()
-
-    def end(self) -> None:
-        """Ends the child."""
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
-
-
-_LOCK = threading.Lock()
-_workers: list[_Worker] = []
-_spent: dict[str, _Spent] = {}
-
-
-def _worker() -> _Worker:
-    """Returns the child of this process, started where there is none."""
-    if not (_workers and _workers[-1].is_alive):
-        _workers[:] = [_Worker()]
-        atexit.register(_workers[-1].end)
-    return _workers[-1]
-
-
-def _note(what: str, seconds: float) -> None:
-    """Notes what a call took, and says once that calls of its kind are slow."""
-    spent = _spent.setdefault(what, _Spent())
-    spent.count += 1
-    spent.seconds += seconds
-    each = spent.seconds / spent.count
-    if not spent.is_said and spent.seconds > _SLOW_TOTAL and each > _SLOW_EACH:
-        spent.is_said = True
-        line = f"    {what} is slow: {each:.1f} s for each of {spent.count:,} calls so far"
-        print(one_line(line), file=sys.stderr)

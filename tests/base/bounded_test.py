@@ -86,14 +86,6 @@ def test_a_function_that_ends_the_process_ends_the_child_only():
     assert bounded.call(_repeat, "ab", 2, what="the tokenizer") == 4
 
 
-def test_a_slow_kind_of_call_is_said_once_and_goes_on(capsys, monkeypatch):
-    monkeypatch.setattr(bounded, "_SLOW_TOTAL", 0.0)
-    monkeypatch.setattr(bounded, "_SLOW_EACH", 0.0)
-    for _ in range(3):
-        assert bounded.call(_repeat, "a", 5, what="the slow template") == 5
-    assert capsys.readouterr().err.count("the slow template") == 1
-
-
 def test_a_pattern_that_does_not_compile_is_an_error():
     with pytest.raises(ValueError) as caught:
         bounded.match_all("(", ["a"], what="target_modules")
