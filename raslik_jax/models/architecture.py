@@ -152,17 +152,6 @@ class DecoderConfig(ModelConfig):
         return hf_config.write_fields(self, f"{self.hf_name}ForCausalLM")
 
 
-def name_sizes(width: int, depth: int, heads: int, groups: int, inner: int) -> dict[str, Any]:
-    """Returns the sizes by which published models differ, under Hugging Face's names."""
-    return {
-        "hidden_size": width,
-        "num_hidden_layers": depth,
-        "num_attention_heads": heads,
-        "num_key_value_heads": groups,
-        "intermediate_size": inner,
-    }
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SlidingConfig(DecoderConfig):
     """A decoder whose layers look back `sliding_window` tokens; None for all."""
@@ -237,18 +226,13 @@ class Architecture(NamedTuple):
       buffers: A pattern of tensors in files that are not read: they follow from the config, or
         belong to a head that is not asked for.
       modules: The Flax modules of a decoder's layer and of its final norm.
-      presets: Published models by name: their config.json files, so that counts, shapes and memory
-        are found without a download.
       lora_targets: The linear layers of its attention, which --finetune.lora_targets=auto adapts.
       is_served_with_lora: Whether vLLM takes an adapter on it (its class is a SupportsLoRA).
-      hub_names: Pattern of a checkpoint's name on the hub, without its owner -> name of its preset.
     """
 
     config: Any
     key_map: Mapping[str, str]
     buffers: str
     modules: tuple[Any, Any] = (None, None)
-    presets: Mapping[str, DecoderConfig] = {}
-    hub_names: Mapping[str, str] = {}
     lora_targets: tuple[str, ...] = ATTENTION_TARGETS
     is_served_with_lora: bool = True

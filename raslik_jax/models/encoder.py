@@ -315,13 +315,7 @@ def _linear(weights: Tree, x: Float[jax.Array, "*batch I"]) -> Float[jax.Array, 
 
 def normalize(weights: Tree, x_LE: Hidden, eps: float) -> Hidden:
     """Returns the rows at mean 0 and variance 1, scaled and shifted: layer normalization."""
-    # Mean and variance in float32: bfloat16 loses the small deviations that a norm divides by.
-    wide_LE = x_LE.astype(jnp.float32)
-    mean_L1 = wide_LE.mean(-1, keepdims=True)
-    variance_L1 = jnp.square(wide_LE - mean_L1).mean(-1, keepdims=True)
-    unit_LE = (wide_LE - mean_L1) * jax.lax.rsqrt(variance_L1 + eps)
-    scale_1E, bias_1E = (weights[name].astype(jnp.float32)[None] for name in ("scale", "bias"))
-    return (unit_LE * scale_1E + bias_1E).astype(x_LE.dtype)
+    return layers.normalize(x_LE, eps, weights["scale"], weights["bias"])
 
 
 def _split(key: Key, number: int) -> Any:

@@ -6,7 +6,7 @@ width; every second layer has a sliding window; logits of attention and of the v
 by c tanh(x / c); queries are scaled by a setting and not by the width of a head.
 
 Source: Gemma Team 2024 (arXiv:2408.00118); layout as in transformers
-`models/gemma2/modeling_gemma2.py`, release 5.23; presets as Google publishes.
+`models/gemma2/modeling_gemma2.py`, release 5.23.
 """
 
 import dataclasses
@@ -82,7 +82,7 @@ class GemmaBlock(layers.GatedBlock):
     """One layer of Gemma 2 or 3; parameter names are the last parts of Hugging Face's."""
 
     def __init__(self, config: GemmaConfig, lora: LoRAConfig | None, *, dtype: Any):
-        super().__init__(config, lora, mlp_bias=False, dtype=dtype)
+        super().__init__(config, lora, dtype=dtype)
         norm = functools.partial(layers.OffsetRMSNorm, epsilon=config.rms_norm_eps, dtype=dtype)
         self.input_layernorm = norm(config.hidden_size)
         self.post_attention_layernorm = norm(config.hidden_size)
@@ -105,20 +105,9 @@ KEY_MAP = {
 }
 
 
-def _preset(*sizes: int, **others: Any) -> Gemma2Config:
-    ids: dict[str, Any] = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
-    return Gemma2Config(**architecture.name_sizes(*sizes), vocab_size=256000, **ids, **others)
-
-
 ARCHITECTURE = architecture.Architecture(
     Gemma2Config,
     key_map=KEY_MAP,
     buffers=llama.BUFFERS,
     modules=(GemmaBlock, layers.OffsetRMSNorm),
-    presets={
-        "gemma-2-2b": _preset(2304, 26, 8, 4, 9216),
-        "gemma-2-9b": _preset(3584, 42, 16, 8, 14336),
-        "gemma-2-27b": _preset(4608, 46, 32, 16, 36864, head_dim=128, query_pre_attn_scalar=144),
-    },
-    hub_names={r"gemma-2-(\d+b)(-it)?": "gemma-2-{}"},
 )

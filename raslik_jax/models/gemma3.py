@@ -7,7 +7,7 @@ The larger models read images too. Of their checkpoints ("model_type": "gemma3")
 read, and written as a text model ("gemma3_text").
 
 Source: Gemma Team 2025 (arXiv:2503.19786); layout as in transformers
-`models/gemma3/modeling_gemma3.py`, release 5.23; presets as Google publishes.
+`models/gemma3/modeling_gemma3.py`, release 5.23.
 """
 
 import dataclasses
@@ -18,7 +18,6 @@ from typing import Any
 from raslik_jax.base.messages import shown
 from raslik_jax.models import architecture, gemma2, hf_config, layers, llama
 from raslik_jax.models.hf_config import RopeParameters
-from raslik_jax.models.lora import LoRAConfig
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 # Of the text part in a model that reads images too.
@@ -121,49 +120,17 @@ class Gemma3Config(Gemma3TextConfig):
 class Gemma3Block(gemma2.GemmaBlock):
     """One Gemma 3 layer; parameter names are the last parts of Hugging Face's."""
 
-    def __init__(self, config: Gemma3TextConfig, lora: LoRAConfig | None, *, dtype: Any):
-        super().__init__(config, lora, dtype=dtype)
-        shape = {"epsilon": config.rms_norm_eps, "dtype": dtype}
-        self.q_norm = layers.HeadOffsetNorm(config.head_width, **shape)
-        self.k_norm = layers.HeadOffsetNorm(config.head_width, **shape)
+    head_norm = layers.HeadOffsetNorm
 
 
-def _preset(*sizes: int, **others: Any) -> Gemma3TextConfig:
-    ids: dict[str, Any] = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
-    return Gemma3TextConfig(**architecture.name_sizes(*sizes), **ids, **others)
-
-
-_small: dict[str, Any] = {
-    "vocab_size": 262144,
-    "max_position_embeddings": 32768,
-    "sliding_window": 512,
-}
-_stretched = RopeParameters(rope_type="linear", rope_theta=1e6, factor=8.0)
-_large: dict[str, Any] = {"sliding_window": 1024, "rope_parameters": _stretched}
 ARCHITECTURE = architecture.Architecture(
     Gemma3TextConfig,
-    key_map={
-        **gemma2.KEY_MAP,
-        "layers/q_norm": "self_attn.q_norm",
-        "layers/k_norm": "self_attn.k_norm",
-    },
+    key_map={**gemma2.KEY_MAP, **llama.HEAD_NORMS},
     # The part that reads images.
     buffers=llama.BUFFERS + r"|(model\.)?(vision_tower|multi_modal_projector)\..*",
     modules=(Gemma3Block, layers.OffsetRMSNorm),
-    presets={
-        "gemma-3-270m": _preset(640, 18, 4, 1, 2048, **_small),
-        "gemma-3-1b": _preset(1152, 26, 4, 1, 6912, **_small),
-        "gemma-3-4b": _preset(2560, 34, 8, 4, 10240, **_large),
-        "gemma-3-12b": _preset(3840, 48, 16, 8, 15360, **_large),
-        "gemma-3-27b": _preset(
-            5376, 62, 32, 16, 21504, head_dim=128, query_pre_attn_scalar=168, **_large
-        ),
-    },
-    hub_names={r"gemma-3-(\d+[mb])(-it|-pt)?": "gemma-3-{}"},
 )
 WITH_IMAGES = ARCHITECTURE._replace(
     config=Gemma3Config,
     key_map={name: Gemma3Config.full_key(key) for name, key in ARCHITECTURE.key_map.items()},
-    presets={},
-    hub_names={},
 )

@@ -6,7 +6,7 @@ head is rotated; attention and MLP read the same residual stream ("parallel resi
 config says otherwise; the exact GELU.
 
 Source: Black et al. 2022 (arXiv:2204.06745), Biderman et al. 2023 (arXiv:2304.01373); layout as in
-transformers `models/gpt_neox/modeling_gpt_neox.py`, release 5.23; presets as EleutherAI publishes.
+transformers `models/gpt_neox/modeling_gpt_neox.py`, release 5.23.
 """
 
 import dataclasses
@@ -74,18 +74,6 @@ class GPTNeoXBlock(nnx.Module):
         return self.mlp(self.post_attention_layernorm(attention_LE), context) + attention_LE, fresh
 
 
-def _pythia(width: int, depth: int, heads: int, vocab_size: int = 50304) -> GPTNeoXConfig:
-    return GPTNeoXConfig(
-        vocab_size=vocab_size,
-        hidden_size=width,
-        num_hidden_layers=depth,
-        num_attention_heads=heads,
-        intermediate_size=4 * width,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-
-
 ARCHITECTURE = architecture.Architecture(
     GPTNeoXConfig,
     key_map={
@@ -105,16 +93,4 @@ ARCHITECTURE = architecture.Architecture(
     modules=(GPTNeoXBlock, layers.LayerNorm),
     lora_targets=("query_key_value", "dense"),
     is_served_with_lora=False,
-    presets={
-        "pythia-14m": _pythia(128, 6, 4),
-        "pythia-70m": _pythia(512, 6, 8),
-        "pythia-160m": _pythia(768, 12, 12),
-        "pythia-410m": _pythia(1024, 24, 16),
-        "pythia-1b": _pythia(2048, 16, 8),
-        "pythia-1.4b": _pythia(2048, 24, 16),
-        "pythia-2.8b": _pythia(2560, 32, 32),
-        "pythia-6.9b": _pythia(4096, 32, 32, 50432),
-        "pythia-12b": _pythia(5120, 36, 40, 50688),
-    },
-    hub_names={r"pythia-(\d[\d.]*[mb])(-deduped)?": "pythia-{}"},
 )

@@ -255,24 +255,20 @@ class GatedBlock(nnx.Module):
     """Llama's attention with grouped heads and its gated MLP, down(silu(gate(x)) * up(x)).
 
     A family adds norms and, in `__call__`, where they stand. Norms that it calls q_norm and k_norm
-    are applied to the projections, before they are cut into heads. `qkv_bias` is that of queries,
-    keys and values, as the output's unless given.
+    are applied to the projections, before they are cut into heads. Class attributes: `qkv_bias`
+    says whether queries, keys and values have a bias, as the output has unless given; `head_norm`
+    is the class of the norm of each head of queries and keys.
     """
 
+    qkv_bias: bool | None = None
+    head_norm: Any = None
     q_norm: Any = staticmethod(lambda projected_LI: projected_LI)
     k_norm: Any = q_norm
 
-    def __init__(
-        self,
-        config: Any,
-        lora: LoRAConfig | None,
-        *,
-        mlp_bias: bool,
-        qkv_bias: bool | None = None,
-        dtype: Any,
-    ):
+    def __init__(self, config: Any, lora: LoRAConfig | None, *, dtype: Any):
         width, inner, bias = config.hidden_size, config.intermediate_size, config.attention_bias
-        qkv_bias = bias if qkv_bias is None else qkv_bias
+        qkv_bias = bias if self.qkv_bias is None else self.qkv_bias
+        mlp_bias = getattr(config, "mlp_bias", False)
         query_width = config.num_attention_heads * config.head_width
         key_width = config.num_cached_heads * config.head_width
         linear = functools.partial(Linear, lora=lora, dtype=dtype)
@@ -284,6 +280,10 @@ class GatedBlock(nnx.Module):
         self.gate_proj = linear("gate_proj", width, inner, bias=mlp_bias)
         self.up_proj = linear("up_proj", width, inner, bias=mlp_bias)
         self.down_proj = linear("down_proj", inner, width, bias=mlp_bias)
+        if self.head_norm is not None:
+            shape = {"epsilon": config.rms_norm_eps, "dtype": dtype}
+            self.q_norm = self.head_norm(config.head_width, **shape)
+            self.k_norm = self.head_norm(config.head_width, **shape)
 
     def attention(self, hidden_LE: Hidden, context: Context) -> LayerOutput:
         """Returns the attention's output and the keys and values of these tokens."""

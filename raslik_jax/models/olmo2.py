@@ -5,7 +5,7 @@ branch, and none before them; queries and keys are normalized over the whole pro
 is cut into heads.
 
 Source: OLMo Team 2024, "2 OLMo 2 Furious" (arXiv:2501.00656); layout as in transformers
-`models/olmo2/modeling_olmo2.py`, release 5.23; presets as allenai publishes.
+`models/olmo2/modeling_olmo2.py`, release 5.23.
 """
 
 import dataclasses
@@ -13,7 +13,6 @@ import functools
 from typing import Any
 
 from raslik_jax.models import architecture, layers, llama
-from raslik_jax.models.hf_config import RopeParameters
 from raslik_jax.models.lora import LoRAConfig
 
 
@@ -32,7 +31,7 @@ class Olmo2Block(layers.GatedBlock):
     """One OLMo-2 layer; parameter names are the last parts of Hugging Face's."""
 
     def __init__(self, config: Olmo2Config, lora: LoRAConfig | None, *, dtype: Any):
-        super().__init__(config, lora, mlp_bias=False, dtype=dtype)
+        super().__init__(config, lora, dtype=dtype)
         norm = functools.partial(layers.RMSNorm, epsilon=config.rms_norm_eps, dtype=dtype)
         # They span all heads: cutting first would divide by each head's own mean square.
         self.q_norm = norm(config.num_attention_heads * config.head_width)
@@ -47,37 +46,12 @@ class Olmo2Block(layers.GatedBlock):
         return hidden_LE + self.post_feedforward_layernorm(self.mlp(hidden_LE, context)), fresh
 
 
-def _preset(width: int, depth: int, heads: int, groups: int, inner: int) -> Olmo2Config:
-    return Olmo2Config(
-        vocab_size=100352,
-        hidden_size=width,
-        num_hidden_layers=depth,
-        num_attention_heads=heads,
-        num_key_value_heads=groups,
-        intermediate_size=inner,
-        max_position_embeddings=4096,
-        rms_norm_eps=1e-6,
-        rope_parameters=RopeParameters(rope_theta=500000.0),
-        eos_token_id=100257,
-        pad_token_id=100277,
-    )
-
-
-ARCHITECTURE = architecture.Architecture(
-    Olmo2Config,
+ARCHITECTURE = llama.ARCHITECTURE._replace(
+    config=Olmo2Config,
     key_map={
         **llama.KEY_MAP,
-        "layers/q_norm": "self_attn.q_norm",
-        "layers/k_norm": "self_attn.k_norm",
+        **llama.HEAD_NORMS,
         "layers/post_feedforward_layernorm": "post_feedforward_layernorm",
     },
-    buffers=llama.BUFFERS,
     modules=(Olmo2Block, layers.RMSNorm),
-    presets={
-        "olmo2-1b": _preset(2048, 16, 16, 16, 8192),
-        "olmo2-7b": _preset(4096, 32, 32, 32, 11008),
-        "olmo2-13b": _preset(5120, 40, 40, 40, 13824),
-        "olmo2-32b": _preset(5120, 64, 40, 8, 27648),
-    },
-    hub_names={r"OLMo-2-\d{4}-(\d+B)(-\w+)?": "olmo2-{}"},
 )

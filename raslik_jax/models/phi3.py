@@ -5,7 +5,7 @@ head, and one makes gate and up; some sizes rotate a fraction of each head, have
 all layers, or longrope's two lists of frequencies.
 
 Source: Abdin et al. 2024 (arXiv:2404.14219, arXiv:2412.08905); layout as in transformers
-`models/phi3/modeling_phi3.py`, release 5.23; presets as Microsoft publishes.
+`models/phi3/modeling_phi3.py`, release 5.23.
 """
 
 import dataclasses
@@ -94,20 +94,6 @@ class Phi3Block(nnx.Module):
     __call__ = llama.LlamaBlock.__call__
 
 
-def _preset(*sizes: int, theta: float = 1e4, positions: int = 4096, **others: Any) -> Phi3Config:
-    rope = RopeParameters(rope_theta=theta, original_max_position_embeddings=positions)
-    shape: dict[str, Any] = {"max_position_embeddings": positions, "rope_parameters": rope}
-    return Phi3Config(**architecture.name_sizes(*sizes), **shape, **others)
-
-
-_phi3 = functools.partial(
-    _preset,
-    vocab_size=32064,
-    sliding_window=2047,
-    bos_token_id=1,
-    eos_token_id=32000,
-    pad_token_id=32000,
-)
 ARCHITECTURE = architecture.Architecture(
     Phi3Config,
     key_map={
@@ -118,18 +104,5 @@ ARCHITECTURE = architecture.Architecture(
     },
     buffers=llama.BUFFERS,
     modules=(Phi3Block, layers.RMSNorm),
-    presets={
-        "phi-3-mini-4k": _phi3(3072, 32, 32, 32, 8192),
-        "phi-3-medium-4k": _phi3(5120, 40, 40, 10, 17920),
-        "phi-4": _preset(
-            *(5120, 40, 40, 10, 17920),
-            vocab_size=100352,
-            positions=16384,
-            theta=250000.0,
-            bos_token_id=100257,
-            eos_token_id=100265,
-        ),
-    },
-    hub_names={r"Phi-3-(mini|medium)-4k-instruct": "phi-3-{}-4k", r"phi-(4)": "phi-{}"},
     lora_targets=("qkv_proj", "o_proj"),
 )

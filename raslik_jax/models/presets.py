@@ -1,24 +1,29 @@
 """The published models that the architectures here cover, as configs without a download.
 
-Their totals of parameters are tested against those that model pages and papers state.
+Counts, shapes and memory are found from them. presets.json has the fields of their config.json
+files that differ from the defaults of the architecture, as their makers publish them on the hub,
+and patterns of their names there, without the owner. Their totals of parameters are tested against
+those that model pages and papers state.
 """
 
+import json
+import pathlib
 import re
 
 from raslik_jax.models.decoder import ARCHITECTURES, ModelConfig
 
+_PUBLISHED = json.loads(pathlib.Path(__file__).with_name("presets.json").read_text("utf-8"))
 MODEL_PRESETS: dict[str, ModelConfig] = {
-    name: config for found in ARCHITECTURES.values() for name, config in found.presets.items()
+    name: ARCHITECTURES[fields["model_type"]].config.from_hf(fields)
+    for name, fields in _PUBLISHED["configs"].items()
 }
 
 
 def preset_of(checkpoint: str) -> str | None:
     """Returns the preset of a hub checkpoint: olmo2-7b for allenai/OLMo-2-1124-7B-SFT, or None."""
     name = checkpoint.rpartition("/")[2]
-    for architecture in ARCHITECTURES.values():
-        for pattern, preset in architecture.hub_names.items():
-            found = re.fullmatch(pattern, name)
-            if found:
-                key = preset.format(found[1].lower())
-                return key if key in MODEL_PRESETS else None
+    for pattern, preset in _PUBLISHED["hub_names"].items():
+        if found := re.fullmatch(pattern, name):
+            key: str = preset.format(found[1].lower())
+            return key if key in MODEL_PRESETS else None
     return None
