@@ -1,24 +1,23 @@
-"""Compiles the steps of real models for GPUs that need not be there, and holds them to bounds.
+"""Compiles the steps of real models for GPUs that need not be there, and checks what they take.
 
   make gpu-check                                   every model and step
   PYTHONPATH=.venv-gpu python experiments/gpu/check.py --models=olmo2-7b --steps=sketch_binned
 
-Prints the memory that XLA gives every step, and a roofline of its compiled text: operations and
-bytes, the least time at the GPUs' rates, the share of that time which the step's matrix products
-alone would take, and what takes longest. Exits with 1 where a step takes more memory or time than
-`stated.json` says, keeps what it should not, or has lost a kernel. `--state` writes that file, and
-the page of docs/ that shows it.
+Prints the memory that XLA gives every step. Exits with 1 where a step takes more memory than
+`stated.json` says, keeps what it should not, or has lost a kernel. `--state` writes that file.
 """
 
 import dataclasses
+import importlib.metadata
+import json
 import pathlib
 import sys
 import time
-from typing import Any, Literal
+from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from experiments.gpu import page, records, rules
+from experiments.gpu import rules
 from experiments.gpu.steps import MODELS, STEPS, compile_step, steps_of
 from raslik_jax.base import files
 from raslik_jax.base.settings import Settings, setting
@@ -26,8 +25,11 @@ from raslik_jax.cli import command
 from raslik_jax.report import tables
 from raslik_jax.run import gpus
 
-# The GPU of stated.json, which the page holds against the rates of the others too.
+_FILE = pathlib.Path(__file__).with_name("stated.json")
+# The GPU of stated.json.
 _STATED = next(iter(gpus.GPUS))
+# A step may take so much more memory than stated: XLA's own choices vary by that much.
+_SLACK = 1.03
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,105 +39,86 @@ class Options(Settings):
     gpu: str = setting(_STATED, "GPU to compile for.", choices=tuple(gpus.GPUS))
     models: tuple[str, ...] = setting(tuple(MODELS)[1:], "Models.", choices=tuple(MODELS))
     steps: tuple[str, ...] = setting(tuple(STEPS), "Steps, of those of a model.", choices=STEPS)
-    items: bool = setting(True, "List what takes longest in each step.")
-    texts: str = setting("", "Folder for the texts of the compiled programs.")
-    state: Literal["no", "missing", "all"] = setting(
-        "no",
-        "Write what steps take into stated.json, as what they may, and the page of docs/: of those "
-        "that it has not (so it goes on where it was stopped), or of all.",
+    state: bool = setting(
+        False,
+        "Write what these steps take into stated.json, as what they may; what another XLA took is "
+        "removed.",
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.state != "no" and self.gpu != _STATED:
+        if self.state and self.gpu != _STATED:
             raise ValueError(
-                f"--state={self.state} must compile for the GPU that stated.json is of, {_STATED}, "
-                f"got --gpu={self.gpu}: leave out one of the two"
+                f"--state must compile for the GPU that stated.json is of, {_STATED}, got "
+                f"--gpu={self.gpu}: leave out one of the two"
             )
 
 
-def _compare(
-    key: str, found: records.Record, stated: dict[str, records.Record], *, is_same: bool
-) -> list[str]:
-    """Returns how a step is worse than stated, which says nothing of other versions of XLA."""
-    return [*records.excess_of(found, stated[key])] if is_same and key in stated else []
+def versions() -> dict[str, str]:
+    """Returns the versions of what compiles."""
+    names = ("jax", "jaxlib", "jax-cuda12-plugin", "nvidia-cuda-nvcc-cu12")
+    return {name: importlib.metadata.version(name) for name in names}
+
+
+def read_stated() -> tuple[dict[str, str], dict[str, dict[str, float]]]:
+    """Returns the versions and the records of `stated.json`, by "model step"."""
+    stored = json.loads(_FILE.read_text())
+    return stored["versions"], stored["steps"]
+
+
+def write_stated(records: dict[str, dict[str, float]]) -> None:
+    """Writes `stated.json`, as of these versions, in the order of models and steps."""
+    keys = [f"{model} {name}" for model in MODELS for name in STEPS]
+    lines = [f"  {json.dumps(key)}: {json.dumps(records[key])}" for key in keys if key in records]
+    head = f' "versions": {json.dumps(versions())},\n "steps": {{\n'
+    files.write_text(_FILE, "{\n" + head + ",\n".join(lines) + "\n }\n}\n")
+
+
+def excess_of(found: dict[str, float], stated: dict[str, float]) -> list[str]:
+    """Returns where a step takes more memory than was stated."""
+    if found["gib"] <= _SLACK * stated["gib"]:
+        return []
+    return [f"must take {stated['gib']:.4g} GiB, takes {found['gib']:.4g}"]
 
 
 def run(options: Options) -> int:
     """Compiles, prints and checks; returns 1 where a step is not as it must be."""
     gpus.prepare()
-    of_versions, stated = records.read()
-    versions = records.versions()
-    is_same = versions["jax"] == of_versions["jax"]  # its XLA; the assembler changes no bytes
-    if options.state == "missing" and not is_same:
-        raise ValueError(
-            f"--state=missing must have the jax of stated.json, {of_versions['jax']}, got "
-            f"{versions['jax']}: give --state=all"
-        )
-    if options.state == "all":
-        # What is stated again goes first, and all of another XLA: a stop leaves gaps, which
-        # `missing` fills, and no old number under the new versions.
-        steps = {f"{m} {name}" for m in options.models for name in options.steps}
-        stated = {key: found for key, found in stated.items() if is_same and key not in steps}
-        records.write(stated)
+    of_versions, stated = read_stated()
+    is_same = versions()["jax"] == of_versions["jax"]  # its XLA; the assembler changes no bytes
+    if not is_same:
+        stated = {}
     rows: list[Any] = []
     wrong: list[str] = []
     unstated, start = 0, time.monotonic()
     for model in options.models:
         rows.append(model)
         for name in (name for name in steps_of(model) if name in options.steps):
-            key = f"{model} {name}"
-            if options.state == "missing" and key in stated:
-                continue
-            compiled = compile_step(model, name, options.gpu)
-            if options.texts:
-                folder = pathlib.Path(options.texts)
-                folder.mkdir(parents=True, exist_ok=True)
-                files.write_text(folder / f"{model}-{name}.hlo", compiled.text)
-            found = records.record_of(model, name, compiled)
-            step, of_model = STEPS[name], MODELS[model]
-            problems = rules.problems_of(step, of_model, compiled, gpus.GPUS[options.gpu])
-            if options.state != "no":
+            key, compiled = f"{model} {name}", compile_step(model, name, options.gpu)
+            found = compiled.record()
+            problems = rules.problems_of(
+                STEPS[name], MODELS[model], compiled, gpus.GPUS[options.gpu]
+            )
+            if options.state:
                 stated[key] = found
-                records.write(stated)
+                write_stated(stated)
+            elif key in stated:
+                problems += excess_of(found, stated[key])
             else:
-                problems += _compare(key, found, stated, is_same=is_same)
-                unstated += not is_same or key not in stated
-            rows.append(_row(name, found, options.gpu, compiled.seconds))
-            if options.items:
-                _print_items(key, found)
+                unstated += 1
+            sizes = (f"{found['gib']:.1f}", f"{found['tera']:.2f}", f"{compiled.seconds:.0f}")
+            rows.append((name, *sizes))
             wrong += [f"{key} {problem}" for problem in problems]
-    if options.state != "no":
-        files.write_text(page.PAGE, page.render(*records.read()))
-    print(tables.render_terminal(_table(rows, unstated, time.monotonic() - start)))
+    heads = ("GiB", "T operations", "s to compile")
+    columns = (tables.Column("Step"), *(tables.Column(head, "right") for head in heads))
+    told = ", ".join(f"{name} {version}" for name, version in versions().items())
+    notes: tuple[str, ...] = (f"{told}; {time.monotonic() - start:.0f} s.",)
+    if unstated:
+        compared = f"{unstated} steps are not compared with stated.json, of {of_versions}"
+        notes += (f"{compared}: look at them, then give --state.",)
+    print(tables.render_terminal(tables.Table(columns, tuple(rows), notes)))
     print("\n".join(wrong) or "all steps are within their bounds")
     return int(bool(wrong))
-
-
-def _row(name: str, found: records.Record, gpu: str, seconds: float) -> tuple[str, ...]:
-    sizes = (f"{found.gib:.1f}", f"{found.tera:.2f}", f"{found.gb:.1f}")
-    return name, *sizes, f"{found.ms[gpu]:.2f}", f"{found.useful(gpu):.0%}", f"{seconds:.0f}"
-
-
-def _print_items(key: str, found: records.Record) -> None:
-    """Prints what takes longest in a step."""
-    lines = [f"  {ms:8.2f} ms {made} {of}" for ms, made, of in found.items]
-    print("\n".join([key, *lines]), file=sys.stderr)
-
-
-def _table(rows: list[Any], unstated: int, seconds: float) -> tables.Table:
-    heads = ("GiB", "T operations", "GB moved", "ms at best", "useful", "s to compile")
-    columns = (tables.Column("Step"), *(tables.Column(head, "right") for head in heads))
-    versions = ", ".join(f"{name} {version}" for name, version in records.versions().items())
-    notes: tuple[str, ...] = (
-        f"{versions}; {seconds:.0f} s.",
-        "At best: every instruction takes the longer of its products and its bytes. Useful: the "
-        "share of that time that the products of its jaxpr take, a second pass included.",
-    )
-    if unstated:
-        compared = f"{unstated} steps are not compared with stated.json, of {records.read()[0]}"
-        notes += (f"{compared}: look at them, then give --state=all.",)
-    return tables.Table(columns, tuple(rows), notes)
 
 
 if __name__ == "__main__":

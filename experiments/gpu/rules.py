@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from experiments.gpu import roofline
+from experiments.gpu import hlo
 from experiments.gpu.steps import SIZE, Compiled, Model, Step
 from raslik_jax.run import gpus
 
@@ -25,7 +25,7 @@ class Case(NamedTuple):
     model: Model
     found: Compiled
     gpu: gpus.Gpu
-    program: roofline.Program
+    program: hlo.Program
 
     @property
     def rows(self) -> int:
@@ -57,7 +57,7 @@ def holds_gradients_once(case: Case) -> Iterator[str]:
     count = sum(
         dtype == "f32" and least <= size <= most
         for shape in case.program.shapes()
-        for dtype, size in roofline.arrays_of(shape)
+        for dtype, size in hlo.arrays_of(shape)
     )
     if count > case.step.gradients:
         may = case.step.gradients
@@ -77,14 +77,14 @@ def holds_no_logits(case: Case) -> Iterator[str]:
         found
         for exchange in case.program.collectives()
         for array in exchange.arrays
-        for found in roofline.arrays_of(array)
+        for found in hlo.arrays_of(array)
     }
     weights = whole | {(dtype, size // case.model.devices) for dtype, size in whole}
     sizes = {
         found[1]
         for shape_of in case.program.shapes()
         for part in re.findall(r"\w+\[[\d,]+\]", shape_of)
-        for found in roofline.arrays_of(part)
+        for found in hlo.arrays_of(part)
         if is_logits.search(part)
         and found[1] >= case.rows * of_row * vocab
         and found not in weights
@@ -136,7 +136,7 @@ def exchanges_what_it_must(case: Case) -> Iterator[str]:
     if case.model.devices == 1:
         return
     summed = 0.0
-    for exchange in case.program.collectives(trips=case.step.trips):
+    for exchange in case.program.collectives():
         kind, shape, size = exchange.kind, ", ".join(exchange.arrays), exchange.size
         if kind == "all-gather":
             is_bf16 = all(array.startswith("bf16") for array in exchange.arrays)
@@ -166,5 +166,5 @@ RULES: tuple[Rule, ...] = (
 
 def problems_of(step: Step, model: Model, found: Compiled, gpu: gpus.Gpu) -> list[str]:
     """Returns what is wrong with a compiled step, a sentence each."""
-    case = Case(step, model, found, gpu, roofline.Program(found.text))
+    case = Case(step, model, found, gpu, hlo.Program(found.text))
     return [problem for rule in RULES for problem in rule(case)]

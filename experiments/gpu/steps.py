@@ -13,7 +13,6 @@ from raslik_jax.config import (
     BackboneConfig,
     Config,
     FinetuneConfig,
-    ReferencesConfig,
     SketchConfig,
     UnlearnConfig,
 )
@@ -37,7 +36,6 @@ class Step(NamedTuple):
       gradients: how often it may hold a gradient of every row.
       is_tiled: whether its head runs a tile at a time; else it may hold the logits of targets.
       sums: whether devices add up gradients; else they send nothing but weights.
-      trips: how often a loop runs whose length is known at run time only.
     """
 
     program: Callable[[AbstractRun], Program]
@@ -46,7 +44,6 @@ class Step(NamedTuple):
     gradients: int = 0
     is_tiled: bool = False
     sums: bool = False
-    trips: int = 1
 
     def shape_for(self, model: "Model") -> Shape:
         """Returns the shape of a device's batch for a model."""
@@ -78,21 +75,23 @@ class Compiled(NamedTuple):
     """A compiled step, of one device: its text, and what XLA and the jaxpr say of it.
 
     Attributes:
-      useful: operations of the matrix products of its jaxpr; those of a second pass (`remat`) too.
+      operations: of the matrix products of its jaxpr; those of a second pass (`remat`) too.
       params: P, of one adapter.
       base_bytes: the model's weights, those of all devices together.
-      kernels: operations inside kernels by name, which the text does not show; attention's, which
-        leaves out what is masked, is bound by its bytes at these lengths.
     """
 
     text: str
     memory_bytes: float
     seconds: float
-    useful: float
+    operations: float
     params: int
     vocab: int
     base_bytes: float
-    kernels: dict[str, float]
+
+    def record(self) -> dict[str, float]:
+        """Returns what a device takes, as `stated.json` keeps it: GiB, and 1e12 operations."""
+        sizes = {"gib": self.memory_bytes / 2**30, "tera": self.operations / 1e12}
+        return {name: float(f"{value:.4g}") for name, value in sizes.items()}
 
 
 # Preset -> what is compiled for it; no steps: all that one device runs.
@@ -182,7 +181,6 @@ STEPS = {
     "decode": Step(
         lambda run: run.answering(32, 1).programs[0],
         Shape(32, 128, 128),
-        trips=ReferencesConfig().max_new_tokens - 1,
     ),
     "likelihood": Step(
         lambda run: run.likelihoods(64), Shape(64, 128, 64), (_FORWARD,), is_tiled=True
@@ -211,5 +209,4 @@ def compile_step(model: str, name: str, gpu: str) -> Compiled:
         run.num_params,
         run.model.decoder.config.vocab_size,
         run.base_bytes,
-        {_SIGNS: 2.0 * shape.rows * run.num_params * SIZE},
     )

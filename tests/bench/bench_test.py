@@ -2,7 +2,7 @@
 
 import ast
 import dataclasses
-import importlib.util
+import importlib
 import json
 import pathlib
 import re
@@ -11,9 +11,9 @@ import jax
 import pytest
 import tiny
 from absl import flags
-from support import shared_data, tiny_model_config
+from support import tiny_model_config
 
-from experiments.bench import cold, decode, efficiency, harness, query, sketch, unlearn
+from experiments.bench import decode, efficiency, harness, query, sketch, unlearn
 from raslik_jax.cli import setting_flags
 from raslik_jax.models import presets
 from raslik_jax.report import tables
@@ -143,66 +143,7 @@ def test_what_only_the_bench_can_know_is_refused_too():
         list(efficiency.measure(efficiency.Options()))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"programs": ("bergson",), "bergson_python": "/bin/false"}, "must have bergson, got /bin"),
-        ({"programs": ("bergson",), "bergson_python": "/no"}, "must have bergson, got /no: pip"),
-        ({"programs": ("torch_loop",)}, "torch and peft must be installed: pip install torch peft"),
-        ({"programs": ("ours",), "data": "/no"}, "must have alpaca/alpaca_data.json.xz, got /no"),
-    ],
-    ids=["bergson", "python", "torch", "data"],
-)
-def test_what_a_cold_start_lacks_is_said_before_anything_starts(monkeypatch, options, message):
-    find = importlib.util.find_spec
-    missing = {"torch", "peft"}
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *of: None if name in missing else find(name, *of)
-    )
-    monkeypatch.setattr(harness, "draw_model", None)
-    monkeypatch.setattr(cold, "start", None)
-    with pytest.raises(ValueError, match=message):
-        list(cold.measure(cold.Options(**options)))
-
-
-def test_cold_starts_take_turns_and_each_finds_its_caches_empty_or_its_own(monkeypatch, tmp_path):
-    found = []
-
-    def start(line: list[str], caches: pathlib.Path) -> cold.Taken:
-        (program,) = line
-        found.append((program, caches.exists() and caches.joinpath("of").read_text()))
-        caches.mkdir(exist_ok=True)
-        caches.joinpath("of").write_text(program)
-        (tmp_path / "index").mkdir()
-        seconds = {"ours": 6.0, "bergson": 4.0}[program] + len(found)
-        return cold.Taken(user=seconds - 1, system=1.0, wall=2 * seconds)
-
-    monkeypatch.setattr(cold, "start", start)
-    monkeypatch.setattr(cold, "command_of", lambda program, *_: [program])
-    options = cold.Options(programs=("ours", "bergson"), repeats=2)
-    ours, bergson = cold._turns(options, None, tmp_path)
-    own = [("ours", False), ("ours", "ours"), ("bergson", False), ("bergson", "bergson")]
-    assert found == own * 2
-    # First starts are the 1st and 5th of ours, the 3rd and 7th of bergson.
-    assert (ours["first"], ours["first_least"], ours["first_most"]) == (9, 7, 11)
-    assert (ours["second"], bergson["first"], bergson["second_wall"]) == (10, 9, 20)
-    assert bergson["ours"] == pytest.approx((7 / 7 + 11 / 11) / 2)
-    assert bergson["ours_second"] == pytest.approx((8 / 8 + 12 / 12) / 2)
-    assert ours["system"] == pytest.approx((1 / 7 + 1 / 11) / 2)
-
-
-@pytest.mark.study
-def test_indexes_are_made_from_the_command_line_by_all_programs_of_this_python(capsys):
-    shared_data()
-    lines = _measure(cold, capsys, rows=4, repeats=1, warm=False, programs=("ours", "torch_loop"))
-    (check,), programs = lines["check"], lines["program"]
-    assert check["worst_cosine"] > 0.9999
-    assert [line["program"] for line in programs] == ["ours", "torch_loop"]
-    assert all(line["first"] > 0 and line["second"] is None for line in programs)
-    assert programs[0]["ours"] == 1.0
-
-
-@pytest.mark.parametrize("module", [cold, decode, efficiency, query, sketch, unlearn])
+@pytest.mark.parametrize("module", [decode, efficiency, query, sketch, unlearn])
 def test_every_option_is_a_flag(module):
     values, defaults = flags.FlagValues(), module.Options()
     setting_flags.define(defaults, values)
@@ -246,7 +187,7 @@ def test_every_method_of_the_efficiency_table_is_measured(capsys, tmp_path):
     assert memory["index_bytes"] == 60 * 256 * 4
 
 
-@pytest.mark.parametrize("name", ["cold", "sketch", "query", "decode", "unlearn", "efficiency"])
+@pytest.mark.parametrize("name", ["sketch", "query", "decode", "unlearn", "efficiency"])
 def test_lines_are_json(name, capsys):
     module = importlib.import_module(f"experiments.bench.{name}")
     harness.run(module.Options(json=True), lambda options: iter([{"stage": "x", "value": 1.5}]))

@@ -1,8 +1,8 @@
 """What a user without a library would write: gradients of every row in a loop, sketched, to a file.
 
-  python experiments/bench/torch_program.py --model=ADAPTER --rows=rows.jsonl --projection=P --out=O
+  python experiments/studies/cold/torch_program.py --model=ADAPTER --rows=rows.jsonl --projection=P --out=O
 
-A child of cold.py, which makes all of its files. It imports neither jax nor raslik_jax, so that
+A child of measure.py, which makes all of its files. It imports neither jax nor raslik_jax, so that
 what it takes from the command line on is PyTorch's alone.
 
 The rows have `input_ids` and `labels` (-100: no target); the folder of the projection has

@@ -1,7 +1,7 @@
 """Measures what an index takes from the command line on, by us and by others, in turns.
 
-  taskset -c 0 python experiments/bench/cold.py --rows=64 --bergson_python=ENV/bin/python
-  taskset -c 0 python experiments/bench/cold.py --rows=1000 --nowarm --programs=ours,torch_loop
+  taskset -c 0 python experiments/studies/cold/measure.py --rows=64 --bergson_python=ENV/bin/python
+  taskset -c 0 python experiments/studies/cold/measure.py --rows=1000 --nowarm --programs=ours,torch_loop
 
 Every program is a process of its own. It reads the same checkpoint (the preset's shapes, random
 weights), the same LoRA adapter and the same rows of Alpaca, and ends with an index on disk:
@@ -43,7 +43,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple, get_args
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
 import numpy as np
 import safetensors
@@ -60,7 +60,7 @@ from raslik_jax.models import adapters, checkpoint
 from raslik_jax.models.presets import MODEL_PRESETS
 
 Program = Literal["ours", "torch_loop", "bergson"]
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_ROOT = pathlib.Path(__file__).resolve().parents[3]
 _MAX_LEN, _SIZE = 512, 65536
 
 
