@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl.testing import parameterized
-from support import shared_data
+from support import random_weights, shared_data
 
 from raslik_jax.models import checkpoint, decode, decoder
 from raslik_jax.models.lora import LoRAConfig
@@ -34,14 +34,7 @@ def _model(family: str, dtype: str = "float32"):
         case = decoder_cases.CASES[family][_FAMILIES[family]]
     config = decoder.ARCHITECTURES[case.config["model_type"]].config.from_hf(case.config)
     lora_config = LoRAConfig(rank=2, alpha=4.0, dropout=0.5, targets=case.targets)
-    graphdef, *shapes = decoder.abstract(config, lora_config, jnp.dtype(dtype))
-    rng = np.random.default_rng(0)
-
-    def draw(path, leaf):
-        center = 1.0 if path[-1].key == "scale" else 0.0
-        return jnp.asarray(center + 0.3 * rng.normal(size=leaf.shape), leaf.dtype)
-
-    lora, base = jax.tree_util.tree_map_with_path(draw, shapes)
+    graphdef, lora, base = random_weights(config, lora_config, dtype=dtype)
     return decoder.bind(graphdef), lora, base
 
 

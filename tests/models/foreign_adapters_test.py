@@ -3,7 +3,6 @@
 import builtins
 import contextlib
 import io
-import json
 import re
 import time
 from unittest import mock
@@ -258,34 +257,6 @@ class FolderNameTest(_Test):
 
 
 class KindTest(_Test):
-    @parameterized.parameters(
-        ("IA3", {"feedforward_modules": ["x"]}, "merge_and_unload"),
-        ("LOHA", {"alpha": 8}, "merge_and_unload"),
-        ("PREFIX_TUNING", {"num_virtual_tokens": 8}, "train a LoRA"),
-        ("PROMPT_TUNING", {}, "train a LoRA"),
-    )
-    def test_other_kinds_are_refused_with_what_can_be_done(self, kind, fields, mend):
-        folder = self.write()
-        (folder / "adapter_config.json").write_text(json.dumps({"peft_type": kind, **fields}))
-        self.assert_refused(
-            ["peft_type", kind, mend], adapters.read_adapter_config, folder, self.config
-        )
-
-    @parameterized.parameters(
-        {"use_dora": True},
-        {"modules_to_save": ["embed_out"]},
-        {"target_modules": ["dense", "embed_out"]},
-        {"target_modules": ["dense", "embed_in"]},
-        {"target_modules": ".*(dense|embed_out)"},
-        {"trainable_token_indices": [1]},
-        {"init_lora_weights": "pissa_niter_4"},
-        {"init_lora_weights": "olora"},
-        {"init_lora_weights": "loftq"},
-    )
-    def test_what_merging_settles_says_how(self, **changes):
-        folder = self.write(changes=changes)
-        self.assert_refused("merge_and_unload", adapters.read_adapter_config, folder, self.config)
-
     @parameterized.parameters(True, False, None, "gaussian", "eva", "orthogonal")
     def test_starts_that_leave_the_base_as_it_was_are_read(self, start):
         folder = self.write(changes={"init_lora_weights": start})

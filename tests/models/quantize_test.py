@@ -1,8 +1,10 @@
 """The quantized kernels: codebook, round trips, layout, gradients and memory."""
 
 import functools
+import json
 
 import compiling
+import decoder_cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +13,7 @@ import scipy.stats
 import support
 from absl.testing import parameterized
 
-from raslik_jax.models import decoder, gemma2, gpt_neox, llama, lora, phi3, presets, quantize
+from raslik_jax.models import checkpoint, decoder, lora, presets, quantize
 
 _KINDS = (("int8", "int8", False), ("nf4", "nf4", False), ("nf4_double", "nf4", True))
 
@@ -174,66 +176,24 @@ class MatmulTest(parameterized.TestCase):
         np.testing.assert_array_equal(quantize.matmul(x, kernel), x @ kernel)
 
 
+# Widths that nf4 packs in blocks of 64 inputs, and less.
 _TINY = {
-    "gpt_neox": gpt_neox.GPTNeoXConfig(
-        vocab_size=61,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=128,
-        initializer_range=0.1,
-    ),
-    "llama": llama.LlamaConfig(
-        vocab_size=61,
-        hidden_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        intermediate_size=80,
-        tie_word_embeddings=True,
-        initializer_range=0.1,
-    ),
-    "gemma2": gemma2.Gemma2Config(
-        vocab_size=61,
-        hidden_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        intermediate_size=80,
-        sliding_window=5,
-        attn_logit_softcapping=2.0,
-        final_logit_softcapping=3.0,
-        initializer_range=0.1,
-    ),
-    "phi3": phi3.Phi3Config(
-        vocab_size=61,
-        hidden_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=80,
-        sliding_window=5,
-        initializer_range=0.1,
-    ),
+    "gpt_neox": {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128},
+    "llama": {"hidden_size": 48, "num_attention_heads": 6, "tie_word_embeddings": True},
+    "gemma2": {"hidden_size": 48, "head_dim": 16, "sliding_window": 5},
+    "phi3": {"hidden_size": 48, "sliding_window": 5},
 }
 
 
 @functools.cache
 def _decoder(family):
     """A decoder with both LoRA factors random: (functions, lora, base)."""
-    config = _TINY[family]
-    own_targets = decoder.ARCHITECTURES[family].lora_targets
-    targets = lora.NEOX_TARGETS if family == "gpt_neox" else own_targets
+    case = next(iter(decoder_cases.CASES[family].values()))
+    architecture = decoder.ARCHITECTURES[family]
+    config = architecture.config.from_hf({**case.config, **_TINY[family]})
+    targets = lora.NEOX_TARGETS if family == "gpt_neox" else architecture.lora_targets
     settings = lora.LoRAConfig(rank=2, alpha=4.0, targets=targets)
-    graphdef, *shapes = decoder.abstract(config, settings)
-    generator = np.random.default_rng(0)
-
-    def draw(path, leaf):
-        center = 1.0 if path[-1].key == "scale" else 0.0
-        return jnp.asarray(center + 0.1 * generator.standard_normal(leaf.shape), jnp.float32)
-
-    adapter, base = jax.tree_util.tree_map_with_path(draw, shapes)
+    graphdef, adapter, base = support.random_weights(config, settings, spread=0.1)
     return decoder.bind(graphdef), adapter, base
 
 
@@ -265,7 +225,7 @@ class DecoderTest(parameterized.TestCase):
 
     def _assert_gradients(self, family, kinds):
         bound, adapter, base = _decoder(family)
-        tokens_BL = jnp.asarray(np.random.default_rng(1).integers(0, 61, (3, 12)), jnp.int32)
+        tokens_BL = jnp.asarray(np.random.default_rng(1).integers(0, 29, (3, 12)), jnp.int32)
         gradient = jax.jit(
             jax.vmap(jax.grad(functools.partial(_loss, bound)), in_axes=(None, None, 0))
         )
@@ -281,34 +241,6 @@ class DecoderTest(parameterized.TestCase):
             ):
                 self.assertLess(_relative_error(one, other), 1e-5, name)
                 self.assertGreater(_relative_error(one, far), 1e-4, name)  # packing does show
-
-    @pytest.mark.heavy
-    def test_fine_tuning_follows_the_dequantized_base(self):
-        bound, adapter, base = _decoder("gpt_neox")
-        pack, unpack = _packer("nf4", True)
-        packed = pack(base)
-        dense = unpack(packed, jnp.float32)
-        tokens_BL = jnp.asarray(np.random.default_rng(1).integers(0, 61, (4, 12)), jnp.int32)
-
-        @jax.jit
-        def step(adapter, base):
-            def mean(adapter):
-                losses_B = jax.vmap(functools.partial(_loss, bound), in_axes=(None, None, 0))(
-                    adapter, base, tokens_BL
-                )
-                return losses_B.mean()
-
-            loss, gradient = jax.value_and_grad(mean)(adapter)
-            return jax.tree.map(lambda w, g: w - 0.5 * g, adapter, gradient), loss
-
-        first, second, losses = adapter, adapter, []
-        for _ in range(10):
-            (first, loss), (second, reference) = step(first, packed), step(second, dense)
-            losses.append(float(loss))
-            self.assertAlmostEqual(losses[-1], float(reference), places=4)
-        self.assertLess(losses[-1], losses[0] - 0.1)
-        for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
-            self.assertLess(_relative_error(one, other), 1e-4)
 
     def test_bfloat16_equals_the_dequantized_base_in_bfloat16(self):
         bound, adapter, base = _decoder("gpt_neox")
@@ -359,5 +291,18 @@ class DecoderTest(parameterized.TestCase):
             self.assertAlmostEqual(2 - saved / linear, per_weight, delta=0.002)
 
 
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("format", "double", "least"),
+    (("int8", False, 0.95), ("nf4", False, 0.75), ("nf4", True, 0.75)),
+)
+def test_a_quantized_stories260k_mostly_agrees_with_itself(format, double, least):
+    folder = support.shared_data() / "models" / "stories260k"
+    expected = json.loads((folder / "expected.json").read_text())["greedy_from_bos_60"]
+    tokens_L = jnp.asarray(expected, jnp.int32)
+    packing = {"base_format": format, "double_quant": double}
+    model = checkpoint.load_model(folder, dtype=jnp.float32, **packing)
+    bound = decoder.bind(model.graphdef)
+    logits_LV = bound.logits({}, model.base, bound.hidden({}, model.base, tokens_L[:-1]))
+    agreement = np.mean(np.argmax(logits_LV, axis=1) == np.asarray(expected[1:]))
+    assert agreement >= least, agreement

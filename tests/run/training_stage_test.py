@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl.testing import absltest, parameterized
+from support import tiny_model_config
 
 from raslik_jax import config as config_lib
 from raslik_jax.data.examples import QUERY_SETS, Corpus, Example, write_examples
@@ -19,7 +20,7 @@ from raslik_jax.data.ordering import shuffled
 from raslik_jax.data.tokens.encoding import encode
 from raslik_jax.data.tokens.tokenization import train_bpe
 from raslik_jax.evaluate import verdict
-from raslik_jax.models import checkpoint, decoder, gpt_neox, quantize
+from raslik_jax.models import checkpoint, decoder, quantize
 from raslik_jax.models.lora import LoRAConfig
 from raslik_jax.run.stages import finetune as finetune_stage
 from raslik_jax.run.stages import unlearn as unlearn_stage
@@ -68,14 +69,8 @@ def _workspace(root, *, base_format="plain", finetune=_FINETUNE, unlearn=_UNLEAR
     )
     workspace = Workspace(root, settings)
     tokenizer = train_bpe([f"{row.instruction} {row.output}" for row in _ROWS], vocab_size=300)
-    model_config = gpt_neox.GPTNeoXConfig(
-        vocab_size=tokenizer.vocab_size,
-        hidden_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        max_position_embeddings=64,
-    )
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "intermediate_size": 16}
+    model_config = tiny_model_config(tokenizer.vocab_size, initializer_range=0.02, **sizes)
     lora_config = LoRAConfig(rank=2, alpha=16.0, dropout=0.3, targets=("dense",))
     graphdef, lora, base = decoder.create(
         model_config, lora_config, key=jax.random.key(0), dtype=jnp.float32

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
+from support import tiny_model_config
 
 from raslik_jax.models import decoder as decoders
-from raslik_jax.models import gpt_neox
 from raslik_jax.models.lora import NEOX_TARGETS, LoRAConfig
 from raslik_jax.sketch import diagnose, loss, projections, theory
 from raslik_jax.sketch.gradients import flat_gradient
@@ -22,13 +22,8 @@ NUM_EXAMPLES, LENGTH, NUM_TARGETS = 14, 24, 16
 @functools.cache
 def real_gradients() -> tuple[np.ndarray, tuple[projections.Segment, ...]]:
     """Returns LoRA gradients of a small GPT-NeoX with both factors away from zero."""
-    config = gpt_neox.GPTNeoXConfig(
-        vocab_size=199,
-        hidden_size=64,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        intermediate_size=256,
-    )
+    sizes = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+    config = tiny_model_config(199, intermediate_size=256, initializer_range=0.02, **sizes)
     graphdef, lora, base = decoders.create(
         config, LoRAConfig(rank=8, alpha=16.0, targets=NEOX_TARGETS), key=jax.random.key(0)
     )
