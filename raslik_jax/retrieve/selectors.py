@@ -233,42 +233,32 @@ def summarize_selection(
     retain_N: Float[np.ndarray, " N"],
     *,
     labels: Sequence[bool | None],
-    texts: Sequence[Any],
     margin: float = 0.01,
 ) -> dict[str, Any]:
     """Returns what was chosen, as JSON values.
 
-    `labels` are is_target of every example; of `texts`, equal ones mark examples that read the
-    same; the margin is gamma, half the width of the neighborhood of a threshold.
+    `labels` are is_target of every example; the margin is gamma, half the width of the neighborhood
+    of a threshold.
 
     Returns:
-      `num_forget`, `num_retain`, `texts_in_both`; for each set a dict of `lowest` and `highest`
-      score, the lowest being the threshold that gives the set; `near_threshold`, examples within
-      the margin of it, in the set or not; `density`, these per example and unit of score; the two
-      `_scaled`, with scores divided by their largest absolute value, after the paper's [-1, 1];
-      `duplicates`, items whose text is in the set before; `targets`, `non_targets`, `unlabeled`.
+      `num_forget`, `num_retain`; for each set a dict of `lowest` and `highest` score, the lowest
+      being the threshold that gives the set; `near_threshold`, examples within the margin of it, in
+      the set or not; `density`, these per example and unit of score; `targets`, `non_targets`,
+      `unlabeled`.
     """
-    chosen_texts = [[texts[i] for i in positions] for positions in selection]
-    summary: dict[str, Any] = {
-        "num_forget": len(selection.forget),
-        "num_retain": len(selection.retain),
-        "margin": margin,
-        "texts_in_both": len({*chosen_texts[0]} & {*chosen_texts[1]}),
-    }
-    for name, positions, score_N, words in zip(
-        ("forget", "retain"), selection, (forget_N, retain_N), chosen_texts, strict=True
+    sizes = {"num_forget": len(selection.forget), "num_retain": len(selection.retain)}
+    summary: dict[str, Any] = {**sizes, "margin": margin}
+    for name, positions, score_N in zip(
+        Selection._fields, selection, (forget_N, retain_N), strict=True
     ):
         part = summary[name] = {"lowest": None, "highest": None}
         if len(positions):
             chosen_M = score_N[positions].astype(np.float64)
             finite_N = score_N[np.isfinite(score_N)].astype(np.float64)
             part |= {"lowest": float(chosen_M.min()), "highest": float(chosen_M.max())}
-            for suffix, scale in (("", 1.0), ("_scaled", float(np.abs(finite_N).max()) or 1.0)):
-                near = int((np.abs(finite_N - part["lowest"]) <= margin * scale).sum())
-                part[f"near_threshold{suffix}"] = near
-                part[f"density{suffix}"] = near / (2 * margin * len(finite_N))
+            near = int((np.abs(finite_N - part["lowest"]) <= margin).sum())
+            part |= {"near_threshold": near, "density": near / (2 * margin * len(finite_N))}
         found = [labels[i] for i in positions]
-        part["duplicates"] = len(words) - len(set(words))
         kinds = {"targets": True, "non_targets": False, "unlabeled": None}
         part |= {kind: found.count(label) for kind, label in kinds.items()}
     return summary

@@ -13,18 +13,63 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from raslik_jax.base.messages import some_of
-from raslik_jax.base.settings import Settings
+from raslik_jax.base.settings import Settings, setting
 from raslik_jax.data.examples import Example
 from raslik_jax.index.combine import Aggregate, aggregate_scores, opposite
 from raslik_jax.retrieve.named import find_rows
-from raslik_jax.retrieve.own_settings import (
-    Bm25Settings,
-    EmbeddingSettings,
-    GivenSettings,
-    MixtureSettings,
-    QueryText,
-)
 from raslik_jax.retrieve.selectors import Selection, select_by_count, spread_retain
+
+QueryText = Literal["prompt", "prompt_and_output"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bm25Settings(Settings):
+    """Settings of BM25."""
+
+    query_text: QueryText = setting(
+        "prompt", "Text of a query; its output is that of --sketch.query_output."
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EmbeddingSettings(Bm25Settings):
+    """Settings of EmbeddingSim."""
+
+    checkpoint: str = setting(
+        "BAAI/bge-base-en-v1.5",
+        "BERT or RoBERTa encoder, a directory or hub name.",
+        is_path=True,
+        is_hub=True,
+        auto="AutoModel",
+    )
+    pooling: Literal["", "cls", "mean"] = setting("", "Pooling, where the checkpoint does not say.")
+
+    def problems(self) -> list[str]:
+        return [] if self.checkpoint else ["--checkpoint must be given, got none"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GivenSettings(Settings):
+    """Sets that somebody chose, or edited."""
+
+    forget_file: str = setting(
+        "",
+        "JSONL of the rows to forget, such as an edited forget.jsonl of a run or of raslik query: "
+        "training rows by their id, or place, or text.",
+        is_path=True,
+    )
+    retain_file: str = setting(
+        "",
+        "JSONL of the rows to retain, likewise; empty: as many others at random.",
+        is_path=True,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MixtureSettings(Settings):
+    """Settings of controlled randomization."""
+
+    oracle_share: float = setting(0.5, "Share of the forget set from the oracle.", low=0, high=1)
 
 
 class Request(NamedTuple):

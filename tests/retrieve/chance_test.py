@@ -42,30 +42,6 @@ class PValuesTest(parameterized.TestCase):
             told = [part[row] for part in found[:3]]
             self.assertEqual(told, [higher, len(others), (1 + higher) / (1 + len(others))])
 
-    @parameterized.parameters(1.0, 6.0)
-    def test_they_are_uniform_where_prompt_and_rows_have_nothing_in_common(self, shared):
-        """Also where all share some directions; related prompts are looked for and left out."""
-        generator = np.random.default_rng(1)
-        scale = np.where(np.arange(64) < 4, shared, 1.0)
-        p, q = [], []
-        for _ in range(40):
-            rows, queries = (_unit(generator.normal(size=(n, 64)) * scale) for n in (400, 1))
-            drawn = np.arange(0, 400, 2)
-            null_NM, score_N = rows @ rows[drawn].T, rows @ queries[0]
-            null_NM[drawn, np.arange(200)] = np.nan
-            is_related_M = chance.related_prompts(score_N, drawn)
-            found = chance.compare(score_N, null_NM[:, ~is_related_M])
-            p.append(found.p_N)
-            q.append(found.q_N)
-        # Rows of one prompt share it, so a prompt counts as one draw: shares of 40 vary so much.
-        for level in (0.02, 0.1, 0.5):
-            each = (np.array(p) <= level).mean(axis=1)
-            error = each.std(ddof=1) / np.sqrt(len(each))
-            self.assertAlmostEqual(each.mean(), level, delta=5 * error + 1 / 201)
-        # A false find in more than a twentieth of prompts: 5 standard errors above it.
-        wrong = (np.array(q) <= 0.05).any(axis=1).mean()
-        self.assertLessEqual(wrong, 0.05 + 5 * np.sqrt(0.05 * 0.95 / 40))
-
     def test_they_are_uniform_in_a_small_corpus_whose_mean_the_prompts_have_a_part_in(self):
         generator = np.random.default_rng(4)
         p, q = [], []
@@ -79,9 +55,8 @@ class PValuesTest(parameterized.TestCase):
             p.append(found.p_N)
             q.append(found.q_N)
         for level in (0.1, 0.5):
-            each = (np.array(p) <= level).mean(axis=1)
-            error = each.std(ddof=1) / np.sqrt(len(each))
-            self.assertAlmostEqual(each.mean(), level, delta=5 * error + 1 / 30)
+            share, error = _shares(p, level)
+            self.assertAlmostEqual(share, level, delta=5 * error + 1 / 30)
         self.assertLessEqual((np.array(q) <= 0.05).any(axis=1).mean(), 0.05)
 
     def test_q_is_the_smallest_level_at_which_the_step_up_procedure_finds_a_row(self):

@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import pathlib
-import subprocess
-import sys
 import tempfile
 
 import numpy as np
@@ -12,7 +10,6 @@ from absl.testing import absltest, parameterized
 
 from raslik_jax.data.contents import Conversation, TokenRow
 from raslik_jax.data.examples import Example, with_system
-from raslik_jax.index.combine import aggregate_scores
 from raslik_jax.retrieve.selectors import select_by_count
 from raslik_jax.retrieve.strategies import STRATEGIES, Request, choose
 
@@ -65,7 +62,7 @@ def _ids(request):
 
 class StrategiesTest(parameterized.TestCase):
     @parameterized.parameters(*STRATEGIES)
-    def test_examples_that_are_not_eligible_enter_no_set(self, name):
+    def test_sets_are_disjoint_and_without_examples_that_are_not_eligible(self, name):
         is_eligible_N = ~np.isin(np.arange(20), [2, 9])  # without a target and another
         request = _request(is_eligible_N=is_eligible_N, num_forget=4)
         scores = _score(name, request)
@@ -73,12 +70,8 @@ class StrategiesTest(parameterized.TestCase):
             np.testing.assert_array_equal(np.isneginf(score_N[[2, 9]]), [True, True])
         chosen = select_by_count(*scores, _ids(request), num_forget=4, num_retain=6)
         self.assertNoCommonElements({2, 9}, {*chosen.forget.tolist(), *chosen.retain.tolist()})
-
-    @parameterized.parameters(*STRATEGIES)
-    def test_sets_are_disjoint_and_of_the_sizes_asked_for(self, name):
-        chosen = select_by_count(*_score(name), _ids(_request()), num_forget=6, num_retain=8)
-        self.assertEmpty(set(chosen.forget) & set(chosen.retain))
-        self.assertEqual((len(chosen.forget), len(chosen.retain)), (6, 8))
+        chosen = select_by_count(*_score(name), _ids(request), num_forget=6, num_retain=8)
+        self.assertLen({*chosen.forget.tolist(), *chosen.retain.tolist()}, 14)
 
     @parameterized.parameters(*STRATEGIES)
     def test_scores_follow_the_example_not_its_row(self, name):
@@ -100,11 +93,6 @@ class StrategiesTest(parameterized.TestCase):
             others = {other: score_N for other, score_N in own.items() if other != need}
             with self.assertRaises(KeyError):
                 _score(name, request._replace(scores=others))
-
-    def test_records_are_there_without_jax(self):
-        code = "import sys, raslik_jax.retrieve.strategies; print('jax' in sys.modules)"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        self.assertEqual(done.stdout.strip(), "False", done.stderr)
 
     @parameterized.parameters("bm25", "embedding", "exact", "raslik")
     def test_what_ranks_takes_both_ends_of_one_score(self, name):
@@ -137,15 +125,6 @@ class StrategiesTest(parameterized.TestCase):
         self.assertEqual(plain[9], plain[10])
         self.assertGreater(full[9], full[10])
 
-    def test_mean_rank_lets_no_single_query_dominate(self):
-        score_QN = np.array([[100.0, 0.0, 1.0], [0.0, 0.5, 0.6], [0.0, 0.5, 0.6]])
-        self.assertEqual(np.argmax(aggregate_scores(score_QN, "mean")), 0)
-        rank_N = aggregate_scores(score_QN, "mean_rank")
-        np.testing.assert_allclose(rank_N, [-1 / 3, -1 / 3, 2 / 3], atol=1e-12)
-        np.testing.assert_allclose(
-            aggregate_scores(np.array([[1.0, 3, 2]]), "mean_rank"), [-1, 1, 0]
-        )
-
     @parameterized.parameters(0.0, 0.25, 0.5, 1.0)
     def test_controlled_randomization_mixes_oracle_and_non_targets(self, share):
         ids, sizes = _ids(_request()), {"num_forget": 6, "num_retain": 8}
@@ -166,6 +145,11 @@ class StrategiesTest(parameterized.TestCase):
             with self.assertRaisesRegex(ValueError, message):
                 _score(name, _request(**changes), **own)
 
+    def test_the_oracle_forgets_targets_only_and_the_seed_moves_what_is_drawn(self):
+        np.testing.assert_array_equal(np.isinf(_score("oracle").forget_N), np.arange(20) >= 6)
+        first, second = (_score("random", _request(seed=s)).forget_N for s in (0, 1))
+        self.assertFalse((first == second).any())
+
     @parameterized.parameters("random", "oracle", "raslik_f")
     def test_random_retain_sets_come_from_non_targets_unless_anywhere(self, name):
         np.testing.assert_array_equal(np.isinf(_score(name).retain_N), np.arange(20) < 6)
@@ -174,13 +158,6 @@ class StrategiesTest(parameterized.TestCase):
         beside = _score(f"{name}_anywhere")  # both stand in one table
         for one_N, two_N in zip(beside, anywhere, strict=True):
             np.testing.assert_array_equal(one_N, two_N)
-
-    def test_the_oracle_forgets_targets_only(self):
-        np.testing.assert_array_equal(np.isinf(_score("oracle").forget_N), np.arange(20) >= 6)
-
-    def test_the_seed_moves_what_is_drawn(self):
-        first, second = (_score("random", _request(seed=s)).forget_N for s in (0, 1))
-        self.assertFalse((first == second).any())
 
     def _chosen(self, **own):
         """The ids of the sets that files give, whatever sizes are asked for."""
@@ -229,16 +206,13 @@ class StrategiesTest(parameterized.TestCase):
             scores = _score("given", request, **_given("forget", row))
             self.assertEqual(np.flatnonzero(scores.forget_N > -np.inf).tolist(), [number])
 
-    def test_a_row_of_an_unknown_id_is_no_row_of_its_place(self):
-        for row in ({"id": "other", "place": 5}, {"place": [5]}, {"place": 0}, {"place": True}):
-            with self.assertRaisesRegex(ValueError, "line 1 of .* is not: correct or remove it"):
-                self._chosen(**_given("forget", row))
-
     def test_a_key_of_the_users_own_called_place_names_no_row(self):
         text = {"instruction": "say w9", "output": ""}
         self.assertEqual(self._chosen(**_given("forget", text | {"place": 1}))[0], ["id09"])
-        with self.assertRaisesRegex(ValueError, "line 1 of .* is not"):
-            self._chosen(**_given("forget", {"instruction": "x", "output": "y", "place": 1}))
+        other = {"instruction": "x", "output": "y", "place": 1}
+        for row in (other, {"id": "other", "place": 5}, *({"place": p} for p in ([5], 0, True))):
+            with self.assertRaisesRegex(ValueError, "line 1 of .* is not: correct or remove it"):
+                self._chosen(**_given("forget", row))
 
     def test_rows_of_the_users_file_are_read_by_its_field_map(self):
         fields = {"instruction": "ask", "output": "say", "id": "key"}

@@ -32,8 +32,7 @@ from raslik_jax.data.examples import QUERY_SETS, Corpus, Example
 from raslik_jax.data.tokens import encoding, tokenization
 from raslik_jax.evaluate.non_sf import ClassifierSettings
 from raslik_jax.parallel import meshes
-from raslik_jax.retrieve.own_settings import EmbeddingSettings, GivenSettings
-from raslik_jax.retrieve.strategies import STRATEGIES
+from raslik_jax.retrieve.strategies import STRATEGIES, EmbeddingSettings, GivenSettings
 from raslik_jax.run import checking, plan
 from raslik_jax.run import units as units_lib
 from raslik_jax.run.workspace import Workspace

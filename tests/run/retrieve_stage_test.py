@@ -12,7 +12,7 @@ from raslik_jax.base.settings import replaced
 from raslik_jax.config import Config, RetrieveConfig, SketchConfig
 from raslik_jax.data.examples import Corpus, Example
 from raslik_jax.data.tokens.encoding import Encoded
-from raslik_jax.retrieve.own_settings import GivenSettings
+from raslik_jax.retrieve.strategies import GivenSettings
 from raslik_jax.run import artifacts
 from raslik_jax.run.stages import generate, retrieve
 from raslik_jax.run.workspace import Workspace

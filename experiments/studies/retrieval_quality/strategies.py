@@ -13,7 +13,7 @@ from experiments.studies.rankings import mean_of
 from raslik_jax.base import settings as settings_lib
 from raslik_jax.base.files import read_array
 from raslik_jax.evaluate import ranking
-from raslik_jax.retrieve.own_settings import Bm25Settings
+from raslik_jax.retrieve.strategies import Bm25Settings
 from raslik_jax.retrieve.selectors import select_by_count
 from raslik_jax.retrieve.strategies import STRATEGIES, Request, Scores
 from raslik_jax.run.stages.retrieve import sentence_vectors

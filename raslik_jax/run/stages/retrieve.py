@@ -51,8 +51,8 @@ RULES_ON_SCORES = {
 FORMATS = {"formats": {"index": INDEX_FORMAT, "projection": SKETCH_FORMAT}}
 # 2: rows without a gradient have no part in the mean that centers.
 SCORES_FORMAT = {"formats": {"scores": 2}}
-# 2: retain sets within a share of the lowest scores are drawn alike for all strategies.
-SETS_FORMAT = {"formats": {"sets": 2}}
+# 3: the summary has neither scaled densities nor counts of equal texts.
+SETS_FORMAT = {"formats": {"sets": 3}}
 _NO_SETS = Selection(np.array([], np.int64), np.array([], np.int64))
 # 2: a run whose answer no row taught ends with a finding.
 SIZES_FORMAT = {"formats": {"sizes": 2}}
@@ -442,12 +442,7 @@ def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None
         **nest(measure(evidence))["retrieval"],
         "num_queries": len(request.queries),
         "without_gradient": {"count": len(without), "ids": without},
-        "selection": summarize_selection(
-            selection,
-            *scores,
-            labels=labels,
-            texts=[(row.instruction, row.input, row.output) for row in rows],
-        ),
+        "selection": summarize_selection(selection, *scores, labels=labels),
     }
     if "precision" in entry:
         print(
