@@ -9,8 +9,8 @@ from experiments.studies.geometry import page as geometry
 from experiments.studies.sets import report as sets
 from experiments.studies.theorem import page as theorem
 from raslik_jax.report import results
-from raslik_jax.report.runs import read_metrics
 from raslik_jax.report.tables import render_markdown
+from raslik_jax.run.artifacts import read_metrics
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 _STORED = _REPOSITORY / "experiments" / "studies"

@@ -8,6 +8,7 @@ Reads nothing but the work directories. Runs that differ in their seed alone bec
 a cell is then the mean over the seeds with the smallest and the largest in brackets; of a single
 run it has the 95 % bootstrap interval over queries. With --out it writes report.html, tables.md,
 tables.csv and tables.tex; of files of these names only those of an earlier report are replaced.
+tables.csv is the tidy table behind them: a row for each run, strategy, algorithm, step and metric.
 
   raslik report --run=runs/incident --serve
 
@@ -26,7 +27,7 @@ from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import asking
 from raslik_jax.config import MeshConfig
 from raslik_jax.incident.asking import Asker, AskOptions
-from raslik_jax.report import blocks, page, published, results, runs, tables
+from raslik_jax.report import blocks, facts, page, published, results, tables, tidy
 from raslik_jax.run import artifacts, written
 
 Form = Literal["terminal", "markdown", "csv", "latex"]
@@ -73,8 +74,8 @@ def run(options: Options) -> None:
             f"--serve needs a run with a page, {options.run} found no row: ask with raslik query"
         )
     measured = [pathlib.Path(run) for run in named if run not in findings]
-    stored = [runs.read_run(run, num_rows=options.examples) for run in measured]
-    experiments = runs.group_runs(stored)
+    stored = [facts.read_facts(run, num_rows=options.examples) for run in measured]
+    experiments = facts.group_runs(stored)
     found = [block for e in experiments for block in blocks.make_blocks(e, paper)]
     found += blocks.published_only(paper) if options.published else ()
     how: Any = {"paper": paper, "show_paper": options.published, "findings": findings}
@@ -101,11 +102,14 @@ def _serve(options: Options, html: str) -> None:
 
 
 def _render(
-    form: Form, experiments: Sequence[runs.Experiment], found: Sequence[blocks.Block]
+    form: Form, experiments: Sequence[facts.Experiment], found: Sequence[blocks.Block]
 ) -> str:
-    laid_out = [blocks.lay_out(block) for block in found]
     if form == "csv":
-        return tables.render_csv(blocks.csv_table(found)).rstrip("\n")
+        rows = [row for experiment in experiments for row in tidy.tidy(experiment.metrics)]
+        printed = [block.paper for block in found if block.paper and not block.ours]
+        rows += published.tidy_rows(printed)
+        return tables.render_csv(tidy.data_table(rows)).rstrip("\n")
+    laid_out = [blocks.lay_out(block) for block in found]
     if form == "latex":
         return tables.LATEX_PREAMBLE + "\n\n".join(map(tables.render_latex, laid_out))
     render, name = tables.render_terminal, tables.visible

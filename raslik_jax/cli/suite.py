@@ -41,7 +41,7 @@ from raslik_jax.cli import choose, setting_flags
 from raslik_jax.cli import run as run_command
 from raslik_jax.config import Config, to_json
 from raslik_jax.evaluate import choice
-from raslik_jax.report import page, published, results, runs, tables
+from raslik_jax.report import facts, page, published, results, tables
 from raslik_jax.run import artifacts
 from raslik_jax.run.workdir import locked
 
@@ -311,7 +311,7 @@ class Suite:
         write_text(self.out / artifacts.REPORT.file, text)
         # Where nothing was chosen, the page shows what the choice was to be made from.
         roots = self.measured(tests) or self.measured(grid)
-        experiments = runs.group_runs([*map(runs.read_run, roots)])
+        experiments = facts.group_runs([*map(facts.read_facts, roots)])
         how: Any = {"title": self.out.name, "findings": self.findings(cells)}
         html = page.render(experiments, paper=published.read_blocks(), **how)
         write_text(self.out / artifacts.PAGE.file, html)

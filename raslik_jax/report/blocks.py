@@ -11,6 +11,7 @@ import numpy as np
 
 from raslik_jax.evaluate import pareto
 from raslik_jax.report import tables
+from raslik_jax.report.facts import Experiment
 from raslik_jax.report.names import (
     algorithm_name,
     checkpoint_name,
@@ -20,9 +21,8 @@ from raslik_jax.report.names import (
 )
 from raslik_jax.report.notes import write_notes
 from raslik_jax.report.published import PublishedBlock, match_block
-from raslik_jax.report.records import Model, collect_models, is_probed, make_model
-from raslik_jax.report.runs import Experiment
 from raslik_jax.report.tables import NOT_KNOWN, Cell, Column, Table, format_interval, format_number
+from raslik_jax.report.tidy import Model, collect_models, is_probed, make_model
 from raslik_jax.retrieve.strategies import STRATEGIES
 
 
@@ -243,67 +243,3 @@ def _cell(
     if not model.value("pareto"):
         return Cell(text, "gray", mark)
     return Cell(text, "best" if model.value(metric) in best else "", mark)
-
-
-# as data ----------------------------------------------------------------------------------------
-
-_CSV_COLUMNS = (
-    *("name", "dataset", "model", "algorithm", "strategy", "source", "epochs", "seeds"),
-    *("forget", "forget_low", "forget_high", "retain", "retain_low", "retain_high"),
-    *("non_sf", "non_sf_low", "non_sf_high", "spread", "d_mah", "euclidean"),
-    *("pareto", "tie", "top_two_d_mah", "top_two_non_sf", "damaged"),
-    *("d_mah_follows", "pareto_flag_wrong", "paper_table", "kernel"),
-)
-_CSV_METRICS = {name: name for name in ("forget", "retain", "euclidean")}
-_CSV_METRICS |= {"non_sf": "non_sf_target", "d_mah": _DISTANCE}
-_CSV_FLAGS = {"pareto": "pareto", "tie": "tie", "damaged": "num_damaged"}
-_CSV_FLAGS |= {"pareto_flag_wrong": "is_wrong"}
-
-
-def csv_table(blocks: Sequence[Block]) -> Table:
-    """Returns all blocks as one table of data: a row per strategy and source, ours or the paper's.
-
-    Empty where a value is not known. `spread` says what low and high are: interval (95 %, over
-    queries) or seeds (smallest and largest).
-    """
-    rows = []
-    for block in blocks:
-        shared = dict(zip(_CSV_COLUMNS, block[:4], strict=False))
-        ours = shared | {
-            "source": "ours",
-            "epochs": " ".join(map(str, block.epochs)),
-            "seeds": " ".join(map(str, block.seeds)),
-            "spread": "interval" if len(block.seeds) == 1 else "seeds",
-            "kernel": block.kernel,
-        }
-        theirs = shared | {"source": "paper"}
-        if block.paper:
-            follows = tables.word(block.paper.follows)
-            theirs |= {"d_mah_follows": follows, "paper_table": block.paper.table}
-        rows += [
-            {**line, **_csv_values(models, strategy)}
-            for strategy in block.strategies
-            for line, models in ((ours, block.ours), (theirs, block.theirs))
-            if strategy in models
-        ]
-    return Table(
-        tuple(map(Column, _CSV_COLUMNS)),
-        tuple(tuple(row.get(name, "") for name in _CSV_COLUMNS) for row in rows),
-    )
-
-
-def _csv_values(models: Mapping[str, Model], strategy: str) -> dict[str, str]:
-    model, line = models[strategy], {"strategy": strategy}
-    for name, metric in _CSV_METRICS.items():
-        for value in model.values.get(metric, ()):
-            ends = value if isinstance(value, dict) else {"mean": value}
-            shown = {"mean": name, "low": f"{name}_low", "high": f"{name}_high"}
-            line |= {shown[end]: f"{number:.6g}" for end, number in ends.items()}
-    line |= {
-        name: tables.word(model.value(m)) for name, m in _CSV_FLAGS.items() if m in model.values
-    }
-    for name in ("d_mah", "non_sf"):
-        metric = _CSV_METRICS[name]
-        is_best = model.value("pareto") and model.value(metric) in _best(models, metric)
-        line[f"top_two_{name}"] = tables.word(is_best)
-    return line

@@ -11,7 +11,7 @@ from raslik_jax.data.corpora import describe
 from raslik_jax.evaluate import judgment
 from raslik_jax.evaluate.summary import MethodEntry, Metrics, Variant
 from raslik_jax.report import names, notes, results, robustness, tables
-from raslik_jax.report.records import make_model
+from raslik_jax.report.tidy import make_model
 from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.train.objectives import OBJECTIVES
 

@@ -11,8 +11,8 @@ from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.report import drawing
 from raslik_jax.report.drawing import INK, SOFT, Frame, make_axes, note, styled
 from raslik_jax.report.names import algorithm_name, strategy_name, strategy_styles
-from raslik_jax.report.records import Model, collect_models, has_steps, is_probed
 from raslik_jax.report.tables import format_interval
+from raslik_jax.report.tidy import Model, collect_models, has_steps, is_probed
 
 # Marker, size and color of what every strategy is held against.
 REFERENCE_MARKS = {"finetuned": ("o", 12, INK), "backbone": ("X", 13, INK)}

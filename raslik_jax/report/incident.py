@@ -17,7 +17,7 @@ from raslik_jax.evaluate import judgment, verdict
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.report.names import algorithm_name, highlighted, strategy_name
 from raslik_jax.report.notes import answers_taken_against
-from raslik_jax.report.records import Model, collect_models, last_epochs
+from raslik_jax.report.tidy import Model, collect_models, last_epochs
 from raslik_jax.report.traced import (
     Said,
     Traced,
@@ -193,7 +193,7 @@ def example_incident(
     """Returns one query of the behavior with the row behind it, of a run that traced no answer.
 
     The query is the first target query that the model answers at all, the row the best of the
-    forget set of the strategy that the run is about. The arguments are of `runs.StoredRun`.
+    forget set of the strategy that the run is about. The arguments are of `facts.Facts`.
     """
     before = answers.get(("", "finetuned"), {})
     asked = [q for q in queries if q.is_target and before.get(q.example_id, "").strip()]

@@ -7,7 +7,7 @@ from typing import Any
 from raslik_jax.evaluate import judgment, pareto, rates, stopping, verdict
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.report.names import algorithm_name, kernel_note, make_environment, strategy_name
-from raslik_jax.report.records import Model, is_probed
+from raslik_jax.report.tidy import Model, is_probed
 
 # Queries from which on more than nine in ten of their intervals hold the true mean.
 _MANY = 12

@@ -15,8 +15,8 @@ import jinja2
 from markupsafe import Markup
 
 from raslik_jax.report import drawing, names, sections, tables
+from raslik_jax.report.facts import Experiment
 from raslik_jax.report.published import PublishedBlock
-from raslik_jax.report.runs import Experiment
 from raslik_jax.report.sections import SECTIONS, Section
 
 _GENERATOR = '<meta name="generator" content="raslik_jax">'

@@ -11,7 +11,7 @@ import numpy as np
 from raslik_jax.data.corpora import DATASETS
 from raslik_jax.evaluate import pareto
 from raslik_jax.report.names import checkpoint_name
-from raslik_jax.report.records import Model, make_model
+from raslik_jax.report.tidy import Model, Row, make_model
 from raslik_jax.retrieve.strategies import STRATEGIES
 
 # A checkout carries the file; an installed package alone does not.
@@ -60,6 +60,16 @@ def read_blocks(path: pathlib.Path = TABLES) -> tuple[PublishedBlock, ...]:
             name = row["table"], row["dataset"], row["model"], row["algorithm"].lower()
             blocks[name].append(row)
     return tuple(_make_block(name, rows) for name, rows in blocks.items())
+
+
+def tidy_rows(blocks: Sequence[PublishedBlock]) -> list[Row]:
+    """Returns what the paper prints as rows of the tidy table; its seeds are not known."""
+    return [
+        Row(f"paper, table {block.table}", 0, strategy, block.algorithm, 0, metric, value)
+        for block in blocks
+        for strategy, model in block.rows.items()
+        for metric, (value,) in model.values.items()
+    ]
 
 
 def _make_block(

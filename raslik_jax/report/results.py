@@ -12,8 +12,8 @@ from raslik_jax.evaluate.summary import BASELINE, Metrics
 from raslik_jax.evaluate.verdict import Progress
 from raslik_jax.report.names import algorithm_name, strategy_name
 from raslik_jax.report.notes import write_notes
-from raslik_jax.report.records import Model, collect_models, is_probed, make_model
 from raslik_jax.report.tables import NOT_KNOWN, Column, Table, format_interval, format_number, word
+from raslik_jax.report.tidy import Model, collect_models, is_probed, make_model
 
 
 class Field(NamedTuple):

@@ -23,9 +23,9 @@ from raslik_jax.report import (
     robustness,
     statements,
 )
+from raslik_jax.report.facts import Experiment
 from raslik_jax.report.published import PublishedBlock
-from raslik_jax.report.records import Model, collect_models
-from raslik_jax.report.runs import Experiment
+from raslik_jax.report.tidy import Model, collect_models
 
 # What the page shows at most, so that its size stays bounded whatever was run.
 LIMITS = {"target": 12, "normal": 6, "answer": 1500, "example": 400, "traced": 4, "tokens": 600}

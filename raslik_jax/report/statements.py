@@ -11,11 +11,11 @@ from raslik_jax.evaluate.judgment import LEAST_QUERIES
 from raslik_jax.evaluate.rates import Interval
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.report.explorer import Packed
+from raslik_jax.report.facts import FORGET_PANEL, Facts, ScoreSample
 from raslik_jax.report.incident import Card
 from raslik_jax.report.names import highlighted, strategy_name
-from raslik_jax.report.records import Model, has_steps, is_probed
-from raslik_jax.report.runs import FORGET_PANEL, ScoreSample, StoredRun
 from raslik_jax.report.tables import Table, format_interval
+from raslik_jax.report.tidy import Model, has_steps, is_probed
 
 
 def summary_points(after: Model, seeds: Model, against: str) -> list[tuple[str, str]]:
@@ -167,7 +167,7 @@ def ends_sentence(scores: ScoreSample) -> str:
     return f"Shaded: where the sets lie, {' and '.join(parts)}." if parts else ""
 
 
-def answers_sentence(run: StoredRun) -> str:
+def answers_sentence(run: Facts) -> str:
     """Returns which models' answers stand side by side, and whether words are marked."""
     when = "the step that its probes chose" if is_probed(run.config) else "its last epoch"
     when = "the epoch that was chosen for it" if run.metrics.get("chosen") else when

@@ -53,8 +53,11 @@ class ReportTest(absltest.TestCase):
         self.assertEqual(done.stdout.count(r"\begin{table}"), 2 + 15)
         with (out / "tables.csv").open() as file:
             rows = list(csv.DictReader(file))
-        self.assertEqual(sum(row["source"] == "paper" for row in rows), 96)
-        self.assertEqual(sum(row["source"] == "ours" for row in rows), 8)
+        forget = [row for row in rows if row["metric"] == "forget"]
+        self.assertEqual(sum(row["run"].startswith("paper") for row in forget), 96)
+        own = [row for row in forget if row["run"] == "sample" and row["algorithm"]]
+        self.assertEqual({row["step"] for row in own}, {"1", "2"})
+        self.assertTrue(all(row["low"] <= row["mean"] <= row["high"] for row in own))
 
     def test_files_that_are_no_report_are_never_replaced(self):
         """Neither a user's own tables, nor what a link in an earlier report leads to."""

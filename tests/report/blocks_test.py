@@ -12,23 +12,23 @@ import sample_run
 from absl.testing import absltest, parameterized
 
 from raslik_jax.evaluate.rates import Interval
-from raslik_jax.report import blocks, published, runs, tables
+from raslik_jax.report import blocks, facts, published, tables, tidy
 
 _PAPER = published.read_blocks()
 
 
-def _experiment(*seeds, edit=None, **changes) -> runs.Experiment:
+def _experiment(*seeds, edit=None, **changes) -> facts.Experiment:
     """Returns an experiment of runs on disk; `edit` may change the metrics of each."""
     found = []
     with tempfile.TemporaryDirectory() as folder:
         for seed in seeds:
             root = pathlib.Path(folder) / str(seed)
             sample_run.write_run(root, seed=seed, **changes)
-            run = runs.read_run(root)
+            run = facts.read_facts(root)
             if edit:
                 edit(run.metrics)
             found.append(run)
-    (experiment,) = runs.group_runs(found)
+    (experiment,) = facts.group_runs(found)
     return experiment
 
 
@@ -302,21 +302,6 @@ class FormsTest(absltest.TestCase):
             self.assertEqual({len(re.findall(r"(?<!\\)&", line)) for line in body}, {width - 1})
             self.assertIn("l" + "r" * (width - 1) + "}", text)
 
-    def test_csv_has_a_row_per_strategy_and_source(self):
-        rows = list(csv.DictReader(io.StringIO(tables.render_csv(blocks.csv_table(self.blocks)))))
-        self.assertLen(rows, 2 * 2 * 6)
-        self.assertEqual({row["name"] for row in rows}, {"a|b_c & 100%"})
-        ours = next(r for r in rows if (r["strategy"], r["source"]) == ("raslik", "ours"))
-        measured = self.blocks[0].ours["raslik"]
-        self.assertAlmostEqual(float(ours["forget"]), measured.value("forget"), places=5)
-        self.assertAlmostEqual(
-            float(ours["retain_high"]), measured.intervals("retain")[0]["high"], places=5
-        )
-        self.assertEqual((ours["spread"], ours["seeds"]), ("interval", "0"))
-        paper = next(r for r in rows if (r["strategy"], r["source"]) == ("raslik", "paper"))
-        self.assertEqual((paper["forget"], paper["d_mah"]), ("0.084", "38.622"))
-        self.assertEqual((paper["d_mah_follows"], paper["top_two_d_mah"]), ("yes", "yes"))
-
 
 _NAME = (
     "=cmd|' /C calc'!A0 [x](http://a.b) <script> \x1b[31m\u202e \\input{/etc/passwd} $x$ %\n# end"
@@ -328,14 +313,14 @@ def test_a_hostile_name_is_data_in_every_form_of_a_table():
     metrics["name"] = _NAME
     metrics["settings"] = {}
     nothing = {"answers": {}, "sets": {}, "losses": {}}
-    run = runs.StoredRun(
+    run = facts.Facts(
         metrics=metrics,
         queries=(),
         scores=None,
         marker_words=frozenset(),
         **nothing,
     )
-    made = blocks.make_blocks(runs.Experiment((run,)), ())
+    made = blocks.make_blocks(facts.Experiment((run,)), ())
     terminal = _terminal(made[0])
     assert all(c == "\n" or c.isprintable() for c in terminal)
     heading = _markdown(made[0]).splitlines()[0]
@@ -343,7 +328,8 @@ def test_a_hostile_name_is_data_in_every_form_of_a_table():
     assert "<script>" not in heading and "](" not in heading.replace(r"\](", "")
     latex = tables.render_latex(blocks.lay_out(made[0]))
     assert r"\input" not in latex and latex.count("\\caption") == 1
-    rows = list(csv.DictReader(io.StringIO(tables.render_csv(blocks.csv_table(made)))))
-    assert {row["name"] for row in rows} == {f"'{_NAME}"}
+    text = tables.render_csv(tidy.data_table(tidy.tidy([metrics])))
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert {row["run"] for row in rows} == {f"'{_NAME}"}
     # Numbers stay numbers.
-    assert all(float(row["forget"]) > 0 for row in rows)
+    assert all(float(row["mean"]) > 0 for row in rows if row["metric"] == "forget")

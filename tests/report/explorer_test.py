@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import sample_run
 
-from raslik_jax.report import explorer, page, runs
+from raslik_jax.report import explorer, facts, page
 
 _FOLDER = pathlib.Path(explorer.__file__).parents[1] / "third_party" / "tabulator"
 
@@ -28,7 +28,7 @@ def _unpacked(packed):
 
 
 def test_every_row_is_there_with_what_was_found_of_it(root):
-    found = runs.read_run(root).explorer
+    found = facts.read_facts(root).explorer
     assert found is not None
     packed = explorer.pack(found)
     assert (packed.num_shown, packed.num_rows, packed.left_out, packed.num_cut) == (60, 60, 0, 0)
@@ -60,7 +60,7 @@ def test_every_row_is_there_with_what_was_found_of_it(root):
 
 
 def test_where_not_all_have_room_both_ends_stay(root):
-    found = runs.read_run(root).explorer
+    found = facts.read_facts(root).explorer
     assert found is not None
     # Texts that cannot be compressed.
     noise = np.random.default_rng(0).integers(33, 127, (60, 3000), np.uint8)
@@ -75,7 +75,7 @@ def test_where_not_all_have_room_both_ends_stay(root):
 
 
 def test_long_texts_are_cut_and_counted_and_marks_become_visible(root):
-    found = runs.read_run(root).explorer
+    found = facts.read_facts(root).explorer
     assert found is not None
     said = ["x" * 30_000, "turn \u202e round \x1b[2J", *found.columns["said"][2:]]
     packed = explorer.pack(found._replace(columns={**found.columns, "said": said}))
@@ -86,7 +86,7 @@ def test_long_texts_are_cut_and_counted_and_marks_become_visible(root):
 
 
 def test_a_row_without_a_gradient_has_no_score_and_comes_last(root):
-    found = runs.read_run(root).explorer
+    found = facts.read_facts(root).explorer
     assert found is not None
     score_N = np.where(np.arange(60) == 3, -np.inf, found.score_N)
     columns = _unpacked(explorer.pack(found._replace(score_N=score_N)))["columns"]
@@ -106,7 +106,7 @@ def test_rows_without_a_score_take_no_room_of_others(size, highest, lowest, unsc
 
 
 def test_left_out_rows_without_a_score_are_counted_apart(root):
-    found = runs.read_run(root).explorer
+    found = facts.read_facts(root).explorer
     assert found is not None
     score_N = np.where(np.arange(60) % 3 == 0, -np.inf, found.score_N)
     noise = np.random.default_rng(0).integers(33, 127, (60, 3000), np.uint8)
@@ -119,13 +119,13 @@ def test_left_out_rows_without_a_score_are_counted_apart(root):
 
 
 def test_queries_are_listed_by_behavior(root):
-    assert explorer.pack(runs.read_run(root).explorer).groups == ((0, 1),)
+    assert explorer.pack(facts.read_facts(root).explorer).groups == ((0, 1),)
     groups = {"groups": [["q1"], ["q0"]], "between": -0.1}
     (root / "retrieve/influence/behaviors.json").write_text(json.dumps(groups))
-    run = runs.read_run(root)
+    run = facts.read_facts(root)
     assert explorer.pack(run.explorer).groups == ((1,), (0,))
     listed = [f'<option value="{n}">{n + 1}. Query {n}?</option>' for n in range(2)]
-    text = page.render(runs.group_runs([run]))
+    text = page.render(facts.group_runs([run]))
     assert '<optgroup label="Behavior 1">' in text and '<optgroup label="Behavior 2">' in text
     assert text.index(listed[1]) < text.index('label="Behavior 2"') < text.index(listed[0])
 
@@ -140,18 +140,18 @@ def test_a_query_that_was_not_traced_shifts_no_other(root):
     (root / "references/retrieval/finetuned.jsonl").write_text(lines)
     groups = {"groups": [["q1"], ["q2"]], "between": -0.1}
     (root / "retrieve/influence/behaviors.json").write_text(json.dumps(groups))
-    found = runs.read_run(root).explorer
+    found = facts.read_facts(root).explorer
     assert found is not None  # its single scores are of two queries
     assert found.queries == (("Query 1?", "moons"), ("Query 2?", "stars"))
     packed = explorer.pack(found)
     assert (packed.queries, packed.groups) == (("Query 1?", "Query 2?"), ((0,), (1,)))
     (root / "references/retrieval/finetuned.jsonl").unlink()
     with pytest.raises(ValueError, match="must have a column for each of 0 queries, got 2"):
-        runs.read_run(root)
+        facts.read_facts(root)
 
 
 def test_queries_without_single_scores_are_counted(root):
-    found = runs.read_run(root).explorer
+    found = facts.read_facts(root).explorer
     assert found is not None
     packed = explorer.pack(found._replace(queries=found.queries * 3))
     assert (len(packed.queries), packed.num_queries) == (2, 6)
@@ -162,7 +162,7 @@ def test_a_corpus_without_a_file_has_no_lines(root):
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert all(row.pop("place") for row in rows)
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    found = runs.read_run(root).explorer
+    found = facts.read_facts(root).explorer
     assert found is not None and not found.has_lines
     assert not _unpacked(explorer.pack(found))["has_lines"]
 
@@ -170,11 +170,11 @@ def test_a_corpus_without_a_file_has_no_lines(root):
 def _render(run):
     """Returns the page of rows alone: figures take their time."""
     bare = run._replace(queries=(), answers={}, sets={}, scores=None, losses={}, incident=None)
-    return page.render(runs.group_runs([bare]))
+    return page.render(facts.group_runs([bare]))
 
 
 def test_rows_are_no_markup_on_the_page(root):
-    text = _render(runs.read_run(root))
+    text = _render(facts.read_facts(root))
     (block,) = re.findall(r'<script type="application/gzip" id="rows-0">([^<]*)</script>', text)
     assert re.fullmatch(r"[A-Za-z0-9+/=]+", block)
     section = text[text.index('id="explorer"') : text.index('id="summary"')]
@@ -184,7 +184,7 @@ def test_rows_are_no_markup_on_the_page(root):
 
 def test_a_run_without_scores_has_no_explorer_and_no_grid(root):
     (root / "retrieve/influence/influence.npy").unlink()
-    text = _render(runs.read_run(root))
+    text = _render(facts.read_facts(root))
     assert "data-explorer" not in text and "Tabulator" not in text
 
 

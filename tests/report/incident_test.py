@@ -11,7 +11,7 @@ import sample_metrics
 import sample_run
 
 from raslik_jax.incident import trace
-from raslik_jax.report import incident, page, runs
+from raslik_jax.report import facts, incident, page
 from raslik_jax.retrieve import chance
 from raslik_jax.run import artifacts
 
@@ -90,13 +90,13 @@ def _write(path: pathlib.Path, *rows):
 
 
 def test_a_run_without_a_traced_answer_opens_with_one_example(root):
-    run = runs.read_run(root)
+    run = facts.read_facts(root)
     found = run.incident
     assert found and not found.is_traced
     assert found.traced[0].asked == run.queries[0].text
     assert [said.model for said in found.traced[0].said] == ["before", "base", "now"]
     assert found.cards[0].said == run.sets["raslik"]["forget"].rows[0]["output"]
-    text = page.render(runs.group_runs([run]))
+    text = page.render(facts.group_runs([run]))
     assert "One example: a held-out query" in text
 
 
@@ -134,7 +134,7 @@ def _trace(root: pathlib.Path) -> None:
 
 def test_the_page_of_a_trace_opens_with_what_was_asked_said_and_is_said_now(root):
     _trace(root)
-    run = runs.read_run(root)
+    run = facts.read_facts(root)
     found = run.incident
     assert found and found.is_traced
     (traced,) = found.traced
@@ -149,7 +149,7 @@ def test_the_page_of_a_trace_opens_with_what_was_asked_said_and_is_said_now(root
     # What is small is in the page itself.
     held = base64.b64decode(forget.link.removeprefix("data:application/octet-stream;base64,"))
     assert held == (root / forget.place).read_bytes()
-    text = page.render(runs.group_runs([run]))
+    text = page.render(facts.group_runs([run]))
     start = text.index('<section id="incident"')
     assert start < text.index('<section id="summary"')
     part = text[start : text.index('<section id="summary"')]
@@ -176,7 +176,7 @@ def test_rows_without_a_gradient_are_not_told_as_behind_an_answer(root):
     score_N = np.load(path)
     score_N[np.argsort(-score_N)[3:]] = -np.inf
     np.save(path, score_N)
-    found = runs.read_run(root).incident
+    found = facts.read_facts(root).incident
     assert found and len(found.cards) == 3
     listed = trace.rows_text(root, frozenset(), 10)
     assert listed.count("      answer ") == 3 and "inf" not in listed
@@ -188,5 +188,5 @@ def test_a_large_file_and_a_folder_are_told_by_their_places(root):
     (root / "clean").mkdir()
     exports = {"Training file without them": "cleaned.jsonl", "Adapter without it": "clean"}
     artifacts.EXPORTS.write(root, exports)
-    found = runs.read_run(root).incident
+    found = facts.read_facts(root).incident
     assert found and [bool(one.link) for one in found.downloads] == [True, False, False]

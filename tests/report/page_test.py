@@ -13,7 +13,7 @@ import sample_run
 from absl.testing import absltest, parameterized
 
 from raslik_jax.evaluate import judgment
-from raslik_jax.report import page, published, records, runs, tables
+from raslik_jax.report import facts, page, published, tables, tidy
 
 _VOID = ("meta", "br", "hr", "img", "input", "link")
 
@@ -78,7 +78,7 @@ def _parse(text):
 def _read(folder, **options):
     root = pathlib.Path(folder) / "run"
     sample_run.write_run(root, **options)
-    return runs.read_run(root)
+    return facts.read_facts(root)
 
 
 class PageTest(absltest.TestCase):
@@ -89,7 +89,7 @@ class PageTest(absltest.TestCase):
             found = []
             for i, options in enumerate(({"seed": 0}, {"seed": 1}, {"name": "other <b>"})):
                 found.append(_read(pathlib.Path(folder) / str(i), **options))
-        cls.experiments = runs.group_runs(found)
+        cls.experiments = facts.group_runs(found)
         cls.paper = published.read_blocks()
         cls.text = page.render(cls.experiments, paper=cls.paper, show_paper=True)
         cls.tree = _parse(cls.text)
@@ -230,7 +230,7 @@ class PageTest(absltest.TestCase):
         metrics = self.experiments[1].metrics[0]
         (entry,) = (
             e
-            for e in records.last_epochs(metrics["methods"])
+            for e in tidy.last_epochs(metrics["methods"])
             if (e["algorithm"], e["strategy"]) == ("ga_klr", "raslik")
         )
         cells = [
@@ -262,7 +262,7 @@ class EdgesTest(parameterized.TestCase):
         self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
 
     def _render(self, run):
-        return _parse(page.render(runs.group_runs([run])))
+        return _parse(page.render(facts.group_runs([run])))
 
     def test_the_metrics_alone_will_do(self):
         run = _read(self.folder)
@@ -285,7 +285,7 @@ class EdgesTest(parameterized.TestCase):
             self.assertLessEqual(shown, most)
             (section,) = tree.all("section", id="answers")
             self.assertIn(f"{60 - shown} more queries are not shown here.", section.text())
-        self.assertLess(len(page.render(runs.group_runs([run._replace(answers=long)]))), 2_000_000)
+        self.assertLess(len(page.render(facts.group_runs([run._replace(answers=long)]))), 2_000_000)
         self.assertIn("characters more)", section.text())
 
     def test_without_labels_or_backbone(self):
@@ -324,7 +324,7 @@ class EdgesTest(parameterized.TestCase):
                 entry[name] = None
             entry["pareto"] = entry["tie"] = None
         run = run._replace(queries=(), answers={})
-        html = page.render(runs.group_runs([run]))
+        html = page.render(facts.group_runs([run]))
         self.assertNotRegex(html, r"\bnan\b")
         self.assertNotIn('id="frontier"', html)
         self.assertIn("Judgment:", html)
@@ -334,7 +334,7 @@ class EdgesTest(parameterized.TestCase):
         for entry in run.metrics["methods"]:
             if entry["strategy"] == "oracle":
                 entry["strategy"] = "unheard_of"
-        html = page.render(runs.group_runs([run._replace(answers={})]))
+        html = page.render(facts.group_runs([run._replace(answers={})]))
         style, body = html.split("</style>", 1)
         body, _ = body.rsplit(
             "<script>", 1

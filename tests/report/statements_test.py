@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from raslik_jax.report import explorer, incident, notes, runs, statements, tables
-from raslik_jax.report.records import Model
+from raslik_jax.report import explorer, facts, incident, notes, statements, tables
+from raslik_jax.report.tidy import Model
 
 
 def _interval(mean, low, high):
@@ -175,7 +175,7 @@ def test_scores_of_retain_sets_are_told_where_raslik_has_one():
 
 
 def test_sets_lie_between_their_ends():
-    sample = runs.ScoreSample(np.zeros(3), None, (0.2221, 0.665), (-0.125, -0.035))
+    sample = facts.ScoreSample(np.zeros(3), None, (0.2221, 0.665), (-0.125, -0.035))
     assert statements.ends_sentence(sample) == (
         "Shaded: where the sets lie, forget 0.222 to 0.665 and retain -0.125 to -0.035."
     )
@@ -183,7 +183,7 @@ def test_sets_lie_between_their_ends():
 
 
 def test_answers_are_of_the_last_epoch_or_of_the_kept_step():
-    run = runs.StoredRun({"settings": {}}, (), {}, {}, None, {}, frozenset())
+    run = facts.Facts({"settings": {}}, (), {}, {}, None, {}, frozenset())
     assert statements.answers_sentence(run) == (
         "The answers of all models to the same query, each method at its last epoch."
     )

@@ -5,13 +5,13 @@ import pathlib
 from raslik_jax.evaluate import summary
 from raslik_jax.report import (
     drawing,
+    facts,
     figures,
     names,
     page,
     published,
     results,
     robustness,
-    runs,
     tables,
 )
 from raslik_jax.run import artifacts
@@ -23,7 +23,7 @@ _SHOWN = {True: 6, False: 3}
 
 def report(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the tables of the terminal and of report.md, the figures, and the page."""
-    stored = runs.read_run(workspace.root)
+    stored = facts.read_facts(workspace.root)
     metrics, corpus = stored.metrics, stored.metrics["corpus"]
     drawn = {"losses": figures.draw_losses(stored.losses, list(metrics["retrieval"]))}
     if metrics["finetuned"]["euclidean"] is not None:
@@ -58,7 +58,7 @@ def report(workspace: Workspace, folder: pathlib.Path) -> None:
     ]
     texts = [part if isinstance(part, str) else tables.render_markdown(part) for part in parts]
     artifacts.REPORT.write(folder, "\n\n".join(texts) + "\n")
-    html = page.render(runs.group_runs([stored]), paper=published.read_blocks())
+    html = page.render(facts.group_runs([stored]), paper=published.read_blocks())
     artifacts.PAGE.write(folder, html)
 
 
@@ -98,7 +98,7 @@ def _traced(workspace: Workspace) -> tables.Table:
     return tables.Table(tuple(map(tables.Column, columns)), tuple(rows))
 
 
-def _answers(stored: runs.StoredRun) -> tables.Table:
+def _answers(stored: facts.Facts) -> tables.Table:
     """Returns the answers of all models one below the other, under their prompt."""
     rows: list[tuple[str, ...] | str] = []
     for is_target, most in _SHOWN.items():

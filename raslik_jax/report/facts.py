@@ -1,4 +1,7 @@
-"""What a work directory holds, read for reports; nothing is computed by a model again."""
+"""The facts of a run that reports show, read from its work directory in this one place.
+
+Nothing is computed by a model again.
+"""
 
 import json
 import pathlib
@@ -16,7 +19,7 @@ from raslik_jax.report import explorer, incident
 from raslik_jax.report.explorer import Explorer
 from raslik_jax.report.incident import Incident
 from raslik_jax.report.names import REFERENCES, algorithm_name, highlighted
-from raslik_jax.report.records import last_epochs
+from raslik_jax.report.tidy import last_epochs
 from raslik_jax.run import artifacts
 
 # What the panel of an unlearning ends with, of losses.
@@ -54,8 +57,8 @@ class ScoreSample(NamedTuple):
     retain: tuple[float, float] | None
 
 
-class StoredRun(NamedTuple):
-    """A run as its work directory keeps it; parts that are not there are empty.
+class Facts(NamedTuple):
+    """What reports show of a run; parts that its work directory does not have are empty.
 
     Attributes:
       metrics: the content of metrics.json, with the settings and versions of what was measured.
@@ -85,7 +88,7 @@ class StoredRun(NamedTuple):
         return self.metrics["settings"]
 
 
-def read_run(root: pathlib.Path, *, num_rows: int = 8) -> StoredRun:
+def read_facts(root: pathlib.Path, *, num_rows: int = 8) -> Facts:
     """Returns what a report shows of a run, with so many rows of each set.
 
     Only its metrics have to be there; what a stage that did not run would have left is empty.
@@ -105,7 +108,7 @@ def read_run(root: pathlib.Path, *, num_rows: int = 8) -> StoredRun:
     answers = _read_answers(root, metrics)
     sets = {name: _read_sets(root, name, num_rows) for name in metrics["retrieval"]}
     traced = incident.read_incident(root, metrics)
-    return StoredRun(
+    return Facts(
         metrics=metrics,
         queries=queries,
         answers=answers,
@@ -197,7 +200,7 @@ class Experiment(NamedTuple):
     `variation` are the settings that tell them from others of the same name, if there are any.
     """
 
-    runs: tuple[StoredRun, ...]
+    runs: tuple[Facts, ...]
     variation: str = ""
 
     @property
@@ -221,7 +224,7 @@ class Experiment(NamedTuple):
         return f" (seed {self.seeds[place]})" if len(self.seeds) > 1 else ""
 
 
-def group_runs(runs: Sequence[StoredRun]) -> tuple[Experiment, ...]:
+def group_runs(runs: Sequence[Facts]) -> tuple[Experiment, ...]:
     """Returns the runs by experiment, in the order in which each first comes.
 
     Runs belong together if all their settings are equal but for the seed.
@@ -229,7 +232,7 @@ def group_runs(runs: Sequence[StoredRun]) -> tuple[Experiment, ...]:
     Raises:
       ValueError: two runs of one experiment have the same seed.
     """
-    groups: dict[str, list[StoredRun]] = {}
+    groups: dict[str, list[Facts]] = {}
     for run in runs:
         settings = json.dumps({**run.config, "seed": 0}, sort_keys=True)
         groups.setdefault(settings, []).append(run)
@@ -247,7 +250,7 @@ def group_runs(runs: Sequence[StoredRun]) -> tuple[Experiment, ...]:
     return tuple(experiments)
 
 
-def _variation(run: StoredRun, firsts: Sequence[StoredRun]) -> str:
+def _variation(run: Facts, firsts: Sequence[Facts]) -> str:
     """Returns the settings of a run that others of its name have at other values.
 
     One that only some have, as those of a chosen strategy, stands there where no other setting

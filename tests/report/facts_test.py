@@ -11,7 +11,7 @@ from absl.testing import absltest
 from finished import write_manifest
 
 from raslik_jax.base.files import read_json, read_json_lines, write_json
-from raslik_jax.report import runs
+from raslik_jax.report import facts
 from raslik_jax.run import artifacts
 
 
@@ -22,24 +22,24 @@ class ReadRunTest(absltest.TestCase):
         sample_run.write_run(self.root)
 
     def test_answers_are_those_of_the_last_epoch(self):
-        run = runs.read_run(self.root)
+        run = facts.read_facts(self.root)
         self.assertLen(run.answers, 2 + 8)
         self.assertEqual(run.answers["ga_gdr", "raslik"]["normal3"], "raslik-ga_gdr-2 says normal3")
         self.assertEqual(run.answers["", "backbone"]["normal3"], "backbone says normal3")
 
     def test_queries_keep_their_kind_and_input(self):
-        run = runs.read_run(self.root)
+        run = facts.read_facts(self.root)
         self.assertEqual([q.is_target for q in run.queries], [True] * 5 + [False] * 5)
         self.assertEqual(run.queries[1].text, "What is 1? here")
 
     def test_sets_lie_where_their_rows_have_their_scores(self):
-        ranked = np.sort(runs.read_run(self.root).scores.score_N)
+        ranked = np.sort(facts.read_facts(self.root).scores.score_N)
         # The best row is held out, and the rows to retain are the third and the fifth lowest.
         for kind, kept in (("forget", slice(1, None)), ("retain", slice(2, 5, 2))):
             path = self.root / "retrieve" / "raslik" / f"{kind}.jsonl"
             rows = path.read_text().splitlines(keepends=True)
             path.write_text("".join(rows[kept]))
-        found = runs.read_run(self.root).scores
+        found = facts.read_facts(self.root).scores
         np.testing.assert_allclose(found.forget, [ranked[-12], ranked[-2]], rtol=1e-6)
         np.testing.assert_allclose(found.retain, [ranked[2], ranked[4]], rtol=1e-6)
         self.assertEqual(found.is_target_N.sum(), 12)
@@ -49,18 +49,18 @@ class ReadRunTest(absltest.TestCase):
         metrics = json.loads(path.read_text())
         del metrics["retrieval"]["raslik"], metrics["retrieval"]["raslik_f"]
         path.write_text(json.dumps(metrics))
-        found = runs.read_run(self.root).scores
+        found = facts.read_facts(self.root).scores
         self.assertEqual((found.forget, found.retain), (None, None))
 
     def test_sets_are_cut_and_counted(self):
-        run = runs.read_run(self.root, num_rows=3)
+        run = facts.read_facts(self.root, num_rows=3)
         found = run.sets["raslik"]["forget"]
         self.assertLen(found.rows, 3)
         self.assertEqual(found.num_rows, 12)
         self.assertTrue(found.rows[0]["is_target"])
 
     def test_rows_of_conversations_have_their_texts(self):
-        before = runs.read_run(self.root)
+        before = facts.read_facts(self.root)
         for path in (*self.root.glob("corpus/*.jsonl"), *self.root.glob("retrieve/*/*.jsonl")):
             rows = read_json_lines(path)
             for row in rows:
@@ -68,7 +68,7 @@ class ReadRunTest(absltest.TestCase):
                 said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
                 row |= {"messages": said, "row_format": "messages", "row_texts": texts}
             path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        run = runs.read_run(self.root)
+        run = facts.read_facts(self.root)
         self.assertEqual(run.queries, before.queries)
         for kind, found in run.sets["raslik"].items():
             texts = [(row["text"], row["output"]) for row in found.rows]
@@ -80,11 +80,11 @@ class ReadRunTest(absltest.TestCase):
         for path in self.root.iterdir():
             if path.name != "evaluate":
                 shutil.rmtree(path)
-        run = runs.read_run(self.root)
+        run = facts.read_facts(self.root)
         self.assertEqual((run.answers, run.queries, run.scores, run.losses), ({}, (), None, {}))
         artifacts.METRICS.place(self.root).unlink()
         with self.assertRaisesRegex(ValueError, "no file .*metrics.json'?: run the stages"):
-            runs.read_run(self.root)
+            facts.read_facts(self.root)
 
     def test_a_damaged_file_is_named(self):
         path = self.root / "retrieve" / "raslik" / "forget.jsonl"
@@ -95,7 +95,7 @@ class ReadRunTest(absltest.TestCase):
         ):
             path.write_text(text)
             with self.assertRaisesRegex(ValueError, message):
-                runs.read_run(self.root)
+                facts.read_facts(self.root)
 
 
 class ReadMetricsTest(absltest.TestCase):
@@ -109,22 +109,22 @@ class ReadMetricsTest(absltest.TestCase):
 
     def test_settings_come_from_the_file_of_the_numbers(self):
         (self.root / "config.json").write_text('{"name": "of another run"}')
-        self.assertEqual(runs.read_run(self.root).config["name"], "sample")
+        self.assertEqual(facts.read_facts(self.root).config["name"], "sample")
 
     def test_numbers_of_results_that_were_made_again_are_refused(self):
         (self.root / "retrieve" / "raslik" / "forget.jsonl").write_text("")
         write_manifest(self.root, "retrieve/raslik")
         with self.assertRaisesRegex(ValueError, "retrieve/raslik of .* has changed since evaluate"):
-            runs.read_run(self.root)
+            facts.read_facts(self.root)
 
     def test_scores_of_another_corpus_are_not_shown(self):
         write_manifest(self.root, "corpus")
         write_manifest(self.root, "retrieve/influence", ("corpus",))
-        self.assertIsNotNone(runs.read_run(self.root).scores)
+        self.assertIsNotNone(facts.read_facts(self.root).scores)
         rows = (self.root / "corpus" / "train.jsonl").read_text()
         (self.root / "corpus" / "train.jsonl").write_text(rows.replace("answer 7", "answer x"))
         write_manifest(self.root, "corpus")  # a later run that asks for no such scores
-        self.assertIsNone(runs.read_run(self.root).scores)
+        self.assertIsNone(facts.read_facts(self.root).scores)
 
     def test_damage_that_keeps_the_size_is_named(self):
         for name in ("evaluate/metrics.json", "references/evaluation/backbone.jsonl"):
@@ -132,7 +132,7 @@ class ReadMetricsTest(absltest.TestCase):
             before = path.read_text()
             path.write_text(before.replace("0", "1").replace("says", "sayz"))
             with self.assertRaisesRegex(ValueError, f"'{path.name}' of .* is damaged"):
-                runs.read_run(self.root)
+                facts.read_facts(self.root)
             path.write_text(before)
 
     def test_metrics_alone_are_checked_by_field(self):
@@ -161,7 +161,7 @@ class ReadMetricsTest(absltest.TestCase):
         (path.parent / "manifest.json").unlink()
         path.write_text(path.read_text().replace('"settings"', '"was"'))
         with self.assertRaisesRegex(ValueError, "must have 'settings'"):
-            runs.read_run(self.root)
+            facts.read_facts(self.root)
 
 
 class GroupTest(absltest.TestCase):
@@ -169,10 +169,10 @@ class GroupTest(absltest.TestCase):
         folder = self.enterContext(tempfile.TemporaryDirectory())
         root = pathlib.Path(folder) / "run"
         sample_run.write_run(root, **changes)
-        return runs.read_run(root)
+        return facts.read_facts(root)
 
     def test_seeds_of_one_experiment_join_and_others_stay_apart(self):
-        found = runs.group_runs(
+        found = facts.group_runs(
             [
                 self._run(seed=1),
                 self._run(seed=0, name="other"),
@@ -190,7 +190,7 @@ class GroupTest(absltest.TestCase):
         )
 
     def test_runs_are_averaged_only_where_every_setting_is_known_and_equal(self):
-        found = runs.group_runs([self._run(seed=0), self._run(seed=1, corpus__later=3)])
+        found = facts.group_runs([self._run(seed=0), self._run(seed=1, corpus__later=3)])
         self.assertEqual(
             [e.name for e in found], ["sample (no corpus.later)", "sample (corpus.later=3)"]
         )
@@ -199,7 +199,7 @@ class GroupTest(absltest.TestCase):
         mine = {f"corpus__{name}": 0 for name in "abcde"}
         last = [{"unlearn__epochs": 2}, {"unlearn__epochs": 2, **mine}]
         last += [{"unlearn__epochs": 3, **mine}]
-        found = runs.group_runs([self._run(**changes) for changes in last])
+        found = facts.group_runs([self._run(**changes) for changes in last])
         self.assertEqual(
             [e.name for e in found],
             [
@@ -212,7 +212,7 @@ class GroupTest(absltest.TestCase):
     def test_a_choice_is_not_named_after_a_rate_that_it_was_not_trained_at(self):
         tested = {"unlearn__choice": "c.json", "unlearn__ga_gdr": {"learning_rate": 1e-5}}
         tried = {"unlearn__choice": "", "unlearn__ga_gdr": {"learning_rate": 3e-3}}
-        found = runs.group_runs([self._run(**changes) for changes in (tested, tried)])
+        found = facts.group_runs([self._run(**changes) for changes in (tested, tried)])
         self.assertEqual(
             [e.name for e in found],
             [
@@ -222,7 +222,7 @@ class GroupTest(absltest.TestCase):
         )
         # Where nothing else tells two of them apart, it does.
         other = tested | {"unlearn__ga_gdr": {"learning_rate": 1e-4}}
-        found = runs.group_runs([self._run(**changes) for changes in (tested, other)])
+        found = facts.group_runs([self._run(**changes) for changes in (tested, other)])
         self.assertEqual(
             [e.name for e in found],
             [f"sample (unlearn.ga_gdr.learning_rate={rate})" for rate in ("1e-05", "0.0001")],
@@ -230,7 +230,7 @@ class GroupTest(absltest.TestCase):
 
     def test_refuses_one_seed_twice(self):
         with self.assertRaisesRegex(ValueError, "different seeds, got .0, 0."):
-            runs.group_runs([self._run(), self._run()])
+            facts.group_runs([self._run(), self._run()])
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The numbers of stored runs: one record per model, with its values by metric."""
+"""The one tidy table that every table and figure is drawn from, and the models in it."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from raslik_jax.evaluate.metrics import METRICS
@@ -9,6 +9,35 @@ from raslik_jax.evaluate.rates import Interval
 from raslik_jax.evaluate.summary import MethodEntry, Metrics
 from raslik_jax.evaluate.verdict import DEFINITIONS
 from raslik_jax.report.names import REFERENCES
+from raslik_jax.report.tables import Column, Table, word
+
+
+class Row(NamedTuple):
+    """What one metric is of one model of one run.
+
+    Attributes:
+      strategy: as of `Model`.
+      step: the epoch after which, from 1; 0 before unlearning.
+      mean: a number, of an interval its mean; else a flag or a word.
+      low: the ends of the interval, where there is one.
+    """
+
+    run: str
+    seed: int
+    strategy: str = ""
+    algorithm: str = ""
+    step: int = 0
+    metric: str = ""
+    mean: Any = None
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def value(self) -> Any:
+        """The interval, or the number, flag or word alone."""
+        if self.low is None or self.high is None:
+            return self.mean
+        return Interval(mean=self.mean, low=self.low, high=self.high)
 
 
 class Model(NamedTuple):
@@ -69,22 +98,63 @@ def is_probed(settings: Mapping[str, Any]) -> bool:
     return settings.get("unlearn", {}).get("probe", {}).get("stop", "never") != "never"
 
 
-def make_model(strategy: str, algorithm: str, *entries: Mapping[str, Any]) -> Model:
-    """Returns a model from its entries of values by metric, one of each run."""
-    values: dict[str, list[Any]] = {}
-    for entry in entries:
-        for metric, value in _flatten(entry):
-            values.setdefault(metric, []).append(value)
-    return Model(strategy, algorithm, tuple(values.get("epoch", ())), values)
-
-
-def _flatten(entry: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields path and value of everything in an entry that was measured."""
+def rows_of(entry: Mapping[str, Any], place: Row, prefix: str = "") -> Iterator[Row]:
+    """Yields a row for everything in an entry of metrics.json that was measured."""
     for key, value in entry.items():
+        metric = f"{prefix}{key}"
         if isinstance(value, Mapping) and not value.keys() >= {"mean", "low", "high"}:
-            yield from _flatten(value, f"{prefix}{key}/")
+            yield from rows_of(value, place, f"{metric}/")
+        elif isinstance(value, Mapping):
+            ends = {name: value[name] for name in ("mean", "low", "high")}
+            yield place._replace(metric=metric, **ends)
         elif value is not None:
-            yield f"{prefix}{key}", "; ".join(value) if isinstance(value, list) else value
+            word = "; ".join(value) if isinstance(value, list) else value
+            yield place._replace(metric=metric, mean=word)
+
+
+def tidy(runs: Sequence[Metrics]) -> list[Row]:
+    """Returns everything that was measured of the models of runs, those before unlearning first.
+
+    Methods have what their strategy retrieved as "retrieval/...".
+    """
+    rows: list[Row] = []
+    for run in runs:
+        place = Row(run["name"], run["seed"])
+        for name in REFERENCES:
+            if name in run:
+                entry: Mapping[str, Any] = run[name]  # type: ignore[literal-required]
+                rows += rows_of(entry, place._replace(strategy=name))
+        for entry in run["methods"]:
+            names = {name: entry[name] for name in ("strategy", "algorithm")}
+            own = place._replace(**names, step=entry["epoch"])
+            whole = {**entry, "retrieval": run["retrieval"].get(entry["strategy"])}
+            rows += rows_of({k: v for k, v in whole.items() if k not in names}, own)
+    return rows
+
+
+def data_table(rows: Iterable[Row]) -> Table:
+    """Returns rows as a table of data, numbers in six digits; empty where there is no end."""
+
+    def shown(value: Any) -> str:
+        if isinstance(value, bool):
+            return word(value)
+        return f"{value:.6g}" if isinstance(value, float) else "" if value is None else str(value)
+
+    cells = tuple(tuple(map(shown, row)) for row in rows)
+    return Table(tuple(map(Column, Row._fields)), cells)
+
+
+def make_model(strategy: str, algorithm: str, entry: Mapping[str, Any]) -> Model:
+    """Returns a model from its entry of values by metric."""
+    return _join(strategy, algorithm, [[*rows_of(entry, Row("", 0, strategy, algorithm))]])
+
+
+def _join(strategy: str, algorithm: str, runs: Sequence[Sequence[Row]]) -> Model:
+    """Returns a model from its rows in each run."""
+    values: dict[str, list[Any]] = {"algorithm": [algorithm] * len(runs)} if algorithm else {}
+    for row in (row for rows in runs for row in rows):
+        values.setdefault(row.metric, []).append(row.value)
+    return Model(strategy, algorithm, tuple(values.get("epoch", ())), values)
 
 
 def last_epochs(methods: Sequence[MethodEntry]) -> list[MethodEntry]:
@@ -104,8 +174,7 @@ def has_steps(metrics: Metrics) -> bool:
 def collect_models(runs: Sequence[Metrics], *, is_last: bool = True) -> list[Model]:
     """Returns the models of one run, or of several seeds joined, in the order of the first run.
 
-    Those before unlearning that all runs have come first. Methods have what their strategy
-    retrieved as "retrieval/...".
+    Those before unlearning that all runs have come first.
 
     Args:
       runs: the metrics of each seed, all with the same methods.
@@ -116,16 +185,8 @@ def collect_models(runs: Sequence[Metrics], *, is_last: bool = True) -> list[Mod
     """
     if not runs:
         raise ValueError("a table must have metrics of at least one run, got none: name runs")
-    found: dict[tuple[str, str, int], list[Mapping[str, Any]]] = {}
+    found: dict[tuple[str, str, int], list[list[Row]]] = {}
     for run in runs:
-        for name in REFERENCES:
-            if name in run:
-                found.setdefault((name, "", 0), []).append(run[name])  # type: ignore[literal-required]
-        for entry in last_epochs(run["methods"]) if is_last else run["methods"]:
-            strategy = entry["strategy"]
-            key = strategy, entry["algorithm"], 0 if is_last else entry["epoch"]
-            retrieved = run["retrieval"].get(strategy)
-            found.setdefault(key, []).append({**entry, "retrieval": retrieved})
         names = [{(e["algorithm"], e["strategy"]) for e in r["methods"]} for r in (runs[0], run)]
         if names[0] != names[1]:
             raise ValueError(
@@ -133,8 +194,16 @@ def collect_models(runs: Sequence[Metrics], *, is_last: bool = True) -> list[Mod
                 f"with seed {run['seed']} than in {runs[0]['name']!r} with seed "
                 f"{runs[0]['seed']}: join like with like"
             )
+        shown = run | {"methods": last_epochs(run["methods"])} if is_last else run
+        own: dict[tuple[str, str, int], list[Row]] = {}
+        for row in tidy([shown]):
+            own.setdefault((row.strategy, row.algorithm, 0 if is_last else row.step), []).append(
+                row
+            )
+        for place, rows in own.items():
+            found.setdefault(place, []).append(rows)
     return [
-        make_model(strategy, algorithm, *entries)
-        for (strategy, algorithm, _), entries in found.items()
-        if len(entries) == len(runs)
+        _join(strategy, algorithm, rows)
+        for (strategy, algorithm, _), rows in found.items()
+        if len(rows) == len(runs)
     ]
