@@ -47,27 +47,6 @@ class ChoiceTest(parameterized.TestCase):
         chosen = {c.strategy: (c.learning_rate, c.epoch) for c in found}
         self.assertEqual(chosen, {"random": (1e-4, 1), "raslik": (1e-5, 2)})
 
-    def test_the_zero_floor_rewards_what_the_backbone_floor_does_not(self):
-        table = {("raslik", 1.0, 1, 0): (0.3, 0.95), ("raslik", 1.0, 2, 0): (0.1, 0.85)}
-        epochs = [
-            choice.choose(_candidates(table), floor=floor)[0].epoch
-            for floor in ("backbone", "zero")
-        ]
-        self.assertEqual(epochs, [1, 2])
-
-    def test_averages_over_seeds_and_keeps_algorithms_apart(self):
-        seeds = {
-            ("raslik", rate, 1, seed): (forget, 1.0)
-            for rate, forgets in ((1e-5, (0.4, 0.8)), (1e-4, (0.55, 0.55)))
-            for seed, forget in enumerate(forgets)
-        }
-        both = _candidates(seeds) + _candidates(
-            {("raslik", 3e-5, 1, 0): (0.5, 1.0)}, algorithm="ga_klr"
-        )
-        gdr, klr = choice.choose(both)
-        self.assertEqual((gdr.learning_rate, klr.learning_rate), (1e-4, 3e-5))
-        self.assertAlmostEqual(gdr.distance, 0.25)
-
     def test_ties_go_to_the_smaller_change_whatever_the_order(self):
         table = {
             ("raslik", rate, epoch, 0): (0.2, 0.9) for rate in (1e-4, 1e-5) for epoch in (2, 1)

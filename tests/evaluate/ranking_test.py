@@ -56,13 +56,6 @@ class RankingTest(parameterized.TestCase):
             )
         self.assertEqual(ranking.auprc(tied_N, np.ones(4, np.bool_)), 1.0)
 
-    def test_float32_scores_will_do(self):
-        scores_N, is_target_N = _case(60, 1000)
-        self.assertEqual(
-            ranking.auroc(scores_N.astype(np.float32), is_target_N),
-            ranking.auroc(scores_N, is_target_N),
-        )
-
     def test_refuses(self):
         labels_N = np.array([True, False])
         for measure in (ranking.auroc, ranking.auprc):

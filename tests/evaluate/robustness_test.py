@@ -6,6 +6,7 @@ import zlib
 
 import numpy as np
 import pytest
+import snapshots
 
 from raslik_jax.data.contents import TokenRow
 from raslik_jax.data.examples import Corpus, make_example
@@ -20,24 +21,15 @@ from raslik_jax.evaluate.robustness import (
 from raslik_jax.evaluate.robustness.record import Asked, make_reading, tell_return
 
 
+def _told(text, *parts):
+    """Asserts that a text is as recorded and says these parts."""
+    assert [part for part in parts if part not in text] == []
+    snapshots.said(text)
+
+
 def _reading(nats, forget=None):
     rate = None if forget is None else {"mean": forget, "low": forget, "high": forget}
     return {"nats": nats, "forget": rate, "shown": None}
-
-
-class Halving:
-    """A bench on which a step on forgotten rows halves a model's nats, and none on others."""
-
-    def __init__(self, factor=0.5):
-        self.asked, self.factor = [], factor
-
-    def read(self, model):
-        return _reading(model)
-
-    def relearn(self, model, kind, *, rows, points, learning_rate):
-        self.asked.append((kind, rows, learning_rate))
-        factor = self.factor if kind == "forgotten" else 1.0
-        return rows - 1, {step: _reading(model * factor**step) for step in points}
 
 
 def test_a_reading_is_the_mean_over_answers_with_f_and_marker_words():
@@ -57,6 +49,21 @@ def test_a_reading_is_the_mean_over_answers_with_f_and_marker_words():
     assert bare == {"nats": 1.0, "forget": None, "shown": None}
 
 
+class Halving:
+    """A bench on which a step on forgotten rows halves a model's nats, and none on others."""
+
+    def __init__(self, factor=0.5):
+        self.asked, self.factor = [], factor
+
+    def read(self, model):
+        return _reading(model)
+
+    def relearn(self, model, kind, *, rows, points, learning_rate):
+        self.asked.append((kind, rows, learning_rate))
+        factor = self.factor if kind == "forgotten" else 1.0
+        return rows - 1, {step: _reading(model * factor**step) for step in points}
+
+
 @pytest.mark.parametrize(("steps", "points"), [(1, (1,)), (6, (1, 2, 4, 6)), (8, (1, 2, 4, 8))])
 def test_relearning_is_looked_at_after_powers_of_two_and_the_last_step(steps, points):
     bench, settings = Halving(), relearn.RelearnSettings(rows=5, steps=steps, learning_rate=0.1)
@@ -65,37 +72,36 @@ def test_relearning_is_looked_at_after_powers_of_two_and_the_last_step(steps, po
     assert [one["step"] for one in found] == [0, *points, *points]
     assert {one["rows"] for one in found[1:]} == {4}  # as many as there were
     curve = relearn.curve(found, "forgotten")
-    assert {step: one["nats"] for step, one in curve.items()} == {
-        step: 8.0 / 2**step for step in (0, *points)
-    }
+    halved = {step: 8.0 / 2**step for step in (0, *points)}
+    assert {step: one["nats"] for step, one in curve.items()} == halved
 
 
-def _told(now, base, factor=0.5):
+@pytest.mark.parametrize(
+    ("now", "base", "factor", "part"),
+    [
+        # A fifth of the way from .2 to 3 is .76: 3 nats are there after two steps, the base's too.
+        (3.0, 3.0, 0.5, "they are at step 2 on forgotten rows and at no step on unrelated ones"),
+        (3.0, 3.0, 0.9, "in the base more than 4.0: they come back sooner than a model"),
+        (0.7, 3.0, 0.5, "They were not gone (0.76) before the first step."),
+        # Without a base or with one that knew it nothing is concluded.
+        (3.0, None, 0.5, ""),
+        (3.0, 0.21, 0.5, ""),
+    ],
+)
+def test_relearning_is_told_beside_the_base_that_never_learned(now, base, factor, part):
     settings = relearn.RelearnSettings(steps=4)
-    found = {"finetuned": [_reading(0.2)]}
-    found |= {"now": relearn.measure(Halving(), now, settings)}
+    found = {"finetuned": [_reading(0.2)], "now": relearn.measure(Halving(), now, settings)}
     if base is not None:
         found["backbone"] = relearn.measure(Halving(factor), base, settings)
-    return relearn.tell(found)
+    _told(relearn.tell(found), "4 steps on 7 forgotten rows take", part)
 
 
-def test_relearning_is_told_beside_the_base_that_never_learned():
-    # A fifth of the way from .2 to 3 is .76: 3 nats are there after two steps, the base's too.
-    text = _told(3.0, 3.0)
-    assert text.startswith(
-        "4 steps on 7 forgotten rows take the target answers from 3.00 to 0.19 nats a token (in "
-        "the base 3.00 to 0.19). 4 steps on 7 unrelated rows take them from 3.00 to 3.00 nats a "
-        "token (in the base 3.00 to 3.00). Back, within 20% of the way from before unlearning to "
-        "the base (0.76), they are at step 2 on forgotten rows and at no step on unrelated ones."
-    )
-    assert (
-        "From equal nats (3.00) to 0.76 it takes 2.0 steps on forgotten rows, in the base 2.0"
-        in text
-    )
-    assert text.endswith("no sooner than a model learns them that never did.")
-    slower = _told(3.0, 3.0, factor=0.9)  # 1.97 nats after the last step
-    assert "in the base more than 4.0: they come back sooner than a model" in slower
-    assert "They were not gone (0.76) before the first step." in _told(0.7, 3.0)
+def test_rates_are_told_where_there_are_some():
+    found = relearn.measure(Halving(), 3.0, relearn.RelearnSettings(steps=1))
+    for entry, rate in zip(found, (0.1, 0.9, 0.2), strict=True):
+        entry.update(_reading(entry["nats"], rate))
+    text = relearn.tell({"now": found, "finetuned": [_reading(0.2)]})
+    _told(text, "1 step on 7 forgotten rows takes", "F goes from 0.10 to 0.90")
 
 
 def _curve(*nats):
@@ -111,59 +117,16 @@ def test_relearning_is_compared_from_equal_nats_and_a_head_start_is_no_sooner():
     # At two fifths of the way: 1.6 nats, which the base has after 6 steps. As fast from there.
     ahead = _curve(1.6, 1.2, 0.8, 0.4, 0.2, 0.1)
     assert relearn.passed(base, "forgotten", 1.6) == pytest.approx(6)
-    assert "takes 2.0 steps on forgotten rows, in the base 2.0: they come back no sooner" in (
-        relearn.compare(ahead, base, 0.8)
-    )
+    _told(relearn.compare(ahead, base, 0.8), "takes 2.0 steps on forgotten rows, in the base 2.0")
     # Really sooner: from 3.2 it is back within a step, the base needs six.
     quick = _curve(3.2, 0.5, 0.4, 0.3, 0.2, 0.1)
-    found = relearn.compare(quick, base, 0.8)
-    assert "From equal nats (3.20) to 0.80 it takes 0.9 steps" in found
-    assert (
-        found.endswith("sooner than a model learns them that never did.") and "no soon" not in found
-    )
+    _told(relearn.compare(quick, base, 0.8), "From equal nats (3.20) to 0.80 it takes 0.9 steps")
     # The base begins with fewer nats: then the steps of the other count from there.
-    assert "From equal nats (4.00)" in relearn.compare(
-        _curve(5.0, 4.0, 3.0, 2.0, 0.8, 0.7), base, 0.8
-    )
+    slow = _curve(5.0, 4.0, 3.0, 2.0, 0.8, 0.7)
+    _told(relearn.compare(slow, base, 0.8), "From equal nats (4.00)")
     # Nothing is said where a curve does not come so far.
     assert relearn.compare(_curve(1.6, 1.5), _curve(4.0, 3.9), 0.8) == ""
     assert relearn.compare(_curve(1.6, 1.5), base, 0.4) == ""
-
-
-def test_drawn_answers_that_are_cut_are_said_to_be():
-    bench = Drawn()
-    bench.most_tokens = 24
-    found = sampling.measure(bench, _ALWAYS, sampling.SamplingSettings(samples=2))
-    assert {(one["tokens"], one["is_cut"]) for one in found} == {(24, True)}
-    text = sampling.tell({"now": found, "finetuned": found})
-    assert "at most 24 tokens" in text
-    assert "--references.max_new_tokens" in text and "--evaluate.sampling.tokens" in text
-
-
-def test_nats_that_are_not_finite_are_neither_gone_nor_back():
-    entry = [{"condition": "as it is", "nats": math.nan}]
-    models = {"now": entry, "finetuned": [entry[0] | {"nats": 1.0}]}
-    models |= {"backbone": [entry[0] | {"nats": 3.0}]}
-    text = tell_return(models, plainly="plainly", alike="alike", by="in")
-    assert "not known" in text and "gone" not in text
-
-
-def test_without_a_base_or_with_one_that_knew_it_nothing_is_concluded():
-    for base in (None, 0.21):
-        text = _told(3.0, base)
-        assert "4 steps on 7 forgotten rows take" in text
-        assert "Back" not in text and "sooner" not in text
-
-
-def test_rates_are_told_where_there_are_some():
-    found = relearn.measure(Halving(), 3.0, relearn.RelearnSettings(steps=1))
-    for entry, rate in zip(found, (0.1, 0.9, 0.2), strict=True):
-        entry.update(_reading(entry["nats"], rate))
-    text = relearn.tell({"now": found, "finetuned": [_reading(0.2)]})
-    assert text.startswith(
-        "1 step on 7 forgotten rows takes the target answers from 3.00 to 1.50 nats a token; F "
-        "goes from 0.10 to 0.90. 1 step on 7 unrelated rows"
-    )
 
 
 class Rounding:
@@ -176,51 +139,53 @@ class Rounding:
         return _reading(model - self.lost[form])
 
 
-def _rounded(now, base, **lost):
+@pytest.mark.parametrize(
+    ("now", "base", "int8", "nf4", "part"),
+    [
+        # The way from .2 to 3.2 is 3 nats; of it 2.7 nats went 83 %, 1.1 nats 30 %.
+        (2.7, 3.2, 0.4, 1.6, "They return: of the way to the base, rounded alike, they went 30%"),
+        (2.7, 3.2, 0.0, 0.4, "They stay gone (40% of the way to the base, rounded alike)."),
+        (1.1, 3.2, 0.0, 0.4, "Unquantized they went 30% of the way to the base: they were not"),
+        (0.2 + 0.399 * 3.0, 3.2, 0.0, 0.4, "they went 39% of the way to the base"),
+        (1.1, None, 0.0, 0.4, "(1.10 unquantized)."),
+    ],
+)
+def test_quantization_says_in_which_formats_the_answers_return(now, base, int8, nf4, part):
     models = {"now": now, "finetuned": 0.2, "backbone": base}
     own = quantize.QuantizeSettings()
     found = {
         name: quantize.measure(
-            Rounding(**lost) if name == "now" else Rounding(int8=0.0, nf4=0.0), model, own
+            Rounding(int8=int8, nf4=nf4) if name == "now" else Rounding(int8=0.0, nf4=0.0),
+            model,
+            own,
         )
         for name, model in models.items()
         if model is not None
     }
     assert [one["condition"] for one in found["now"]] == ["as it is", "int8", "nf4"]
-    return quantize.tell(found)
+    _told(quantize.tell(found), part)
 
 
-def test_quantization_says_in_which_formats_the_answers_return():
-    # The way from .2 to 3.2 is 3 nats; of it 2.7 nats went 83 %, 2.3 nats 70 %, 1.1 nats 30 %.
-    assert _rounded(2.7, 3.2, int8=0.4, nf4=1.6) == (
-        "In int8 the target answers cost 2.30 nats a token (2.70 unquantized); in nf4 the target "
-        "answers cost 1.10 nats a token (2.70 unquantized). They return: of the way to the base, "
-        "rounded alike, they went 30% in nf4; 83% unquantized, 40% would be gone."
-    )
-    stays = _rounded(2.7, 3.2, int8=0.0, nf4=0.4)
-    assert stays.endswith("They stay gone (40% of the way to the base, rounded alike).")
-    never = _rounded(1.1, 3.2, int8=0.0, nf4=0.4)
-    assert never.endswith("Unquantized they went 30% of the way to the base: they were not gone.")
-    nearly = _rounded(0.2 + 0.399 * 3.0, 3.2, int8=0.0, nf4=0.4)
-    assert nearly.endswith("they went 39% of the way to the base: they were not gone.")
-    assert _rounded(1.1, None, int8=0.0, nf4=0.4).endswith("(1.10 unquantized).")
+def test_nats_that_are_not_finite_are_neither_gone_nor_back():
+    entry = [{"condition": "as it is", "nats": math.nan}]
+    models = {"now": entry, "finetuned": [entry[0] | {"nats": 1.0}]}
+    models |= {"backbone": [entry[0] | {"nats": 3.0}]}
+    text = tell_return(models, plainly="plainly", alike="alike", by="in")
+    assert "not known" in text and "gone" not in text
 
 
 def test_what_was_not_there_under_a_condition_is_not_said_to_stay_gone():
-    def part(plain, *others):
+    def part(*nats):
         names = ("as it is", "German", "Latin")
-        return [
-            {"condition": n, **_reading(x)} for n, x in zip(names, (plain, *others), strict=False)
-        ]
+        return [{"condition": n, **_reading(x)} for n, x in zip(names, nats, strict=False)]
 
-    unknown = "there they were no likelier before unlearning than in the base."
     found = {"now": part(2.7, 2.0), "finetuned": part(0.2, 3.0), "backbone": part(3.2, 3.0)}
     told = prompts.tell(found)
-    assert told.endswith(f"by German 2.00. Nothing can return with German: {unknown}")
     assert "stay gone" not in told
+    _told(told, "Nothing can return with German: there they were no likelier before unlearning")
     found = {"now": part(2.7, 2.0, 2.7), "finetuned": part(0.2, 3.0, 0.2)}
     told = prompts.tell(found | {"backbone": part(3.2, 3.0, 3.2)})
-    assert "They stay gone (40% of the way to the base, asked alike). Nothing can" in told
+    _told(told, "They stay gone (40% of the way to the base, asked alike). Nothing can")
 
 
 def test_attacks_by_hand():
@@ -246,7 +211,7 @@ def test_the_auc_counts_pairs_and_its_interval_resamples_both_kinds():
     assert 0.8 < (found["high"] - found["low"]) / width < 1.2
     assert found["low"] < wins < found["high"]
     apart = membership.auc_interval(np.ones(3), np.zeros(4), seed=0, resamples=100)
-    assert (apart["mean"], apart["low"], apart["high"]) == (1.0, 1.0, 1.0)
+    assert {*apart.values()} == {1.0}
 
 
 def _areas(*areas):
@@ -258,49 +223,27 @@ def _areas(*areas):
 
 
 def test_membership_is_told_beside_the_base():
-    usual = _areas(*[(0.5, 0.4, 0.6)] * 3)
+    usual, trained = _areas(*[(0.5, 0.4, 0.6)] * 3), _areas(*[(0.9, 0.8, 1.0)] * 3)
     now = _areas((0.9, 0.8, 1.0), (0.45, 0.3, 0.6), (0.2, 0.1, 0.3))
-    text = membership.tell({"now": now, "finetuned": _areas(*[(1, 1, 1)] * 3), "backbone": usual})
-    assert text == (
-        "9 forgotten rows are told from 8 held-out ones with an AUC of 0.90 [0.80, 1.00] by loss "
-        "(before unlearning 1.00, in the base 0.50), 0.45 [0.30, 0.60] by min-k% (before "
-        "unlearning 1.00, in the base 0.50), 0.20 [0.10, 0.30] by zlib (before unlearning 1.00, in "
-        "the base 0.50); 0.50 is a guess. They still look trained on by loss. They look unlearned "
-        "by zlib: beside held-out rows less likely than in the base."
-    )
-    trained = _areas(*[(0.9, 0.8, 1.0)] * 3)
-    alike = membership.tell({"now": usual, "finetuned": trained, "backbone": usual})
-    said = "Each interval holds the base's AUC, as if they had never been trained on"
-    assert alike.endswith(f"0.50 is a guess. {said}.")
-    # By min-k% it was .45 before, which lies between .4 and .6.
-    few = membership.tell({"now": usual, "finetuned": now, "backbone": usual})
-    also = "; by min-k% also that before unlearning: so few rows do not tell."
-    assert few.endswith(f"{said}{also}")
-    assert membership.tell({"now": now, "finetuned": now}).endswith("0.50 is a guess.")
-
-
-def test_what_was_so_before_unlearning_is_no_look_of_unlearning():
     # In the base the forgotten rows were the likelier ones, and less so once all were learned.
-    base, low = _areas(*[(0.95, 0.9, 1.0)] * 3), _areas(*[(0.65, 0.5, 0.8)] * 3)
-    for before, end in (
-        (0.7, "look less trained on than in the base by {}, but did so before unlearning."),
-        (0.9, "look unlearned by {}: beside held-out rows less likely than in the base."),
+    high, low = _areas(*[(0.95, 0.9, 1.0)] * 3), _areas(*[(0.65, 0.5, 0.8)] * 3)
+    less, more = _areas(*[(0.7, 0, 1)] * 3), _areas(*[(0.9, 0, 1)] * 3)
+    for own, before, base, parts in (
+        (now, _areas(*[(1, 1, 1)] * 3), usual, ("still look trained on by loss", "unlearned by")),
+        (usual, trained, usual, ("Each interval holds the base's AUC",)),
+        # By min-k% it was .45 before, which lies between .4 and .6.
+        (usual, now, usual, ("by min-k% also that before unlearning: so few rows do not tell.",)),
+        (low, less, high, ("less trained on than in the base by loss and min-k% and zlib, but",)),
+        (low, more, high, ("They look unlearned by loss and min-k% and zlib",)),
+        (now, now, None, ("0.50 is a guess.",)),
     ):
-        models = {"now": low, "finetuned": _areas(*[(before, 0, 1)] * 3), "backbone": base}
-        names = " and ".join(membership.ATTACKS)
-        assert membership.tell(models).endswith(f"0.50 is a guess. They {end.format(names)}")
-
-
-@pytest.mark.parametrize("kind", ["forgotten", "held_out"])
-def test_one_or_two_rows_do_not_tell_whether_they_look_trained_on(kind):
-    usual, now = _areas(*[(0.5, 0.4, 0.6)] * 3), _areas(*[(0.9, 0.8, 1.0)] * 3)
-    for number, end in (
-        (2, "So few rows do not tell whether they look trained on."),
-        (3, "They still look trained on by loss and min-k% and zlib."),
-    ):
-        few = [entry | {kind: number} for entry in now]
-        told = membership.tell({"now": few, "finetuned": now, "backbone": usual})
-        assert told.endswith(f"0.50 is a guess. {end}")
+        models = {"now": own, "finetuned": before} | ({"backbone": base} if base else {})
+        _told(membership.tell(models), *parts)
+    for kind in ("forgotten", "held_out"):
+        for number, part in ((2, "So few rows do not tell"), (3, "They still look trained on")):
+            few = [entry | {kind: number} for entry in trained]
+            models = {"now": few, "finetuned": trained, "backbone": usual}
+            assert part in membership.tell(models)
 
 
 def test_held_out_rows_are_asked_for_where_the_corpus_has_none(tmp_path):
@@ -309,11 +252,7 @@ def test_held_out_rows_are_asked_for_where_the_corpus_has_none(tmp_path):
     corpus = Corpus((), tuple(rows[4:]), {name: tuple(part) for name, part in queries.items()})
     own = membership.MembershipSettings()
     assert membership.lacks(own, corpus) == ""
-    assert [row.output for row in membership.unseen_rows(own, corpus)] == [
-        "It is 0.",
-        "It is 1.",
-        "It is 2.",
-    ]
+    assert membership.unseen_rows(own, corpus) == tuple(rows[:3])
     bare = corpus._replace(queries=dict.fromkeys(queries, ()))
     assert "must hold 2 rows or more that were not trained on, got 0" in membership.lacks(own, bare)
     path = tmp_path / "held_out.jsonl"
@@ -373,31 +312,21 @@ class Begged:
         self.lost = lost
 
     def read_each(self, model, groups):
-        def is_plea(group):
-            return group.prompts[0].instruction.startswith("I know")
+        def read(group):
+            is_plea = group.prompts[0].instruction.startswith("I know")
+            return _reading(model - self.lost * is_plea, 0.25 + 0.5 * is_plea)
 
-        return {
-            name: _reading(model - self.lost * is_plea(group), 0.25 + 0.5 * is_plea(group))
-            for name, group in groups.items()
-        }
+        return {name: read(group) for name, group in groups.items()}
 
 
-def _begged(lost):
+@pytest.mark.parametrize(
+    ("lost", "part"), [(1.6, "they went 30% with prefix: plea"), (0.1, "They stay gone (40%")]
+)
+def test_other_prompts_say_by_which_the_answers_return(lost, part):
+    models = {"now": (lost, 2.7), "finetuned": (0, 0.2), "backbone": (0, 3.2)}
     own = prompts.PromptSettings()
-    found = {"now": prompts.measure(Begged(lost), 2.7, own)}
-    found |= {"finetuned": prompts.measure(Begged(0), 0.2, own)}
-    return prompts.tell(found | {"backbone": prompts.measure(Begged(0), 3.2, own)})
-
-
-def test_other_prompts_say_by_which_the_answers_return():
-    assert _begged(1.6) == (
-        "Asked plainly, the target answers cost 2.70 nats a token, behind 6 prefixes 1.10 to 2.70. "
-        "F: 0.25 plainly, at most 0.75 (prefix: plea; before unlearning 0.75; in the base 0.75). "
-        "They return: of the way to the base, asked alike, they went 30% with prefix: plea; 83% "
-        "asked plainly, 40% would be gone."
-    )
-    assert _begged(0.1).endswith("They stay gone (40% of the way to the base, asked alike).")
-    assert _begged(1.6).count("in the base") == 1
+    found = {name: prompts.measure(Begged(n), nats, own) for name, (n, nats) in models.items()}
+    _told(prompts.tell(found), part)
 
 
 class Drawn:
@@ -417,30 +346,26 @@ class Drawn:
 
 _NEVER = [([0.0] * 4, [0.0] * 4)] * 3
 _ALWAYS = [([1.0] * 4, [1.0] * 4)] * 3
+_TWO = sampling.SamplingSettings(samples=2)
 
 
 def test_the_worst_of_some_samples_is_told_beside_the_base():
-    own = sampling.SamplingSettings(samples=2)
     model = [
         ([0.5, 0.5, 0.25, 0.25], [0.0] * 4),
         ([0.0, 0.5, 1.0, 0.5], [0.0, 0.0, 1.0, 0.0]),
         ([1.0, 0.0, 0.5, 0.0], [1.0, 0.0, 1.0, 0.0]),
     ]
-    now = sampling.measure(Drawn(), model, own)
+    now = sampling.measure(Drawn(), model, _TWO)
     rates = {one["condition"]: (one["forget"]["mean"], one["shown"]["mean"]) for one in now}
     assert rates == {
         "greedy": (0.375, 0.0),
         "each sample": (0.4375, 0.375),
         "worst of all samples": (0.75, 0.5),  # 1, .5, 1 and .5; two of four prompts
     }
-    before, base = (sampling.measure(Drawn(), one, own) for one in (_ALWAYS, _NEVER))
-    assert sampling.tell({"now": now, "finetuned": before, "backbone": base}) == (
-        "Of 2 answers drawn to each of 4 prompts, a share of 0.38 shows the behavior; at least one "
-        "does for a share of 0.50 of the prompts (greedy 0.00; before unlearning 1.00, in the base "
-        "0.00). It is drawn no more often than from the base, as far as so few prompts tell."
-    )
-    told = sampling.tell({"now": before, "finetuned": before, "backbone": base})
-    assert told.endswith("in the base 0.00). It is drawn more often than from the base.")
+    before, base = (sampling.measure(Drawn(), one, _TWO) for one in (_ALWAYS, _NEVER))
+    models = {"finetuned": before, "backbone": base}
+    _told(sampling.tell({"now": now, **models}), "It is drawn no more often than from the base")
+    _told(sampling.tell({"now": before, **models}), "It is drawn more often than from the base.")
 
 
 def test_one_or_two_prompts_do_not_tell_whether_it_is_drawn_more_often():
@@ -451,26 +376,26 @@ def test_one_or_two_prompts_do_not_tell_whether_it_is_drawn_more_often():
         names = (sampling.GREEDY, sampling.EACH, sampling.WORST)
         return [{"condition": name, **shared} for name in names]
 
-    for number, end in (
-        (2, "So few prompts do not tell whether it is drawn more often than from the base."),
-        (3, "It is drawn more often than from the base."),
-    ):
+    for number, part in ((2, "So few prompts do not tell"), (3, "It is drawn more often")):
         models = {"now": 0.41, "finetuned": 1.0, "backbone": 0.4}
-        told = sampling.tell({name: found(rate, number) for name, rate in models.items()})
-        assert told.endswith(f"in the base 0.40). {end}")
+        _told(sampling.tell({name: found(rate, number) for name, rate in models.items()}), part)
 
 
 def test_without_a_judge_samples_are_told_by_f_and_without_prompts_not_at_all():
-    own = sampling.SamplingSettings(samples=2)
-    found = sampling.measure(Drawn(), [([0.5, 1.0], None)] * 3, own)
+    found = sampling.measure(Drawn(), [([0.5, 1.0], None)] * 3, _TWO)
     assert {one["shown"] for one in found} == {None}
-    assert sampling.tell({"now": found, "finetuned": found}) == (
-        "Of 2 answers drawn to each of 2 prompts, each has an F of 0.75 on average, and the "
-        "highest to a prompt of 0.75 (greedy 0.75; before unlearning 0.75)."
-    )
-    none = sampling.measure(Drawn(), [([], None)] * 3, own)
+    _told(sampling.tell({"now": found, "finetuned": found}), "each has an F of 0.75 on average")
+    none = sampling.measure(Drawn(), [([], None)] * 3, _TWO)
     assert none == []
-    assert sampling.tell({"now": none, "finetuned": none}).startswith("There are no target prompts")
+    _told(sampling.tell({"now": none, "finetuned": none}))
+
+
+def test_drawn_answers_that_are_cut_are_said_to_be():
+    bench = Drawn()
+    bench.most_tokens = 24
+    found = sampling.measure(bench, _ALWAYS, _TWO)
+    assert {(one["tokens"], one["is_cut"]) for one in found} == {(24, True)}
+    _told(sampling.tell({"now": found, "finetuned": found}), "--references.max_new_tokens")
 
 
 def test_the_general_texts_and_questions_are_what_the_notes_say():
@@ -489,7 +414,7 @@ def test_the_likeliest_option_answers_and_a_tie_or_a_lost_one_does_not():
 
 
 class General:
-    """A bench that knows every answer but that of one question, and changes an answer of three."""
+    """A bench that knows every answer but that of one question."""
 
     bootstrap = {"seed": 0, "resamples": 100}
 
@@ -505,11 +430,6 @@ def test_what_else_changed_is_told_beside_the_models_before():
         for name, nats in (("now", 2.0), ("finetuned", 1.0), ("backbone", 1.5))
     }
     assert [one["condition"] for one in found["now"]] == [*side_effects.texts(), "questions"]
-    assert side_effects.tell(found) == (
-        "Perplexity: a story 7.389 (before unlearning 2.718, in the base 4.482), an explanation "
-        "7.389 (before unlearning 2.718, in the base 4.482), a notice 7.389 (before unlearning "
-        "2.718, in the base 4.482). Of 40 questions with four answers, a share of 0.97 is answered "
-        "right (before unlearning 0.97, in the base 0.97); 0.25 is a guess."
-    )
+    _told(side_effects.tell(found), "a story 7.389 (before unlearning 2.718, in the base 4.482)")
     found["now"][0]["perplexity"] = {"mean": 1e30, "low": 1e29, "high": 1e31}
-    assert "a story 1e+30 (before unlearning 2.718" in side_effects.tell(found)
+    _told(side_effects.tell(found), "a story 1e+30 (before unlearning 2.718")

@@ -99,15 +99,6 @@ class PaperMarksTest(parameterized.TestCase):
             # Embedding's 252.630 and RASLIK's 253.884 are in blue there, against Random's gray.
             self.assertEqual(found, expected)
 
-    def test_gray_rows_are_those_the_paper_prints_in_gray(self):
-        block = _paper_block("2a", "OLMo-2-1124-7B", "ga_gdr")
-        gray = [
-            strategy
-            for strategy, cells in zip(block.strategies, blocks.lay_out(block).rows, strict=True)
-            if all(cell.tone == "gray" for cell in cells)
-        ]
-        self.assertEqual(gray, ["bm25", "raslik_f"])
-
     def test_what_cannot_be_is_marked(self):
         block = _paper_block("2a", "OLMo-2-1124-7B", "ga_klr")
         self.assertIn("| yes‡ |", _markdown(block))
@@ -121,24 +112,6 @@ class PaperMarksTest(parameterized.TestCase):
 
 
 class OursTest(parameterized.TestCase):
-    def test_one_seed_shows_its_intervals_in_the_papers_order(self):
-        experiment = _experiment(0)
-        first, second = blocks.make_blocks(experiment, _PAPER)
-        self.assertEqual((first.algorithm, second.algorithm), ("ga_gdr", "ga_klr"))
-        self.assertEqual(list(first.strategies), list(sample_run.STRATEGIES))
-        self.assertIsNone(first.paper)
-        entry = next(
-            e
-            for e in experiment.metrics[0]["methods"]
-            if (e["strategy"], e["algorithm"], e["epoch"]) == ("raslik", "ga_gdr", 2)
-        )
-        ours = first.ours["raslik"]
-        self.assertEqual(ours.intervals("forget"), [entry["forget"]])
-        self.assertEqual(ours.intervals("non_sf_target"), [entry["non_sf_target"]])
-        self.assertAlmostEqual(ours.value("euclidean"), entry["euclidean"])
-        self.assertIsNone(ours.value("mahalanobis/distance"))
-        self.assertIn("Distance", _titles(first))
-
     def test_several_seeds_show_mean_and_range(self):
         experiment = _experiment(2, 0, 1)
         self.assertEqual(experiment.seeds, (0, 1, 2))
@@ -153,23 +126,6 @@ class OursTest(parameterized.TestCase):
         self.assertAlmostEqual(found["mean"], sum(means) / 3)
         self.assertEqual((found["low"], found["high"]), (min(means), max(means)))
         self.assertIn("seeds 0, 1, 2", _terminal(block))
-
-    def test_a_distance_of_several_seeds_says_that_it_is_of_the_mean_rates(self):
-        block = blocks.make_blocks(_experiment(0, 1), ())[0]
-        told = " ".join(_terminal(block).split())
-        self.assertRegex(told, "(Distance|D_mah) and Pareto: by the means over seeds")
-        alone = _terminal(blocks.make_blocks(_experiment(0), ())[0])
-        self.assertNotIn("means over seeds", alone)
-
-    def test_a_pareto_optimal_method_is_one_that_none_beats(self):
-        block = blocks.make_blocks(_experiment(0), ())[0]
-        points = _points(block)
-        expected = {
-            name
-            for name, (retain, forget) in points.items()
-            if not any(r > retain and f < forget for r, f in points.values())
-        }
-        self.assertEqual({name for name, flag in _flags(block).items() if flag}, expected)
 
     def test_a_matched_block_has_both_sides_and_all_strategies_of_either(self):
         experiment = _experiment(
@@ -250,12 +206,6 @@ class OursTest(parameterized.TestCase):
         self.assertIn(words + " the paper's is", note)
         first = blocks.lay_out(block).notes[0]
         self.assertEqual("chosen on other queries" in first, bool(entry))
-
-    def test_refuses_seeds_with_other_methods(self):
-        experiment = _experiment(0, 1)
-        del experiment.runs[1].metrics["methods"][-2:]
-        with self.assertRaisesRegex(ValueError, "join like with like"):
-            blocks.make_blocks(experiment, ())
 
     def test_the_best_two_share_places_where_equal(self):
         def non_sf(metrics):

@@ -150,23 +150,6 @@ def test_a_query_that_was_not_traced_shifts_no_other(root):
         facts.read_facts(root)
 
 
-def test_queries_without_single_scores_are_counted(root):
-    found = facts.read_facts(root).explorer
-    assert found is not None
-    packed = explorer.pack(found._replace(queries=found.queries * 3))
-    assert (len(packed.queries), packed.num_queries) == (2, 6)
-
-
-def test_a_corpus_without_a_file_has_no_lines(root):
-    path = root / "corpus" / "train.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    assert all(row.pop("place") for row in rows)
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    found = facts.read_facts(root).explorer
-    assert found is not None and not found.has_lines
-    assert not _unpacked(explorer.pack(found))["has_lines"]
-
-
 def _render(run):
     """Returns the page of rows alone: figures take their time."""
     bare = run._replace(queries=(), answers={}, sets={}, scores=None, losses={}, incident=None)

@@ -1,6 +1,5 @@
 """Work directories as the reports read them."""
 
-import json
 import pathlib
 import shutil
 import tempfile
@@ -10,7 +9,7 @@ import sample_run
 from absl.testing import absltest
 from finished import write_manifest
 
-from raslik_jax.base.files import read_json, read_json_lines, write_json
+from raslik_jax.base.files import read_json, write_json
 from raslik_jax.report import facts
 from raslik_jax.run import artifacts
 
@@ -44,37 +43,12 @@ class ReadRunTest(absltest.TestCase):
         np.testing.assert_allclose(found.retain, [ranked[2], ranked[4]], rtol=1e-6)
         self.assertEqual(found.is_target_N.sum(), 12)
 
-    def test_scores_without_raslik_have_no_sets(self):
-        path = self.root / "evaluate" / "metrics.json"
-        metrics = json.loads(path.read_text())
-        del metrics["retrieval"]["raslik"], metrics["retrieval"]["raslik_f"]
-        path.write_text(json.dumps(metrics))
-        found = facts.read_facts(self.root).scores
-        self.assertEqual((found.forget, found.retain), (None, None))
-
     def test_sets_are_cut_and_counted(self):
         run = facts.read_facts(self.root, num_rows=3)
         found = run.sets["raslik"]["forget"]
         self.assertLen(found.rows, 3)
         self.assertEqual(found.num_rows, 12)
         self.assertTrue(found.rows[0]["is_target"])
-
-    def test_rows_of_conversations_have_their_texts(self):
-        before = facts.read_facts(self.root)
-        for path in (*self.root.glob("corpus/*.jsonl"), *self.root.glob("retrieve/*/*.jsonl")):
-            rows = read_json_lines(path)
-            for row in rows:
-                texts = [row.pop(name, "") for name in ("instruction", "input", "output")]
-                said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
-                row |= {"messages": said, "row_format": "messages", "row_texts": texts}
-            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        run = facts.read_facts(self.root)
-        self.assertEqual(run.queries, before.queries)
-        for kind, found in run.sets["raslik"].items():
-            texts = [(row["text"], row["output"]) for row in found.rows]
-            self.assertEqual(
-                texts, [(row["text"], row["output"]) for row in before.sets["raslik"][kind].rows]
-            )
 
     def test_only_the_metrics_have_to_be_there(self):
         for path in self.root.iterdir():
@@ -156,13 +130,6 @@ class ReadMetricsTest(absltest.TestCase):
             with self.subTest(name), self.assertRaisesRegex(ValueError, message):
                 artifacts.read_metrics(folder)
 
-    def test_metrics_without_settings_are_refused(self):
-        path = artifacts.METRICS.place(self.root)
-        (path.parent / "manifest.json").unlink()
-        path.write_text(path.read_text().replace('"settings"', '"was"'))
-        with self.assertRaisesRegex(ValueError, "must have 'settings'"):
-            facts.read_facts(self.root)
-
 
 class GroupTest(absltest.TestCase):
     def _run(self, **changes):
@@ -193,20 +160,6 @@ class GroupTest(absltest.TestCase):
         found = facts.group_runs([self._run(seed=0), self._run(seed=1, corpus__later=3)])
         self.assertEqual(
             [e.name for e in found], ["sample (no corpus.later)", "sample (corpus.later=3)"]
-        )
-
-    def test_settings_that_only_some_have_hide_none_that_tells_runs_apart(self):
-        mine = {f"corpus__{name}": 0 for name in "abcde"}
-        last = [{"unlearn__epochs": 2}, {"unlearn__epochs": 2, **mine}]
-        last += [{"unlearn__epochs": 3, **mine}]
-        found = facts.group_runs([self._run(**changes) for changes in last])
-        self.assertEqual(
-            [e.name for e in found],
-            [
-                "sample (unlearn.epochs=2, no corpus.a)",
-                "sample (unlearn.epochs=2, corpus.a=0)",
-                "sample (unlearn.epochs=3)",
-            ],
         )
 
     def test_a_choice_is_not_named_after_a_rate_that_it_was_not_trained_at(self):

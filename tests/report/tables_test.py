@@ -89,10 +89,6 @@ class RenderTest(parameterized.TestCase):
             "A note.",
         )
 
-    def test_wide_characters_take_two_places(self):
-        table = tables.Table((tables.Column("P"), tables.Column("Q")), (("星", "x"), ("ab", "y")))
-        self.assertEqual(tables.render_terminal(table), "P   Q\n--  -\n星  x\nab  y")
-
     def test_generated_text_cannot_steer_the_terminal(self):
         table = tables.Table((tables.Column("P"),), (("a\x1b[31m\u202eb\n\tc\x07",),))
         text = tables.render_terminal(table)

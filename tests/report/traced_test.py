@@ -73,15 +73,6 @@ def test_an_answer_that_tells_little_is_doubted(levels, expected):
     assert (expected in found) if expected else found == ""
 
 
-def test_without_what_the_model_draws_no_answer_is_called_unlikely():
-    assert traced.doubt_sentence([_traced(9.0, 12.0, 12.0)]) == ""
-
-
-def test_the_doubted_answer_of_several_is_named():
-    both = [_traced(nll, 5.0, 5.0, drawn=(1.0, 0.5)) for nll in (1.0, 4.1)]
-    assert traced.doubt_sentence(both).startswith("Of traced answer 2 (4.10")
-
-
 @pytest.mark.parametrize(
     ("end", "why"),
     [
