@@ -138,7 +138,7 @@ def read_story(root: pathlib.Path) -> Story:
     config = config_from_json(files.read_json(root / "config.json"))
     (strategy,), (algorithm,) = config.retrieve.strategies, config.unlearn.algorithms
     last = Workspace(root, config).epochs(strategy, algorithm)[-1]
-    variant = artifacts.variant(strategy, algorithm)
+    variant = artifacts.Variant(strategy, algorithm)
     traced = (
         artifacts.traced("finetuned").read(root),
         artifacts.traced(last, variant).read(root),

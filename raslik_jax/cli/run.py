@@ -89,7 +89,7 @@ def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None
     if options.gpu:
         gpus.prepare()
     from raslik_jax.parallel import meshes  # for the same reason, here
-    from raslik_jax.report import tables
+    from raslik_jax.report import tables, writing
     from raslik_jax.run import checking, cost, fitting, forecast
 
     def forecast_on(mesh: Any, layout: str, stages: Sequence[str]) -> Any:
@@ -98,6 +98,7 @@ def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None
             workdir,
             stages=stages,
             is_measured=options.measure,
+            more=writing.UNITS,
             compiles=options.compile,
             mesh=mesh if options.gpu or mesh.size > 1 else None,
             layout=layout,

@@ -84,6 +84,7 @@ def make(
             lambda: held.enter_context(open_workdir(workdir, config, update=update))
         )
         from raslik_jax.parallel import meshes  # it takes jax with it, and --help should not
+        from raslik_jax.report import writing
         from raslik_jax.run import checking, estimate, plan
 
         devices = meshes.make_mesh(mesh.data)
@@ -104,7 +105,7 @@ def make(
         how |= {"stages": stages, "is_measured": is_measured, "writers": writers}
         with meshes.use(devices), estimate.watching(config, workdir) as around:
             how |= {"layout": mesh.layout(config.sketch), "around": around}
-            return plan.run(config, workdir, on_start=on_start, **how)
+            return plan.run(config, workdir, on_start=on_start, more=writing.UNITS, **how)
 
 
 def flag_lines(config: Config) -> Iterator[str]:

@@ -148,7 +148,7 @@ def _outcome_lines(root: pathlib.Path, config: Config) -> Iterator[str]:
 
     (strategy,), (algorithm,) = config.retrieve.strategies, config.unlearn.algorithms
     epoch = Workspace(root, config).epochs(strategy, algorithm)[-1]
-    after = artifacts.traced(epoch, artifacts.variant(strategy, algorithm)).read(root)
+    after = artifacts.traced(epoch, artifacts.Variant(strategy, algorithm)).read(root)
     yield from ("\nbefore unlearning", *answers_before(root))
     yield from ("\nafter unlearning", *answer_lines(after))
     yield from _told(root, config, (strategy, algorithm), epoch)
@@ -200,7 +200,7 @@ def _told(
     held_out = artifacts.measured_rows(HELD_OUT, "target")
     if config.retrieve.held_out and (asked := held_out.read(root)):
         before = artifacts.answers("finetuned").read(root)
-        after = artifacts.answers(epoch, artifacts.variant(*variant)).read(root)
+        after = artifacts.answers(epoch, artifacts.Variant(*variant)).read(root)
         yield f"\n{len(asked)} prompts of rows like these that no step saw, before and after"
         for row in asked[:_ASKED]:
             yield f"asked   {one_line(f'{row.instruction} {row.input}', 160)}"

@@ -132,7 +132,7 @@ def _read_answers(root: pathlib.Path, metrics: Metrics) -> dict[tuple[str, str],
     order = [entry["algorithm"] for entry in methods]
     for entry in sorted(methods, key=lambda entry: order.index(entry["algorithm"])):
         algorithm, strategy = entry["algorithm"], entry["strategy"]
-        variant = artifacts.variant(strategy, algorithm)
+        variant = artifacts.Variant(strategy, algorithm)
         files[algorithm, strategy] = artifacts.answers(entry["epoch"], variant)
     return {model: found for model, file in files.items() if (found := file.find(root))}
 
@@ -180,7 +180,7 @@ def _read_losses(root: pathlib.Path, metrics: Metrics) -> dict[str, dict[str, li
             panels[title] = {"loss": losses}
     for entry in last_epochs(metrics["methods"]):
         algorithm, strategy = entry["algorithm"], entry["strategy"]
-        steps = artifacts.steps(artifacts.variant(strategy, algorithm)).find(root) or ()
+        steps = artifacts.steps(artifacts.Variant(strategy, algorithm)).find(root) or ()
         if losses := [step["forget_nll"] for step in steps if "forget_nll" in step]:
             panels.setdefault(f"{algorithm_name(algorithm)}{FORGET_PANEL}", {})[strategy] = losses
     return panels

@@ -153,7 +153,7 @@ def read_outcome(root: pathlib.Path, strategy: str, algorithm: str) -> tuple[str
 
 def read_ending(root: pathlib.Path, strategy: str, algorithm: str) -> str:
     """Returns `ending_sentence` of what a run's probes found."""
-    found = artifacts.probes(artifacts.variant(strategy, algorithm)).find(root)
+    found = artifacts.probes(artifacts.Variant(strategy, algorithm)).find(root)
     names = {"strategy": strategy, "algorithm": algorithm}
     probes = [names | found] if found else []
     return ending_sentence(probes, strategy, algorithm)
@@ -167,7 +167,7 @@ def _read_traced_answers(root: pathlib.Path, strategy: str, algorithm: str) -> t
     told = {
         "before": before,
         "base": artifacts.traced("backbone").find(root),
-        "now": artifacts.last_traced(root, artifacts.variant(strategy, algorithm)),
+        "now": artifacts.last_traced(root, artifacts.Variant(strategy, algorithm)),
     }
     prompts = _prompts(root)
     return tuple(

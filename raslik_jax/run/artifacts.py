@@ -111,9 +111,14 @@ def _json(unit: str, file: str, load: Callable[..., Any] = _load_json) -> Artifa
     return Artifact(unit, file, load, write_json)
 
 
-def variant(strategy: str, algorithm: str) -> str:
-    """Returns the name of a model that an algorithm unlearns a strategy's sets from."""
-    return f"{strategy}-{algorithm}"
+class Variant(NamedTuple):
+    """A model that an algorithm unlearns a strategy's sets from; as text its name."""
+
+    strategy: str
+    algorithm: str
+
+    def __str__(self) -> str:
+        return f"{self.strategy}-{self.algorithm}"
 
 
 def _stem(model: str | int) -> str:
@@ -192,7 +197,7 @@ OWN_ANSWERS: Artifact[Any] = Artifact(
 )
 
 
-def answers(model: str | int, variant: str = "") -> Artifact[Any]:
+def answers(model: str | int, variant: Variant | None = None) -> Artifact[Any]:
     """Returns the file of a model's answers to the queries that are measured on.
 
     The model is "finetuned" or "backbone", or that of an epoch of a variant.
@@ -201,7 +206,7 @@ def answers(model: str | int, variant: str = "") -> Artifact[Any]:
     return Artifact(unit, f"{_stem(model)}.jsonl", _load_answers, _save_answers)
 
 
-def perplexities(model: str | int, variant: str = "") -> Artifact[Any]:
+def perplexities(model: str | int, variant: Variant | None = None) -> Artifact[Any]:
     """Returns the file of how likely a model finds given answers; a model as of `answers`."""
     unit = f"generate/perplexity-{variant}" if variant else "references/perplexity"
     return _json(unit, f"{_stem(model)}.json")
@@ -222,7 +227,7 @@ def _save_questions(path: pathlib.Path, questions: Iterable[Question]) -> None:
 QUESTIONS = Artifact("references/questions", "questions.jsonl", _load_questions, _save_questions)
 
 
-def answered(model: str | int, variant: str = "") -> Artifact[Any]:
+def answered(model: str | int, variant: Variant | None = None) -> Artifact[Any]:
     """Returns the file of what a model makes of the questions; a model as of `answers`."""
     unit = f"generate/answered-{variant}" if variant else "references/answered"
     return _json(unit, f"{_stem(model)}.json")
@@ -272,13 +277,13 @@ def _save_traced(path: pathlib.Path, told: Iterable[TracedAnswer]) -> None:
     _save_lines(path, rows)
 
 
-def traced(model: str | int, variant: str = "") -> Artifact[list[TracedAnswer]]:
+def traced(model: str | int, variant: Variant | None = None) -> Artifact[list[TracedAnswer]]:
     """Returns the file of what a model makes of the traced answers; a model as of `answers`."""
     unit = f"generate/traced-{variant}" if variant else "retrieve/traced"
     return Artifact(unit, f"{_stem(model)}.jsonl", _load_traced, _save_traced)
 
 
-def last_traced(root: pathlib.Path, variant: str) -> list[TracedAnswer] | None:
+def last_traced(root: pathlib.Path, variant: Variant) -> list[TracedAnswer] | None:
     """Returns what a variant's model of the last epoch that was asked makes of the answers."""
     folder = traced(0, variant).place(root).parent
     epochs = [int(path.stem.removeprefix("epoch-")) for path in folder.glob("epoch-*")]
@@ -406,7 +411,7 @@ def set_summary(strategy: str) -> Artifact[Any]:
 # Unlearned models ---------------------------------------------------------------------------------
 
 
-def steps(variant: str) -> Artifact[Any]:
+def steps(variant: Variant) -> Artifact[Any]:
     """Returns the file of the numbers of every step of an unlearning."""
     return _json(f"unlearn/{variant}", "steps.json")
 
@@ -418,14 +423,14 @@ _PROBES = {
 }
 
 
-def probes(variant: str) -> Artifact[Any]:
+def probes(variant: Variant) -> Artifact[Any]:
     """Returns the file of what the probes of an unlearning found."""
     return _json(f"unlearn/{variant}", "probes.json", lambda path: read_json(path, _PROBES))
 
 
 def robustness(measure: str, strategy: str, algorithm: str = "") -> Artifact[Any]:
     """Returns the file of what a measure found of a model; of those before, without algorithm."""
-    model = variant(strategy, algorithm) if algorithm else strategy
+    model = Variant(strategy, algorithm) if algorithm else strategy
     return _json(
         f"generate/robustness-{measure}-{model}", "found.json", lambda path: read_json(path, dict)
     )

@@ -17,6 +17,7 @@ from raslik_jax.evaluate.robustness import ROBUSTNESS
 from raslik_jax.report.tables import Column, Table
 from raslik_jax.run import checking, cost, plan, programs
 from raslik_jax.run.programs import AbstractRun, Program, Work
+from raslik_jax.run.recipes import Recipe
 from raslik_jax.run.stages import (
     backbone,
     chance,
@@ -77,9 +78,9 @@ def _of_models(work: Callable[[AbstractRun, int], Work]) -> Callable[..., Work]:
     return lambda run, variant: work(run, len(run.workspace.epochs(*variant)) if variant else 2)
 
 
-def _robustness(run: AbstractRun, name: str, strategy: str, algorithm: str) -> Work:
+def _robustness(run: AbstractRun, attack: robustness.Attack) -> Work:
     """Returns the work of a measure of robustness, on one model or on both before unlearning."""
-    config, models = run.config, 1 if algorithm else 2
+    name, config, models = attack.measure, run.config, 1 if attack.algorithm else 2
     taken = ROBUSTNESS[name].cost(config.evaluate[name])
     rows, count = config.evaluate.robustness_rows, models * taken.readings
     work = run.answering(min(rows, run.num_measured), count + models * taken.answers)
@@ -123,7 +124,7 @@ WORK: dict[Callable[..., None], Callable[..., Work]] = {
     ),
     retrieve.make_sizes: lambda run: Work(100.0),
     retrieve.make_sets: lambda run, strategy: Work(500.0 * (run.sizes.forget + run.sizes.retain)),
-    unlearn.unlearn: AbstractRun.unlearning,
+    unlearn.unlearn: lambda run, variant: run.unlearning(*variant),
     generate.write_answers: _of_models(lambda run, models: run.answering(run.num_measured, models)),
     generate.write_perplexities: _of_models(AbstractRun.perplexities),
     retrieve.make_traced: lambda run: run.traced(2),
@@ -139,6 +140,7 @@ def forecast(
     *,
     stages: Sequence[str] = STAGES,
     is_measured: bool = True,
+    more: Sequence[Recipe] = (),
     compiles: bool = False,
     mesh: jax.sharding.Mesh | None = None,
     layout: str = "replicated",
@@ -160,7 +162,7 @@ def forecast(
         shapes = run.model.decoder.config if config.backbone.checkpoint else None
         checking.check_corpus(config, run.corpus, _find_rows(run), stages=stages, shapes=shapes)
         is_measured = is_measured and checking.is_measurable(config, run.corpus)
-    units = plan.plan_units(config, workspace, is_measured=is_measured)
+    units = plan.plan_units(config, workspace, is_measured=is_measured, more=more)
     done = Plan(workdir, units).survey().done
     works: list[tuple[Unit, Work]] = []
     for unit in (unit for unit in units if unit.stage in stages):

@@ -61,7 +61,7 @@ class Prober:
         self._joined = encoding.join([*self._rows.values()])
         by_id = {row.example_id: row for row in behavior}
         self._prompts = [by_id[name] for name in drawn["behavior"].ids[: self._settings.answers]]
-        self._file = artifacts.probes("")  # whatever the variant
+        self._file = artifacts.probes(artifacts.Variant("", ""))  # whatever the variant
         self._kept_before: list[float] = []  # nats a token of the rows to keep, before unlearning
         self._probes: list[stopping.Probe] = []
         self._begin()

@@ -12,7 +12,7 @@ import os
 import pathlib
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from raslik_jax.base import manifests
@@ -60,6 +60,23 @@ class Unit(NamedTuple):
         return self.name.split("/")[0]
 
 
+def in_order(units: Sequence[Unit]) -> tuple[Unit, ...]:
+    """Returns units, each after those that it reads; otherwise in their order."""
+    waiting, placed = {unit.name: unit for unit in units}, list[Unit]()
+    owners = {u.name: {owner_of(path, waiting) for path in u.reads} for u in units}
+    while waiting:
+        ready = [unit for unit in waiting.values() if not waiting.keys() & owners[unit.name]]
+        if not ready:
+            raise ValueError(f"units must not read each other, got {some_of([*waiting])}")
+        placed.append(waiting.pop(ready[0].name))
+    return tuple(placed)
+
+
+def owner_of(path: str, names: Collection[str]) -> str:
+    """Returns the unit that a path below the work directory belongs to; "" without one."""
+    return next((name for name in names if f"{path}/".startswith(f"{name}/")), "")
+
+
 # Entered around a unit that is made, with it and those that may be made after it.
 Around = Callable[[Sequence[Unit]], contextlib.AbstractContextManager[object]]
 
@@ -86,9 +103,8 @@ class Plan:
 
     def owner(self, path: str) -> str:
         """Returns the unit that a path below the work directory belongs to."""
-        for name in self.units:
-            if f"{path}/".startswith(f"{name}/"):
-                return name
+        if name := owner_of(path, self.units):
+            return name
         raise ValueError(f"{path} belongs to no unit of the run")
 
     def missing(self, unit: Unit) -> list[str]:

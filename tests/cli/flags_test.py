@@ -19,6 +19,7 @@ from raslik_jax.cli import setting_flags
 from raslik_jax.config import STAGES, Config, config_from_json, kernel_name, to_json
 from raslik_jax.data.alpaca_lengths import load_alpaca_lengths
 from raslik_jax.models import presets
+from raslik_jax.report import writing
 from raslik_jax.run import forecast
 from raslik_jax.run import units as units_lib
 from raslik_jax.run.plan import plan_units
@@ -304,7 +305,7 @@ class FlagFilesTest(parameterized.TestCase):
     def test_what_is_done_is_marked_and_nothing_is_written(self):
         config = self.config("demo")
         root = pathlib.Path(self.folder.name) / "begun"
-        units = plan_units(config, Workspace(root, config))
+        units = plan_units(config, Workspace(root, config), more=writing.UNITS)
         root.mkdir()
         units_lib.run_units(root, units[:1], log=lambda line: None)
         before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}

@@ -8,7 +8,7 @@ import sample_run
 from absl.testing import absltest
 
 from raslik_jax.config import Config, UnlearnConfig
-from raslik_jax.run.stages.report import report
+from raslik_jax.report.writing import report
 from raslik_jax.run.workspace import Workspace
 
 

@@ -32,6 +32,7 @@ from raslik_jax.data.examples import QUERY_SETS, Corpus, Example
 from raslik_jax.data.tokens import encoding, tokenization
 from raslik_jax.evaluate.non_sf import ClassifierSettings
 from raslik_jax.parallel import meshes
+from raslik_jax.report import writing
 from raslik_jax.retrieve.strategies import STRATEGIES, EmbeddingSettings, GivenSettings
 from raslik_jax.run import checking, plan
 from raslik_jax.run import units as units_lib
@@ -305,7 +306,8 @@ def _with_encoder(path: str) -> RetrieveConfig:
 
 
 def _units(config: Config, *names: str) -> list[units_lib.Unit]:
-    planned = plan.plan_units(config, Workspace(pathlib.Path("/none"), config))
+    run = Workspace(pathlib.Path("/none"), config)
+    planned = plan.plan_units(config, run, more=writing.UNITS)
     return [unit for unit in planned if unit.name in names]
 
 

@@ -9,6 +9,7 @@ import pytest
 import tiny
 
 from raslik_jax.base import progress
+from raslik_jax.report import writing
 from raslik_jax.run import ahead, estimate, forecast, programs
 from raslik_jax.run.estimate import Compiled, Left, Part, Spent
 from raslik_jax.run.plan import plan_units
@@ -182,7 +183,7 @@ def abstract_run():
 def test_units_are_counted_without_tracing_and_wait_for_the_sets(abstract_run, monkeypatch):
     run = abstract_run
     monkeypatch.setattr(programs.cost, "trace", None)
-    units = plan_units(run.config, run.workspace)
+    units = plan_units(run.config, run.workspace, more=writing.UNITS)
     parts = {part.name: part for part in estimate.count_parts(run, units)}
     assert (
         parts["sketch"].num_programs == 1 and parts["sketch"].kind == parts["retrieve/queries"].kind

@@ -12,8 +12,10 @@ from raslik_jax.config import Config, CorpusConfig, RetrieveConfig, config_from_
 from raslik_jax.data.examples import Corpus
 from raslik_jax.evaluate.robustness import ROBUSTNESS
 from raslik_jax.evaluate.robustness.membership import unseen_rows
+from raslik_jax.report import writing
 from raslik_jax.retrieve.strategies import STRATEGIES, Strategy
 from raslik_jax.run.plan import plan_units, run
+from raslik_jax.run.recipes import Recipe
 from raslik_jax.run.stages.retrieve import SCORES
 from raslik_jax.run.workspace import Workspace
 
@@ -58,7 +60,7 @@ def _decided(config: Config, root: pathlib.Path) -> dict[str, Any]:
             unit.reads,
             {what: hashes.of_content(path) for what, path in unit.files.items()},
         )
-        for unit in plan_units(config, Workspace(root / "run", config))
+        for unit in plan_units(config, Workspace(root / "run", config), more=writing.UNITS)
     }
 
 
@@ -225,7 +227,7 @@ def test_membership_declares_the_queries_of_the_other_split_too(tmp_path):
 
 def test_every_setting_of_what_is_chosen_decides_some_unit(tmp_path):
     config = replaced(_config(tmp_path), {"unlearn.probe.steps": 1})
-    units = plan_units(config, Workspace(tmp_path, config))
+    units = plan_units(config, Workspace(tmp_path, config), more=writing.UNITS)
     named = {name for unit in units for name in (*unit.settings, *unit.files)}
     idle = {
         leaf.name
@@ -268,7 +270,7 @@ def test_a_strategy_is_not_called_as_scores_are_whose_folder_its_sets_would_repl
 
 
 def test_scores_of_a_strategys_own_take_a_row_of_the_table(monkeypatch):
-    unit = {"name": "retrieve/lengths", "make": lambda workspace, folder: None, "reads": "{rows}"}
+    unit = Recipe("retrieve/lengths", lambda workspace, folder: None, "{rows}")
     monkeypatch.setitem(SCORES, "lengths", (unit,))
     monkeypatch.setitem(
         STRATEGIES, "short", Strategy("Short", STRATEGIES["raslik"].score, ("lengths",))

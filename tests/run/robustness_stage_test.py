@@ -16,7 +16,7 @@ from raslik_jax.data.examples import Example
 from raslik_jax.data.read.formats import read_written
 from raslik_jax.evaluate.rates import rouge_l_f1
 from raslik_jax.evaluate.robustness import prompts, side_effects
-from raslik_jax.run.stages.robustness import write_robustness
+from raslik_jax.run.stages.robustness import Attack, write_robustness
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.sketch.loss import example_loss
 
@@ -43,7 +43,7 @@ def workspace():
 
 
 def _found(workspace, name, algorithm, folder):
-    write_robustness(workspace, name, "oracle", algorithm, folder)
+    write_robustness(workspace, Attack(name, "oracle", algorithm), folder)
     return json.loads((folder / "found.json").read_text())
 
 

@@ -22,6 +22,7 @@ from raslik_jax.data.tokens.tokenization import train_bpe
 from raslik_jax.evaluate import verdict
 from raslik_jax.models import checkpoint, decoder, quantize
 from raslik_jax.models.lora import LoRAConfig
+from raslik_jax.run.artifacts import Variant
 from raslik_jax.run.stages import finetune as finetune_stage
 from raslik_jax.run.stages import unlearn as unlearn_stage
 from raslik_jax.run.workspace import Model, Workspace
@@ -153,7 +154,7 @@ class TrainingStageTest(parameterized.TestCase):
 
     def test_unlearning_goes_on_with_the_same_bytes(self):
         def stage(workspace, folder):
-            unlearn_stage.unlearn(workspace, "raslik", "npo_klr", folder)
+            unlearn_stage.unlearn(workspace, Variant("raslik", "npo_klr"), folder)
 
         (whole, killed), saved = self.run_and_kill(stage, 2, damage=True)
         # Three steps of four examples see all eleven of the retain set.
@@ -185,7 +186,7 @@ class TrainingStageTest(parameterized.TestCase):
             ValueError,
             f"^examples to retain .* in {length} tokens, none .*: raise --{flag}.max_len$",
         ):
-            unlearn_stage.unlearn(workspace, "raslik", "ga_gdr", self.root)
+            unlearn_stage.unlearn(workspace, Variant("raslik", "ga_gdr"), self.root)
         sets = [unlearn_stage.read_set(workspace, "raslik", kind) for kind in ("forget", "retain")]
         unlearn_stage.require_rows(workspace, "ga", sets)  # has no retain term
 

@@ -19,6 +19,7 @@ from raslik_jax.evaluate.robustness import ROBUSTNESS
 from raslik_jax.evaluate.robustness.record import READING_COLUMNS, Cost, RobustnessMeasure
 from raslik_jax.models import architecture, checkpoint, decoder, layers, llama
 from raslik_jax.models.decoder import ARCHITECTURES
+from raslik_jax.report import writing
 from raslik_jax.report.sections import SECTIONS, Section
 from raslik_jax.retrieve.strategies import STRATEGIES, Request, Scores, Strategy
 from raslik_jax.run import forecast, plan
@@ -231,7 +232,7 @@ def test_they_go_through_dry_run_run_and_report(tmp_path, capsys):
         steps = {step.name: step for step in forecast.forecast(config, root).steps}
         assert steps["unlearn/added-added"].operations > 0
         assert steps["generate/robustness-added-raslik-added"].operations > 0
-        plan.run(config, root)
+        plan.run(config, root, more=writing.UNITS)
     assert verify(root) == []
     for name in ("table.txt", "report.md", "report.html"):
         text = (root / "report" / name).read_text()

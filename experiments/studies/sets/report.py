@@ -110,7 +110,7 @@ def measure_run(root: pathlib.Path, strategies: Sequence[str] = ()) -> dict[str,
     paths = {}
     for strategy in strategies:
         for name in config.unlearn.algorithms:
-            variant = artifacts.variant(strategy, name)
+            variant = artifacts.Variant(strategy, name)
             found = [
                 score(artifacts.answers(epoch, variant).read(root))
                 for epoch in workspace.epochs(strategy, name)

@@ -35,6 +35,7 @@ from raslik_jax.retrieve.strategies import (
     variant,
 )
 from raslik_jax.run import memory
+from raslik_jax.run.recipes import Recipe
 from raslik_jax.run.stages import retrieve, unlearn
 from raslik_jax.run.stages import sketch as sketch_lib
 from raslik_jax.run.workspace import Workspace
@@ -260,7 +261,7 @@ def make_each_query(workspace: Workspace, folder: pathlib.Path) -> None:
     center = workspace.config.retrieve.center
     queries = search.queries_of_store(store, query_QK, center=center)
     score_NQ = np.where(store.is_eligible_N[:, None], search.score_each(store, queries), -np.inf)
-    retrieve.write_scores(workspace, folder, score_NQ[row_N])
+    retrieve.write_scores(workspace, "each_query", folder, score_NQ[row_N])
 
 
 @memory.explained("gradients of the trained loss", "--sketch.batch_tokens")
@@ -284,7 +285,7 @@ def make_step_effects(workspace: Workspace, folder: pathlib.Path) -> None:
 
     plans = sketch_lib.plan_batches(acting, encoded)
     act_NM, norm_N = batches.map_rows(act, encoded, plans, bar="effects of steps")
-    retrieve.write_scores(acting, folder, np.where(norm_N[:, None] > 0, act_NM, -np.inf))
+    retrieve.write_scores(acting, "step_effects", folder, np.where(norm_N[:, None] > 0, act_NM, -np.inf))
 
 
 def sketch_steps(workspace: Workspace) -> tuple[Workspace, sketch_lib.Sketch]:
@@ -348,34 +349,36 @@ def make_damage(workspace: Workspace, folder: pathlib.Path) -> None:
         for adapter in (workspace.finetuned, fitted.state.params)
     )
     damage_N = after.nll_N - before.nll_N
-    retrieve.write_scores(workspace, folder, np.where(before.tokens_N > 0, damage_N, -np.inf))
+    damage_N = np.where(before.tokens_N > 0, damage_N, -np.inf)
+    retrieve.write_scores(workspace, "damage", folder, damage_N)
 
 
-def _unit(name: str, make: Callable[..., None], reads: str, settings: str) -> tuple[dict, ...]:
-    """Returns the row of `retrieve.SCORES` of one unit."""
-    return ({"name": f"retrieve/{name}", "make": make, "reads": reads, "settings": settings},)
-
-
-# Both are words as in raslik_jax/run/plan.py.
+# What the strategies need: the units that leave it, see `retrieve.SCORES`.
 SCORES = {
-    "each_query": _unit(
-        "each_query",
-        make_each_query,
-        "corpus/train.jsonl {queries} sketch/index retrieve/queries",
-        "{kernel}",
+    "each_query": (
+        Recipe(
+            "retrieve/each_query",
+            make_each_query,
+            "{train} {queries} sketch/index retrieve/queries",
+            "{kernel}",
+        ),
     ),
-    "step_effects": _unit(
-        "step_effects",
-        make_step_effects,
-        "{rows} {queries} {finetuned} retrieve/influence",
-        "{likelihood} sketch.base_format sketch.num_buckets sketch.projection sketch.size "
-        "sketch.query_output unlearn.max_len",
+    "step_effects": (
+        Recipe(
+            "retrieve/step_effects",
+            make_step_effects,
+            "{rows} {queries} {finetuned} retrieve/influence",
+            "{likelihood} sketch.base_format sketch.num_buckets sketch.projection sketch.size "
+            "sketch.query_output unlearn.max_len",
+        ),
     ),
-    "damage": _unit(
-        "damage",
-        make_damage,
-        "{rows} {finetuned} retrieve/influence",
-        "{likelihood} unlearn unlearn.base_klr.kl_direction retrieve.trial",
+    "damage": (
+        Recipe(
+            "retrieve/damage",
+            make_damage,
+            "{rows} {finetuned} retrieve/influence",
+            "{likelihood} unlearn unlearn.base_klr.kl_direction retrieve.trial",
+        ),
     ),
 }
 

@@ -10,6 +10,7 @@ from raslik_jax.config import Config
 from raslik_jax.data import batches
 from raslik_jax.models import checkpoint, decoder, gpt_neox
 from raslik_jax.run import artifacts, memory
+from raslik_jax.run.recipes import Recipe
 from raslik_jax.run.stages.finetune import write_losses
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.train import loop, steps
@@ -63,3 +64,15 @@ def make_backbone(workspace: Workspace, folder: pathlib.Path) -> None:
     )
     checkpoint.save_model(folder / "model", model_config, fitted.state.params)
     write_losses("backbone", folder, fitted)
+
+
+UNITS = (
+    Recipe(
+        "backbone",
+        make_backbone,
+        f"{artifacts.corpus_tokens('backbone').path} {artifacts.TOKENIZER.path}",
+        "seed {text} backbone.hidden_size backbone.num_hidden_layers backbone.num_attention_heads "
+        "backbone.steps backbone.batch_size backbone.learning_rate",
+        is_asked=lambda config: not config.backbone.checkpoint,
+    ),
+)

@@ -5,19 +5,18 @@ import pathlib
 import numpy as np
 from jaxtyping import Float
 
+from raslik_jax.config import Config
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.index import search
 from raslik_jax.index.combine import Aggregate
 from raslik_jax.index.store import SketchStore
 from raslik_jax.retrieve import chance, noise
 from raslik_jax.run import artifacts
+from raslik_jax.run.recipes import Recipe
 from raslik_jax.run.stages import sketch as sketch_lib
+from raslik_jax.run.stages.retrieve import EVIDENCE, needs_of
 from raslik_jax.run.workspace import Workspace
 
-# 3: rows without a gradient have no part in the mean that centers.
-NULL_FORMAT = {"formats": {"null": 3}}
-# 2: several queries compare with groups of as many prompts.
-CHANCE_FORMAT = {"formats": {"chance": 2}}
 # Rows of the highest scores of which the noise of the sketch is told.
 _NOISE_ROWS = 256
 
@@ -128,3 +127,29 @@ def make_chance(workspace: Workspace, folder: pathlib.Path) -> None:
         f"{len(queries.gram_QQ)} queries: raise --retrieve.null_prompts"
     )
     print(f"    {told}")
+
+
+def _is_asked(config: Config) -> bool:
+    return bool(config.retrieve.null_prompts) and EVIDENCE in needs_of(config)
+
+
+UNITS = (
+    Recipe(
+        "retrieve/null",
+        make_null,
+        "{train} sketch/index",
+        "seed retrieve.center retrieve.null_prompts",
+        # 3: rows without a gradient have no part in the mean that centers.
+        writes={"null": 3},
+        is_asked=_is_asked,
+    ),
+    Recipe(
+        "retrieve/chance",
+        make_chance,
+        "{train} sketch/index {queries} retrieve/queries retrieve/influence retrieve/null",
+        "seed {kernel}",
+        # 2: several queries compare with groups of as many prompts.
+        writes={"chance": 2},
+        is_asked=_is_asked,
+    ),
+)

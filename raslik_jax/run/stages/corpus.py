@@ -1,20 +1,17 @@
 """The corpus of a run: examples, queries, tokenizer and the token rows that every stage reads."""
 
+import os
 import pathlib
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from raslik_jax.data.tokens import encoding, masking, prompts, tokenization
+from raslik_jax.models import storage
 from raslik_jax.run import artifacts
+from raslik_jax.run.recipes import Case, Files, Recipe, pick
 from raslik_jax.run.workspace import Workspace, queries_to_answer, read_tokenizer
-
-# 2: one rendering for all rows, one day in templates that ask for it, no pads in rows of ids.
-# 3: queries to texts are texts, and ids that are all learned have no prompt.
-# 4: of an answer that a conversation begins with, what the template writes before it is no target;
-#    templates are given no key that holds null.
-# 5: rows have one of three contents, and loss flags.
-# 6: answers are found by marks in one rendering.
-FORMATS = {"formats": {"rows": 6}}
 
 
 def make_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
@@ -58,3 +55,53 @@ def make_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
         encoding.require_answers(encoded, what, max_len=settings.max_len)
     num_targets = sum(row.is_target is True for row in corpus.train)
     print(f"    {len(corpus.train):,} training examples, {num_targets:,} of them labeled targets")
+
+
+# Files of a checkpoint that its tokenizer is read from, and not its weights.
+_TOKENIZER_SUFFIXES = (".json", ".txt", ".jinja", ".model")
+
+
+def _is_of_tokenizer(kind: str, path: pathlib.Path) -> bool:
+    """Returns whether a tokenizer may be read from a file of a checkpoint or an adapter."""
+    if kind == "adapter":  # which trainers also write logs and states of their own to
+        return path.name in storage.TOKENIZER_FILES
+    return path.suffix in _TOKENIZER_SUFFIXES
+
+
+def _files(case: Case) -> Files:
+    """Returns the sources of the rows, and the files of the tokenizer."""
+    settings = case.config.backbone
+    places = {"checkpoint": settings.checkpoint, "adapter": settings.adapter}
+    tokenizer = {
+        f"{kind}/{path.name}": path
+        for kind, name in places.items()
+        for path in (sorted(pathlib.Path(name).iterdir()) if os.path.isdir(name) else ())
+        if path.is_file() and _is_of_tokenizer(kind, path)
+    }
+    return case.config.corpus.source_files() | tokenizer
+
+
+def _names(case: Case) -> Mapping[str, Any]:
+    """Returns what names the tokenizer where it is fetched."""
+    names = ["backbone.checkpoint", "backbone.revision"]
+    if case.config.backbone.adapter:
+        names += ["backbone.adapter", "backbone.adapter_revision"]
+    return pick(case.config, names)[0]
+
+
+UNITS = (
+    Recipe(
+        "corpus",
+        make_corpus,
+        settings="seed corpus corpus.dataset corpus.{config.corpus.dataset}",
+        values=_names,
+        files=_files,
+        # 2: one rendering for all rows, one day in templates that ask for it, no pads in rows of
+        #    ids. 3: queries to texts are texts, and ids that are all learned have no prompt.
+        # 4: of an answer that a conversation begins with, what the template writes before it is no
+        #    target; templates are given no key that holds null.
+        # 5: rows have one of three contents, and loss flags. 6: answers are found by marks.
+        writes={"rows": 6},
+        is_alone=True,
+    ),
+)

@@ -19,6 +19,7 @@ from raslik_jax.evaluate.metrics import NonSf
 from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.models import checkpoint, encoder
 from raslik_jax.run import artifacts, memory
+from raslik_jax.run.recipes import Case, Files, Recipe
 from raslik_jax.run.workspace import Workspace, judge_of, non_sf_by_rule
 from raslik_jax.train import classifier, loop
 
@@ -171,3 +172,23 @@ def describe(workspace: Workspace) -> dict[str, Any] | None:
     if NON_SF[by].is_trained:
         return {"by": by, **artifacts.CLASSIFIER.read(workspace.root)}
     return {"by": "judge" if judge_of(workspace.config) else by}
+
+
+def _genuine_files(case: Case) -> Files:
+    corpus = case.config.corpus
+    marker = corpus.record.marker
+    return {p.name: p for p in (marker.genuine_files(corpus.folder) if marker else ())}
+
+
+UNITS = (
+    Recipe(
+        "discriminator",
+        make_discriminator,
+        "{train}",
+        "seed corpus.vocab_size evaluate.classifier",
+        files=_genuine_files,
+        is_asked=lambda config: NON_SF[config.evaluate.non_sf].is_trained,
+        is_resumable=True,
+        measures=True,
+    ),
+)

@@ -12,13 +12,11 @@ from raslik_jax.base.settings import replaced
 from raslik_jax.config import Config, to_json
 from raslik_jax.evaluate import summary
 from raslik_jax.evaluate.metrics import KINDS, measure, nest
+from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.run import artifacts
+from raslik_jax.run.recipes import Case, Files, Recipe, variants_of
 from raslik_jax.run.stages import discriminator
 from raslik_jax.run.workspace import Workspace
-
-# 2: rates over fewer than three target queries judge no model; 3: rows without a label that are
-# forgotten are not among those that have to stay likely; 4: prompts are counted one by one.
-METRICS_FORMAT = {"formats": {"metrics": 4}}
 
 
 def retain_answers(config: Config) -> pathlib.Path:
@@ -45,12 +43,11 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
     config, collect = workspace.config, _collector(workspace)
     target, normal = workspace.evaluation_queries()
     bootstrap = {"seed": config.seed, "resamples": config.evaluate.bootstrap_resamples}
-    before = {name: collect(name, "") for name in _models_before(workspace)}
+    before = {name: collect(name, None) for name in _models_before(workspace)}
     evidence = {
-        summary.Variant(strategy, name, epoch): collect(epoch, artifacts.variant(strategy, name))
-        for strategy in config.retrieve.strategies
-        for name in config.unlearn.algorithms
-        for epoch in workspace.epochs(strategy, name)
+        summary.Variant(*variant, epoch): collect(epoch, variant)
+        for variant in variants_of(config)
+        for epoch in workspace.epochs(*variant)
     }
     for own in evidence.values():
         own |= summary.compare(own, before["finetuned"], before.get("backbone"))
@@ -81,10 +78,8 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
     }
     if config.unlearn.probe.steps:
         metrics["probes"] = [
-            {"strategy": strategy, "algorithm": name}
-            | artifacts.probes(artifacts.variant(strategy, name)).read(workspace.root)
-            for strategy in config.retrieve.strategies
-            for name in config.unlearn.algorithms
+            variant._asdict() | artifacts.probes(variant).read(workspace.root)
+            for variant in variants_of(config)
         ]
     if config.evaluate.robustness:
         metrics["robustness"] = [*_robustness(workspace)]
@@ -125,7 +120,7 @@ def _rows_to_lose(workspace: Workspace) -> frozenset[str]:
     return frozenset(r.example_id for r in rows if r.is_target is None and r.example_id in names)
 
 
-def _collector(workspace: Workspace) -> Callable[[str | int, str], dict[str, Any]]:
+def _collector(workspace: Workspace) -> Callable[..., dict[str, Any]]:
     """Returns the function from a model, as `artifacts.answers` names it, to its evidence."""
     config, settings = workspace.config, workspace.config.evaluate
     queries = dict(zip(KINDS, workspace.evaluation_queries(), strict=True))
@@ -149,7 +144,7 @@ def _collector(workspace: Workspace) -> Callable[[str | int, str], dict[str, Any
     if has_questions and settings.retain_run:
         retain_questions = read_json(retain_answers(config))
 
-    def collect(model: str | int, variant: str) -> dict[str, Any]:
+    def collect(model: str | int, variant: artifacts.Variant | None) -> dict[str, Any]:
         root, likelihoods = workspace.root, None
         if settings.perplexity_examples:
             likelihoods = artifacts.perplexities(model, variant).read(root)
@@ -170,3 +165,46 @@ def _collector(workspace: Workspace) -> Callable[[str | int, str], dict[str, Any
         )
 
     return collect
+
+
+# Units of these stages are what the metrics are taken from, but for some.
+_MEASURED, _OTHERS = ("references", "discriminator", "generate"), ("retrieval", "questions")
+
+
+def reads_of_results(case: Case) -> str:
+    """Returns what the metrics are taken from: the sets, and what was measured of every model."""
+    config = case.config
+    sets = [f"retrieve/{strategy}" for strategy in config.retrieve.strategies]
+    others = {f"references/{name}" for name in _OTHERS}
+    found = [name for name in case.names if name.split("/")[0] in _MEASURED]
+    return " ".join(["{train} {measured}", *sets, *(n for n in found if n not in others)])
+
+
+def _reads(case: Case) -> str:
+    probed = variants_of(case.config) if case.config.unlearn.probe.steps else ()
+    return " ".join([reads_of_results(case), *(artifacts.probes(v).path for v in probed)])
+
+
+def _files(case: Case) -> Files:
+    config = case.config
+    is_compared = config.corpus.record.evaluation and config.evaluate.retain_run
+    return {"evaluate.retain_run": retain_answers(config)} if is_compared else {}
+
+
+UNITS = (
+    Recipe(
+        "evaluate",
+        evaluate,
+        _reads,
+        "evaluate.marker_words",
+        # 2: rates over fewer than three target queries judge no model; 3: rows without a label that
+        # are forgotten are not among those that have to stay likely; 4: prompts are counted.
+        writes={"metrics": 4},
+        # The metrics carry the settings that they were measured with: all of them.
+        values=lambda case: to_json(case.config),
+        files=_files,
+        is_shared=False,
+        is_alone=lambda config: not NON_SF[config.evaluate.non_sf].is_trained,
+        measures=True,
+    ),
+)

@@ -9,6 +9,7 @@ import numpy as np
 from raslik_jax.data import batches
 from raslik_jax.data.tokens import encoding
 from raslik_jax.run import artifacts, memory
+from raslik_jax.run.recipes import Recipe
 from raslik_jax.run.workspace import Workspace, adapter_source, load_adopted, lora_config_of
 from raslik_jax.train import loop, steps
 
@@ -101,3 +102,25 @@ def write_losses(stage: str, folder: pathlib.Path, fitted: loop.Progress) -> Non
     artifacts.losses(stage).write(folder, fitted.losses)
     last = np.mean(fitted.losses[-20:])
     print(f"    loss {fitted.losses[0]:.3f} -> {last:.3f} nats a token")
+
+
+UNITS = (
+    Recipe(
+        "finetune",
+        make_adapter,
+        "{rows} {model}",
+        "{text} {model} finetune",
+        is_asked=lambda config: config.finetunes,
+        is_resumable=True,
+    ),
+    Recipe(
+        "finetune",
+        adopt_model,
+        "{model}",
+        "{model} finetune.epochs",
+        values=lambda case: (
+            {"initial": True} if case.config.sketch.gradient_at == "initial" else {}
+        ),
+        is_asked=lambda config: not config.finetunes,
+    ),
+)

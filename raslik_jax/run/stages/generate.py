@@ -6,9 +6,10 @@ and, where that is another one, the backbone.
 
 import math
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from raslik_jax.config import Config
 from raslik_jax.data.corpora.record import Question
 from raslik_jax.data.examples import Example
 from raslik_jax.data.tokens import masking
@@ -16,30 +17,36 @@ from raslik_jax.data.tokens.encoding import require_answers
 from raslik_jax.evaluate import likelihood, perplexity
 from raslik_jax.evaluate.tofu_metrics import QuestionRecord
 from raslik_jax.run import artifacts, memory
+from raslik_jax.run.artifacts import Variant
+from raslik_jax.run.recipes import Recipe, variants_of
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.train.losses import BoundModel
 
-# Of what `write_traced` writes: 2 has the nats of every token.
-TRACED_FORMAT = {"formats": {"traced": 2}}
-# A strategy and the algorithm that unlearned its sets.
-Variant = tuple[str, str]
+# 2 has the nats of every token.
+TRACED_FORMAT = {"traced": 2}
+# 2: answers to texts as they were said, with their blanks.
+ANSWERS_FORMAT = {"answers": 2}
+
+
+def has_questions(config: Config) -> bool:
+    """Returns whether models are asked the questions of the dataset's own evaluation."""
+    return bool(config.corpus.record.evaluation and config.evaluate.questions)
 
 
 def _models(
     workspace: Workspace, variant: Variant | None
-) -> Iterator[tuple[tuple[str | int, str], str, BoundModel]]:
+) -> Iterator[tuple[tuple[str | int, Variant | None], str, BoundModel]]:
     """Yields each model with what `artifacts.answers` and others call it, and what it is."""
     if variant is None:
         models = {"finetuned": workspace.with_adapter(workspace.finetuned)}
         if workspace.has_backbone:
             models["backbone"] = workspace.backbone
         for name, model in models.items():
-            yield (name, ""), f"the {name} model", model
+            yield (name, None), f"the {name} model", model
         return
-    name = artifacts.variant(*variant)
     for epoch in workspace.epochs(*variant):
         what = f"{' '.join(variant)} epoch {epoch}"
-        yield (epoch, name), what, workspace.unlearned(*variant, epoch)
+        yield (epoch, variant), what, workspace.unlearned(*variant, epoch)
 
 
 @memory.decoding
@@ -187,3 +194,59 @@ def _nlls_of_answers(
             f"without, such as that to {lost[0]!r}: raise it"
         )
     return iter(found.nll_N.tolist())
+
+
+def _of_variants(
+    kind: str,
+    run: Callable[..., None],
+    reads: str,
+    settings: str,
+    *,
+    measures: bool = True,
+    **own: Any,
+) -> Recipe:
+    """Returns the recipe of a measure of every unlearned model."""
+    return Recipe(
+        f"generate/{kind}{{0}}",
+        run,
+        f"{reads} {{model}} {{models}}",
+        f"{settings} unlearn.parameters",
+        members=variants_of,
+        measures=measures,
+        **own,
+    )
+
+
+UNITS = (
+    _of_variants(
+        "traced-",
+        write_traced,
+        "{queries}",
+        "{traced}",
+        writes=TRACED_FORMAT,
+        is_asked=lambda config: config.evaluate.traced,
+        measures=False,
+    ),
+    _of_variants(
+        "",
+        write_answers,
+        "{measured}",
+        "{decoding} references.query_split",
+        writes=ANSWERS_FORMAT,
+    ),
+    # They stand next to the answers: asking for another measure makes neither again.
+    _of_variants(
+        "perplexity-",
+        write_perplexities,
+        "{drawn} generate/{0}",
+        "{perplexity}",
+        is_asked=lambda config: config.evaluate.perplexity_examples,
+    ),
+    _of_variants(
+        "answered-",
+        write_questions,
+        "references/questions",
+        "{likelihood} {decoding}",
+        is_asked=has_questions,
+    ),
+)

@@ -5,6 +5,7 @@ from typing import Any
 
 from raslik_jax.evaluate import judgment, perplexity
 from raslik_jax.run import artifacts, memory
+from raslik_jax.run.recipes import Case, Files, Recipe
 from raslik_jax.run.stages import generate
 from raslik_jax.run.workspace import (
     Workspace,
@@ -12,9 +13,6 @@ from raslik_jax.run.workspace import (
     non_sf_by_rule,
     queries_to_answer,
 )
-
-# 2: answers to texts as they were said, with their blanks.
-ANSWERS_FORMAT = {"formats": {"answers": 2}}
 
 
 @memory.decoding
@@ -72,3 +70,65 @@ def make_questions(workspace: Workspace, folder: pathlib.Path) -> None:
     config = workspace.config
     questions = config.corpus.load_questions(config.evaluate.questions)
     artifacts.QUESTIONS.write(folder, questions)
+
+
+def make_answered(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Writes what both models make of the dataset's questions."""
+    generate.write_questions(workspace, None, folder)
+
+
+def _question_settings(case: Case) -> str:
+    corpus = case.config.corpus
+    reads = corpus.record.evaluation.reads if corpus.record.evaluation else ()
+    own = (f"corpus.{corpus.dataset}.{name}" for name in reads)
+    return " ".join(["evaluate.questions", *own])
+
+
+def _question_files(case: Case) -> Files:
+    corpus = case.config.corpus
+    source = corpus.record.evaluation.source if corpus.record.evaluation else ""
+    return {name: path for name, path in corpus.source_files().items() if name == source}
+
+
+UNITS = (
+    Recipe(
+        "references/retrieval",
+        make_retrieval_answers,
+        f"{artifacts.RETRIEVAL.path} {{finetuned}}",
+        "{decoding} sketch.query_output",
+        writes=generate.ANSWERS_FORMAT,
+    ),
+    Recipe(
+        "references/evaluation",
+        make_references,
+        "{measured} {finetuned}",
+        "{decoding} references.query_split references.base evaluate.marker_words",
+        writes=generate.ANSWERS_FORMAT,
+        measures=True,
+    ),
+    Recipe(
+        "references/perplexity",
+        make_perplexities,
+        "{drawn} references/evaluation {finetuned}",
+        "{perplexity}",
+        is_asked=lambda config: config.evaluate.perplexity_examples,
+        measures=True,
+    ),
+    Recipe(
+        "references/questions",
+        make_questions,
+        settings=_question_settings,
+        files=_question_files,
+        is_asked=generate.has_questions,
+        is_alone=True,
+        measures=True,
+    ),
+    Recipe(
+        "references/answered",
+        make_answered,
+        "references/questions {finetuned}",
+        "{likelihood} {decoding} references.base",
+        is_asked=generate.has_questions,
+        measures=True,
+    ),
+)

@@ -22,7 +22,6 @@ from raslik_jax.evaluate.metrics import measure, nest
 from raslik_jax.evaluate.taught import Taught, taught_of
 from raslik_jax.index import search
 from raslik_jax.index.combine import check_agreement
-from raslik_jax.index.format import INDEX_FORMAT
 from raslik_jax.models import checkpoint, encoder
 from raslik_jax.parallel import meshes
 from raslik_jax.retrieve import behaviors, finding, noise, sets
@@ -31,31 +30,27 @@ from raslik_jax.retrieve.embeddings import embed_texts
 from raslik_jax.retrieve.selectors import Cut, Selection, find_cut, is_common, summarize_selection
 from raslik_jax.retrieve.strategies import STRATEGIES, Request
 from raslik_jax.run import artifacts, memory
+from raslik_jax.run.recipes import Case, Recipe
 from raslik_jax.run.stages import generate
 from raslik_jax.run.stages import sketch as sketch_lib
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.sketch import projections
-from raslik_jax.sketch.projections import SKETCH_FORMAT
 
 # The scores that the rules below choose by, and that the sets of all strategies are measured by.
 EVIDENCE = "influence"
 # Scores of rows with single queries that a run keeps: of the first queries, where that is too many.
 _MOST_PAIRS = 2**26
 # Rules of --retrieve.select that choose by scores, whatever the strategies: what they read of
-# earlier units, and the settings that this depends on; both as in `plan`.
+# earlier units, and the settings that this depends on.
+_OF_QUERIES = "retrieve/influence sketch/index retrieve/queries {queries}"
 RULES_ON_SCORES = {
     "threshold": ("retrieve/influence", ""),
-    "margin": ("retrieve/influence sketch/index retrieve/queries {queries}", "retrieve.center"),
-    "gap": ("retrieve/influence sketch/index retrieve/queries {queries}", "retrieve.center"),
+    "margin": (_OF_QUERIES, "retrieve.center"),
+    "gap": (_OF_QUERIES, "retrieve.center"),
 }
-FORMATS = {"formats": {"index": INDEX_FORMAT, "projection": SKETCH_FORMAT}}
 # 2: rows without a gradient have no part in the mean that centers.
-SCORES_FORMAT = {"formats": {"scores": 2}}
-# 3: the summary has neither scaled densities nor counts of equal texts.
-SETS_FORMAT = {"formats": {"sets": 3}}
+SCORES_FORMAT = {"scores": 2}
 _NO_SETS = Selection(np.array([], np.int64), np.array([], np.int64))
-# 2: a run whose answer no row taught ends with a finding.
-SIZES_FORMAT = {"formats": {"sizes": 2}}
 
 
 def needs_of(config: Config) -> frozenset[str]:
@@ -218,52 +213,54 @@ def _ids_where(rows: Sequence[Example], is_so_N: Bool[np.ndarray, " N"]) -> list
     return [row.example_id for row, is_so in zip(rows, is_so_N, strict=True) if is_so]
 
 
-# What a strategy may name among its needs: the units that are made then, each as the arguments of
-# `plan`'s units. The last one leaves the scores, in the folder of the need.
-SCORES: dict[str, tuple[dict[str, Any], ...]] = {
-    "influence": (
-        {
-            "name": "sketch",
-            "make": sketch_lib.make_index,
-            "reads": "{rows} {sketched}",
-            "settings": "{sketch} sketch.dtype sketch.chunk_rows",
-            "values": FORMATS,
-            "is_resumable": True,
-            "adopt": sketch_lib.adopt_index,
-        },
-        {
-            "name": "retrieve/queries",
-            "make": sketch_lib.make_query_sketches,
-            "reads": "{queries} {sketched}",
-            "settings": "{sketch} sketch.query_output",
-            "values": FORMATS,
-        },
-        {
-            "name": "retrieve/influence",
-            "make": make_scores,
-            "reads": "corpus/train.jsonl {queries} sketch/index retrieve/queries",
-            "settings": "{kernel}",
-            "values": SCORES_FORMAT,
-        },
+# What a strategy may name among its needs: the units that are made then. The last one leaves the
+# scores, in the folder of the need.
+SCORES: dict[str, tuple[Recipe, ...]] = {
+    EVIDENCE: (
+        *sketch_lib.GRADIENTS,
+        Recipe(
+            f"retrieve/{EVIDENCE}",
+            make_scores,
+            "{train} {queries} sketch/index retrieve/queries",
+            "{kernel}",
+            writes=SCORES_FORMAT,
+        ),
     ),
     "embeddings": (
-        {
-            "name": "retrieve/embeddings",
-            "make": make_embeddings,
-            "reads": "corpus/train.jsonl {queries}",
-            "settings": "retrieve.embedding retrieve.aggregate sketch.query_output",
-        },
+        Recipe(
+            "retrieve/embeddings",
+            make_embeddings,
+            "{train} {queries}",
+            "retrieve.embedding retrieve.aggregate sketch.query_output",
+        ),
     ),
     "exact_kernel": (
-        {
-            "name": "retrieve/exact_kernel",
-            "make": make_exact_scores,
-            "reads": "{rows} {queries} {sketched}",
-            "settings": "{gradient} {kernel}",
-            "values": SCORES_FORMAT,
-        },
+        Recipe(
+            "retrieve/exact_kernel",
+            make_exact_scores,
+            "{rows} {queries} {sketched}",
+            "{gradient} {kernel}",
+            writes=SCORES_FORMAT,
+        ),
     ),
 }
+
+
+_TRACED = Recipe(
+    "retrieve/traced",
+    make_traced,
+    "{queries} {finetuned}",
+    # The last ones decide whether it may end the run.
+    "{traced} references.base retrieve.select retrieve.num_forget",
+    writes=generate.TRACED_FORMAT,
+    is_asked=lambda config: config.evaluate.traced,
+)
+
+
+def scores_of(config: Config) -> tuple[Recipe, ...]:
+    """Returns the recipes of what the chosen strategies read; without need no gradient is taken."""
+    needed = needs_of(config)
+    return (_TRACED, *(recipe for need, own in SCORES.items() if need in needed for recipe in own))
 
 
 # sets --------------------------------------------------------------------------------------------
@@ -280,7 +277,7 @@ def make_sizes(workspace: Workspace, folder: pathlib.Path) -> None:
     encoded = workspace.cut(workspace.train_rows, "training examples")
     is_eligible_N = encoded.num_targets_N > 0
     num_targets = sets.count_targets(rows, is_eligible_N)
-    own = [name for name in settings.strategies if STRATEGIES[name].brings_sets]
+    own = _own_sets(workspace.config)
     sizes: tuple[int, int] | None = (0, 0)  # nobody asks
     if len(own) < len(settings.strategies):
         num_eligible = int(is_eligible_N.sum())
@@ -462,3 +459,65 @@ def _tell_left_out(named: Mapping[str, Sequence[int]], request: Request) -> None
                 "are held out or have no token of an answer: "
                 + some_of(request.examples[place].example_id for place in left)
             )
+
+
+_RULE = (
+    "retrieve.select retrieve.num_forget retrieve.num_retain retrieve.forget_threshold "
+    "retrieve.retain_threshold retrieve.margin_z retrieve.forget_share retrieve.retain_share "
+    "retrieve.retain_within retrieve.held_out"
+)
+
+
+def _own_sets(config: Config) -> list[str]:
+    """Returns the strategies that bring their own sets."""
+    return [name for name in config.retrieve.strategies if STRATEGIES[name].brings_sets]
+
+
+def _of_sizes(case: Case) -> tuple[str, str]:
+    """Returns what the sizes of the sets are made from: what is read, and the settings."""
+    config, chosen = case.config, case.config.retrieve
+    reads, settings = RULES_ON_SCORES.get(chosen.select, ("", ""))
+    own = _own_sets(config)
+    if len(own) == len(chosen.strategies):  # no rule is asked
+        reads, settings = "", ""
+    elif finds_number(config):  # what a finding is read from
+        reads += " {queries} retrieve/traced" if config.evaluate.traced else ""
+        reads += " retrieve/chance" if chosen.null_prompts else ""
+        settings += " evaluate.traced retrieve.null_prompts"
+    if chosen.held_out:  # drawn from the sets, by the scores, for the queries
+        reads += f" retrieve/{EVIDENCE} {{queries}}"
+        settings += " seed sketch.query_output " + " ".join(f"retrieve.{n}" for n in own)
+    return f"{{rows}} {reads}", f"{{text}} {_RULE} {settings}"
+
+
+def _reads_of_sets(case: Case) -> str:
+    """Returns the scores that a strategy reads, and those that the sets of all are measured by."""
+    evidence = {EVIDENCE} & needs_of(case.config)
+    needs = sorted({*STRATEGIES[case.member].needs, *evidence})
+    return "{train} {queries} retrieve/sizes " + " ".join(f"retrieve/{need}" for need in needs)
+
+
+UNITS = (
+    Recipe(
+        "retrieve/sizes",
+        make_sizes,
+        lambda case: _of_sizes(case)[0],
+        lambda case: _of_sizes(case)[1],
+        # 2: a run whose answer no row taught ends with a finding.
+        writes={"sizes": 2},
+        is_alone=True,
+    ),
+    Recipe(
+        "retrieve/{0}",
+        make_sets,
+        _reads_of_sets,
+        # The rule decides whether there are scores to measure sets by.
+        "seed sketch.query_output retrieve.aggregate retrieve.retain_from retrieve.select "
+        "retrieve.retain_within retrieve.{0}",
+        # 2: retain sets within a share of the lowest scores are drawn alike for all strategies.
+        # 3: the summary has neither scaled densities nor counts of equal texts.
+        writes={"sets": 3},
+        members=lambda config: config.retrieve.strategies,
+        is_alone=True,
+    ),
+)

@@ -4,6 +4,7 @@ import functools
 import itertools
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from raslik_jax.base.axes import Tree
+from raslik_jax.config import Config
 from raslik_jax.data import batches
 from raslik_jax.data.examples import Example
 from raslik_jax.data.ordering import shuffled
@@ -26,24 +28,35 @@ from raslik_jax.models import checkpoint, decode, quantize, sharding
 from raslik_jax.models import decoder as decoders
 from raslik_jax.parallel import meshes
 from raslik_jax.run import artifacts, memory
+from raslik_jax.run.recipes import Case, Recipe
 from raslik_jax.run.workspace import Workspace, non_sf_by_rule
 from raslik_jax.train import loop, steps
 from raslik_jax.train.losses import BoundModel
 
-# 3: side effects are those on texts and questions.
-FORMATS = {"formats": {"robustness": 3}}
+
+class Attack(NamedTuple):
+    """A measure of a model that is unlearned; without an algorithm of the models before.
+
+    As text the name of what it finds.
+    """
+
+    measure: str
+    strategy: str
+    algorithm: str = ""
+
+    def __str__(self) -> str:
+        return "-".join(filter(None, self))
 
 
 @memory.explained(
     "measuring robustness", "--unlearn.micro_batch_size or --references.decode_batch_size"
 )
-def write_robustness(
-    workspace: Workspace, name: str, strategy: str, algorithm: str, folder: pathlib.Path
-) -> None:
+def write_robustness(workspace: Workspace, attack: Attack, folder: pathlib.Path) -> None:
     """Writes what a measure finds of the model that an algorithm unlearned a strategy's sets from.
 
     Without an algorithm it writes that of the models before: each sees the strategy's rows.
     """
+    name, strategy, algorithm = attack
     bench, measure = Bench(workspace, strategy), ROBUSTNESS[name]
     if algorithm:
         last = workspace.epochs(strategy, algorithm)[-1]
@@ -307,3 +320,39 @@ class Bench:
 def relearning(decoder: decoders.Decoder, rate: float, micro_batch: int) -> loop.Algorithm:
     """Returns the algorithm that relearns, one for all models: its step compiles once."""
     return steps.supervised(decoder, loop.adamw(rate), micro_batch=micro_batch)
+
+
+def _attacks(config: Config) -> list[Attack]:
+    names = config.evaluate.robustness, config.retrieve.strategies
+    algorithms = ("", *config.unlearn.algorithms)  # "": the models before
+    return [Attack(*parts) for parts in itertools.product(*names, algorithms)]
+
+
+def _reads(case: Case) -> str:
+    name, strategy, algorithm = case.member
+    reads = ["{drawn} {rows} {finetuned} references/evaluation"]
+    reads += ["retrieve/sizes"] if case.config.retrieve.held_out else []
+    reads += [artifacts.corpus_rows(part).path for part in ROBUSTNESS[name].query_sets]
+    reads += [artifacts.set_rows(strategy, "forget").path]
+    if algorithm:
+        last = case.workspace.epochs(strategy, algorithm)[-1]
+        reads += [f"unlearn/{artifacts.Variant(strategy, algorithm)}/epoch-{last}"]
+    return " ".join(reads)
+
+
+UNITS = (
+    Recipe(
+        "generate/robustness-{0}",
+        write_robustness,
+        _reads,
+        "{decoding} {likelihood} references.base references.query_split sketch.query_output "
+        "evaluate.marker_words evaluate.robustness_rows evaluate.bootstrap_resamples "
+        "evaluate.{0.measure} unlearn.parameters unlearn.max_len unlearn.remat unlearn.batch_size "
+        # The last ones are of the dataset's judge.
+        "unlearn.micro_batch_size corpus.dataset corpus.{config.corpus.dataset}",
+        # 3: side effects are those on texts and questions.
+        writes={"robustness": 3},
+        members=_attacks,
+        measures=True,
+    ),
+)

@@ -23,11 +23,13 @@ from raslik_jax.data.examples import Example, learned_part
 from raslik_jax.data.tokens import encoding, prompts, tokenization
 from raslik_jax.index import build, upkeep
 from raslik_jax.index.claims import Claims
+from raslik_jax.index.format import INDEX_FORMAT
 from raslik_jax.index.store import SketchStore
 from raslik_jax.models import checkpoint, decoder
 from raslik_jax.parallel import meshes, processes
 from raslik_jax.run import artifacts, memory
 from raslik_jax.run.ahead import Ahead
+from raslik_jax.run.recipes import Recipe
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.sketch import diagnose, gradients, projections, weights
 from raslik_jax.sketch.loss import example_loss
@@ -407,3 +409,35 @@ def make_diagnosis(workspace: Workspace, folder: pathlib.Path) -> None:
     lines = [f"{name:<{width}}  {value}\n" for name, value in rows]
     artifacts.DIAGNOSIS_TABLE.write(folder, "".join(lines))
     print("".join(f"    {line}" for line in lines), end="")
+
+
+_FORMATS = {"index": INDEX_FORMAT, "projection": projections.SKETCH_FORMAT}
+# Of the gradients that scores are cosines of.
+GRADIENTS = (
+    Recipe(
+        "sketch",
+        make_index,
+        "{rows} {sketched}",
+        "{sketch} sketch.dtype sketch.chunk_rows",
+        writes=_FORMATS,
+        is_resumable=True,
+        adopt=adopt_index,
+    ),
+    Recipe(
+        "retrieve/queries",
+        make_query_sketches,
+        "{queries} {sketched}",
+        "{sketch} sketch.query_output",
+        writes=_FORMATS,
+    ),
+)
+UNITS = (
+    Recipe(
+        "retrieve/diagnosis",
+        make_diagnosis,
+        "{tokens} {sketched}",
+        "{sketch} sketch.diagnose",
+        writes=_FORMATS,
+        is_asked=lambda config: config.sketch.diagnose,
+    ),
+)

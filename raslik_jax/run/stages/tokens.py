@@ -16,7 +16,9 @@ from raslik_jax.index import search
 from raslik_jax.index.combine import best_positions, query_weights
 from raslik_jax.parallel import meshes
 from raslik_jax.run import artifacts, memory
+from raslik_jax.run.recipes import Recipe
 from raslik_jax.run.stages import sketch as sketch_lib
+from raslik_jax.run.stages.retrieve import EVIDENCE, SCORES_FORMAT, needs_of
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.sketch import tokens
 
@@ -163,3 +165,15 @@ def whole_pieces(pieces: Sequence[Piece]) -> list[Piece]:
     if before:  # of a character that was cut off
         whole.append(("\ufffd", sum(before)))
     return whole
+
+
+UNITS = (
+    Recipe(
+        "retrieve/tokens",
+        make_tokens,
+        "{rows} {queries} {sketched} sketch/index retrieve/queries retrieve/influence",
+        "{sketch} {kernel} retrieve.token_rows",
+        writes=SCORES_FORMAT,
+        is_asked=lambda config: config.retrieve.token_rows and EVIDENCE in needs_of(config),
+    ),
+)

@@ -16,21 +16,21 @@ from raslik_jax.data.tokens import encoding
 from raslik_jax.models import checkpoint, sharding
 from raslik_jax.parallel import meshes
 from raslik_jax.run import artifacts, memory, probing
+from raslik_jax.run.artifacts import Variant
+from raslik_jax.run.recipes import Case, Recipe, variants_of
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.train import loop, steps
 from raslik_jax.train.objectives import OBJECTIVES
 
-# Of a run with probes: 2 counts the rows that are gone one by one, by their tokens.
-PROBES_FORMAT = {"formats": {"probes": 2}}
-
 
 @memory.explained("unlearning", "--unlearn.micro_batch_size or --unlearn.max_len")
-def unlearn(workspace: Workspace, strategy: str, name: str, folder: pathlib.Path) -> None:
+def unlearn(workspace: Workspace, variant: Variant, folder: pathlib.Path) -> None:
     """Unlearns one strategy's sets by one objective, and saves the model of every epoch.
 
     With --unlearn.probe.stop only that of the step that its probes choose, as the last epoch. A run
     that was killed goes on after its last finished epoch, with the same result.
     """
+    strategy, name = variant
     sets = {kind: read_set(workspace, strategy, kind) for kind in ("forget", "retain")}
     require_rows(workspace, name, [*sets.values()])
     settings, model = workspace.config.unlearn, workspace.model
@@ -54,7 +54,7 @@ def unlearn(workspace: Workspace, strategy: str, name: str, folder: pathlib.Path
         for epoch in settings.stored_epochs
     }
     prober = None
-    with workspace.live(f"unlearn/{strategy}-{name}") as live:
+    with workspace.live(f"unlearn/{variant}") as live:
         if every := settings.probe.steps:
             prober = probing.Prober(workspace, sets, folder, live, save=save, start=params)
             ends = range(per_epoch, num_steps + 1, per_epoch)
@@ -79,7 +79,7 @@ def unlearn(workspace: Workspace, strategy: str, name: str, folder: pathlib.Path
         if prober:
             prober.finish(last)
     log = [dict(zip(steps.Info._fields, row, strict=True)) for row in fitted.log_SF.tolist()]
-    artifacts.steps(artifacts.variant(strategy, name)).write(folder, log)
+    artifacts.steps(variant).write(folder, log)
 
 
 def read_set(workspace: Workspace, strategy: str, kind: str) -> encoding.Encoded:
@@ -150,3 +150,42 @@ def _save(workspace: Workspace, folder: pathlib.Path, params: Tree) -> None:
     weights = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), params, model.base)
     shutil.rmtree(folder, ignore_errors=True)  # an interrupted run may have come as far
     checkpoint.save_model(folder, model.decoder.config, meshes.joined(weights))
+
+
+def _reads(case: Case) -> str:
+    kinds = "forget", "retain"
+    sets = [artifacts.set_rows(case.member.strategy, kind).path for kind in kinds]
+    reads = [*sets, "{tokens} {finetuned}"]
+    if case.config.unlearn.probe.steps:
+        names = ("validation_target", "validation_normal")
+        reads += ["{train} {queries}", *(artifacts.corpus_rows(name).path for name in names)]
+        reads += ["retrieve/sizes"] if case.config.retrieve.held_out else []
+    return " ".join(reads)
+
+
+def _settings(case: Case) -> str:
+    settings = "{text} {model} unlearn unlearn.{0.algorithm}"
+    if case.config.unlearn.probe.steps:  # else its settings decide nothing
+        settings += " {decoding} unlearn.probe sketch.query_output sketch.batch_tokens "
+        settings += "references.query_split references.base"
+    return settings
+
+
+def _values(case: Case) -> dict[str, Any]:
+    rate = case.workspace.learning_rate(*case.member)
+    values: dict[str, Any] = {f"unlearn.{case.member.algorithm}.learning_rate": rate}
+    # 2 counts the rows that are gone one by one, by their tokens.
+    return values | ({"formats": {"probes": 2}} if case.config.unlearn.probe.steps else {})
+
+
+UNITS = (
+    Recipe(
+        "unlearn/{0}",
+        unlearn,
+        _reads,
+        _settings,
+        values=_values,
+        members=variants_of,
+        is_resumable=True,
+    ),
+)

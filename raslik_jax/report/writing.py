@@ -15,6 +15,8 @@ from raslik_jax.report import (
     tables,
 )
 from raslik_jax.run import artifacts
+from raslik_jax.run.recipes import Case, Files, Recipe, variants_of
+from raslik_jax.run.stages.evaluate import reads_of_results
 from raslik_jax.run.workspace import Workspace
 
 # Target and normal queries whose answers the report shows side by side.
@@ -85,7 +87,7 @@ def _traced(workspace: Workspace) -> tables.Table:
         for algorithm in workspace.config.unlearn.algorithms:
             last = workspace.epochs(strategy, algorithm)[-1]
             title = f"{names.strategy_name(strategy)} {names.algorithm_name(algorithm)}"
-            files[title] = artifacts.traced(last, artifacts.variant(strategy, algorithm))
+            files[title] = artifacts.traced(last, artifacts.Variant(strategy, algorithm))
     # Not every run knows a model before fine-tuning.
     found = {title: told for title, file in files.items() if (told := file.find(root))}
     for place, one in enumerate(next(iter(found.values()))):
@@ -109,3 +111,36 @@ def _answers(stored: facts.Facts) -> tables.Table:
                 name = f"{name} {names.algorithm_name(algorithm)}" if algorithm else name.lower()
                 rows.append((name, texts[query.example_id].strip() or "(empty)"))
     return tables.Table((tables.Column("Model"), tables.Column("Answer")), tuple(rows))
+
+
+# What the page shows of retrieval, and the answers that were traced.
+_DRAWN = ("influence", "traced", "chance", "tokens", "sizes")
+
+
+def _reads(case: Case) -> str:
+    shown = [*(f"retrieve/{name}" for name in _DRAWN), artifacts.OWN_ANSWERS.unit]
+    trained = ["backbone", "finetune"] if case.config.finetunes else ["backbone"]
+    drawn = [name for name in shown if name in case.names]
+    drawn += [artifacts.losses(name).path for name in trained if name in case.names]
+    drawn += [artifacts.steps(variant).path for variant in variants_of(case.config)]
+    return " ".join([reads_of_results(case), "evaluate", artifacts.RETRIEVAL.path, *drawn])
+
+
+def _exports(case: Case) -> Files:
+    path = artifacts.EXPORTS.place(case.workspace.root)
+    return {artifacts.EXPORTS.path: path} if path.is_file() else {}
+
+
+UNITS = (
+    Recipe(
+        "report",
+        report,
+        _reads,
+        "evaluate.marker_words",
+        values=lambda case: {"forms": ["markdown", "html"]},
+        files=_exports,
+        is_shared=False,
+        is_alone=True,
+        measures=True,
+    ),
+)

@@ -1,0 +1,193 @@
+"""How a unit of work is declared: what it reads, and the settings that decide its result.
+
+Both are words of a text, in which a name in braces stands for several: in what is read for those of
+`_paths`, in settings for those of `_SETTINGS`. `{0}` stands for the member that a unit is of.
+"""
+
+import functools
+import itertools
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from raslik_jax.base import settings as settings_lib
+from raslik_jax.config import Config
+from raslik_jax.data.read.sources import content_files
+from raslik_jax.run import artifacts
+from raslik_jax.run.artifacts import Variant
+from raslik_jax.run.units import Unit
+from raslik_jax.run.workspace import Workspace
+
+Files = Mapping[str, str | os.PathLike[str]]
+
+
+class Case(NamedTuple):
+    """What a recipe is asked about: a run, one of the members, and the units planned before it."""
+
+    workspace: Workspace
+    member: Any = None
+    names: Sequence[str] = ()
+
+    @property
+    def config(self) -> Config:
+        """The settings of the run."""
+        return self.workspace.config
+
+
+class Recipe(NamedTuple):
+    """Units of one kind: declared once, next to the function that makes them.
+
+    Attributes:
+      name: the folder, in which `{0}` stands for the member.
+      run: makes the result from the workspace, the member if there are any, and the folder.
+      reads: what is read of earlier units.
+      settings: that decide the result. A stage's name stands for all of its settings, see `pick`.
+      writes: the formats of what it writes, by name. Raise one where a file changes its meaning.
+      values: what else decides the result.
+      files: of elsewhere that are read, by what they are.
+      is_asked: whether a run makes them.
+      members: what each unit is of: strategies, say; a recipe without members is of one unit.
+      measures: no set and no model depends on them.
+      is_resumable, is_shared, is_alone, adopt: as of `Unit`.
+    """
+
+    name: str
+    run: Callable[..., None]
+    reads: str | Callable[[Case], str] = ""
+    settings: str | Callable[[Case], str] = ""
+    writes: Mapping[str, int] = {}
+    values: Callable[[Case], Mapping[str, Any]] = lambda case: {}
+    files: Callable[[Case], Files] = lambda case: {}
+    is_asked: Callable[[Config], object] = lambda config: True
+    members: Callable[[Config], Sequence[Any]] = lambda config: (None,)
+    measures: bool = False
+    is_resumable: bool = False
+    is_shared: bool = True
+    is_alone: bool | Callable[[Config], bool] = False
+    adopt: Callable[..., None] | None = None
+
+    def units(self, workspace: Workspace, names: Sequence[str] = ()) -> Iterator[Unit]:
+        """Yields the units of a run; `names` are those that are planned before."""
+        config = workspace.config
+        for member in self.members(config) if self.is_asked(config) else ():
+            case = Case(workspace, member, names)
+            reads, settings = (
+                one if isinstance(one, str) else one(case) for one in (self.reads, self.settings)
+            )
+            words = {**_paths(workspace), **_models(case)}
+            text = settings.format(member, config=config, **_SETTINGS)
+            decided, named = pick(config, text.split())
+            formats = {"formats": dict(self.writes)} if self.writes else {}
+            given = [] if member is None else [member]
+            alone = self.is_alone if isinstance(self.is_alone, bool) else self.is_alone(config)
+            yield Unit(
+                self.name.format(member),
+                tuple(dict.fromkeys(reads.format(member, config=config, **words).split())),
+                {**decided, **formats, **self.values(case)},
+                functools.partial(self.run, workspace, *given),
+                files={**named, **self.files(case)},
+                is_resumable=self.is_resumable,
+                is_shared=self.is_shared,
+                is_alone=alone,
+                adopt=self.adopt and functools.partial(self.adopt, workspace),
+            )
+
+
+def variants_of(config: Config) -> Sequence[Variant]:
+    """Returns the models that a run unlearns."""
+    pairs = itertools.product(config.retrieve.strategies, config.unlearn.algorithms)
+    return [Variant(*pair) for pair in pairs]
+
+
+def _groups(**texts: str) -> dict[str, str]:
+    """Returns words by the name of their group; a group may name earlier ones in braces."""
+    for name, text in texts.items():
+        texts[name] = text.format(**texts)
+    return texts
+
+
+_SETTINGS = _groups(
+    text="corpus.template corpus.max_len",
+    # What the model is loaded from: its weights, how they are held, and the shape of its adapter.
+    model="seed backbone.checkpoint backbone.revision backbone.dtype backbone.format "
+    "backbone.double_quant backbone.adapter backbone.adapter_revision finetune.lora_rank "
+    "finetune.lora_alpha finetune.lora_dropout finetune.lora_targets",
+    decoding="{text} {model} references.max_new_tokens references.decode_batch_size",
+    likelihood="{text} {model} sketch.batch_tokens",
+    perplexity="{likelihood} references.base sketch.query_output evaluate.perplexity_examples "
+    "references.query_split",
+    traced="{likelihood} {decoding} sketch.query_output",
+    gradient="{likelihood} sketch.gradient_at sketch.parameters sketch.loss sketch.normalize "
+    "sketch.targets sketch.base_format sketch.num_buckets",
+    sketch="{gradient} sketch.projection sketch.size",
+    kernel="retrieve.center retrieve.aggregate sketch.query_output",
+)
+
+
+def _paths(workspace: Workspace) -> dict[str, str]:
+    """Returns what is read in groups, by their names."""
+    config = workspace.config
+    own_model = "" if config.backbone.checkpoint else " backbone/model"
+    place = {"finetuned": " finetune/adapter", "initial": " finetune/initial"}
+    answers = "" if config.sketch.query_output == "gold" else f" {artifacts.OWN_ANSWERS.path}"
+    measured = [
+        artifacts.measured_rows(workspace.query_split, kind).path for kind in ("target", "normal")
+    ]
+    return _groups(
+        train=artifacts.TRAIN.path,
+        tokens=artifacts.TRAIN_TOKENS.path,
+        rows="{train} {tokens}",
+        model=artifacts.TOKENIZER.path + own_model,
+        finetuned="{model} finetune/adapter",
+        sketched="{model}" + place.get(config.sketch.gradient_at, " finetune"),
+        queries=artifacts.RETRIEVAL.path + answers,
+        measured=" ".join(measured),
+        # What the rows that perplexity is taken on are drawn from.
+        drawn="{train} {measured} {queries}",
+    )
+
+
+def _models(case: Case) -> dict[str, str]:
+    """Returns the models of a variant: `models` of all epochs that are measured, and the `last`."""
+    if not isinstance(case.member, Variant):
+        return {}
+    epochs = case.workspace.epochs(*case.member)
+    models = [f"unlearn/{case.member}/epoch-{epoch}" for epoch in epochs]
+    return {"models": " ".join(models), "last": models[-1]}
+
+
+def pick(config: Config, names: Collection[str]) -> tuple[dict[str, Any], Files]:
+    """Returns the values of settings, and the files and folders that others of them name.
+
+    A stage's name stands for all of its settings but those that choose members, a member's for all
+    of its own. Left out are those that no result depends on, and those of fine-tuning where there
+    is none.
+    """
+    values: dict[str, Any] = {}
+    files: dict[str, str | os.PathLike[str]] = {}
+    for leaf in settings_lib.leaves(config):
+        group, family = leaf.name.rpartition(".")[0], leaf.metadata["family"]
+        if leaf.name in names or (group in names and family is None and leaf.metadata["decides"]):
+            if _is_idle(config, leaf.name):
+                continue
+            is_file = leaf.metadata["is_path"] and leaf.value not in ("", *leaf.metadata["names"])
+            is_rows = is_file and leaf.metadata["is_rows"] and not leaf.value.startswith("hub:")
+            if is_rows and (rows := content_files(leaf.value)):
+                files |= {f"{leaf.name}/{part}".rstrip("/"): path for part, path in rows.items()}
+            elif is_file and not is_rows and os.path.exists(leaf.value):
+                parts = {f"{leaf.name}/{part}": part for part in leaf.metadata["parts"]}
+                inner = {name: os.path.join(leaf.value, part) for name, part in parts.items()}
+                inner = {name: path for name, path in inner.items() if os.path.isfile(path)}
+                files |= inner if parts else {leaf.name: leaf.value}
+            else:
+                values[leaf.name] = list(leaf.value) if type(leaf.value) is tuple else leaf.value
+    return values, files
+
+
+def _is_idle(config: Config, name: str) -> bool:
+    """Returns whether a setting is of fine-tuning and not read."""
+    if config.finetunes or not name.startswith("finetune."):
+        return False
+    # Without an adapter of elsewhere a fresh one is made.
+    is_shape = name.startswith(("finetune.lora_", "finetune.epochs"))
+    return bool(config.backbone.adapter) or not is_shape
