@@ -21,7 +21,7 @@ from experiments.studies.kernels import Grams, gram_matrices
 from experiments.studies.rankings import Labels
 from raslik_jax.base.axes import Tree
 from raslik_jax.base.files import read_json, replacing, write_json
-from raslik_jax.base.manifests import check_finished, content_hash
+from raslik_jax.run.manifests import check_finished, content_hash
 from raslik_jax.base.messages import shown, some_of
 from raslik_jax.base.progress import progress
 from raslik_jax.base.settings import Settings, setting

@@ -33,6 +33,10 @@ AnyPath = str | os.PathLike[str]
 _AGAIN = "restore the file, or move it away and run the stage that makes it again"
 
 
+# Folder of what an interrupted training goes on from: no part of a result.
+RESUME = "resume"
+
+
 def _quoted(path: AnyPath) -> str:
     return shown(str(path), 160)
 

@@ -90,8 +90,8 @@ def _describe(store: "SketchStore") -> None:
 
 def _repair(store: "SketchStore", damages: "Sequence[Damage]") -> tuple[str, int]:
     """Drops the damaged chunks; a line that says what to do next, and the exit status."""
-    from raslik_jax.base.manifests import read_manifest
     from raslik_jax.index.upkeep import discard
+    from raslik_jax.run.manifests import read_manifest
     from raslik_jax.run.units import reopen_unit
 
     chunks = sorted({damage.chunk for damage in damages if damage.chunk is not None})

@@ -6,8 +6,8 @@ from typing import Any
 
 from raslik_jax.base import files
 from raslik_jax.base.settings import Settings, setting
-from raslik_jax.incident import making
-from raslik_jax.run import hub, written
+from raslik_jax.incident import hub, making
+from raslik_jax.run import written
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,9 @@ def export(options: ExportOptions | None = None, **named: Any) -> ExportResult:
     files.check_new_folder(folder)
     if options.push_to_hub:
         hub.check_hub(options.push_to_hub, is_public=options.public)
-    from raslik_jax.run.exporting import export_model  # it takes jax with it, and --help should not
+    from raslik_jax.incident.exporting import (
+        export_model,  # it takes jax with it, and --help should not
+    )
 
     epoch = None if options.epoch == "last" else int(options.epoch)
     names: Any = {"strategy": options.strategy, "algorithm": options.algorithm}

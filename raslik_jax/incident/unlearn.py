@@ -11,19 +11,19 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from raslik_jax.base.files import hash_file, read_json
-from raslik_jax.base.manifests import Hashes, check_whole, read_manifest
 from raslik_jax.base.messages import one_line, shown
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.config import STAGES, Config, MeshConfig, config_from_json, to_json
 from raslik_jax.data.examples import HELD_OUT
 from raslik_jax.data.read.cleaning import cleaned_name, is_folder, write_without
-from raslik_jax.incident import making
+from raslik_jax.incident import hub, making
 from raslik_jax.incident.trace import answer_lines, answers_before
 from raslik_jax.parallel import processes
 from raslik_jax.report import rows as rows_lib
 from raslik_jax.report.incident import read_incident, read_outcome
 from raslik_jax.retrieve.strategies import STRATEGIES
-from raslik_jax.run import artifacts, hub, written
+from raslik_jax.run import artifacts, written
+from raslik_jax.run.manifests import Hashes, check_whole, read_manifest
 
 # Prompts kept out whose answers are shown.
 _ASKED = 4
@@ -115,7 +115,7 @@ def unlearn(options: UnlearnOptions | None = None, **named: Any) -> UnlearnResul
     measured = [stage for stage in STAGES if stage != "report"]
     prepare = functools.partial(drop_exports, root)
     _check_found(root, making.make(config, root, stages=measured, prepare=prepare, **how))
-    from raslik_jax.run.exporting import export_model  # it takes jax with it
+    from raslik_jax.incident.exporting import export_model  # it takes jax with it
 
     kind = "model" if options.merged else "adapter"
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
-from raslik_jax.base.manifests import check_whole, read_manifest
 from raslik_jax.data.corpora import marker_words
 from raslik_jax.data.examples import Example
 from raslik_jax.evaluate.summary import Metrics
@@ -21,6 +20,7 @@ from raslik_jax.report.incident import Incident
 from raslik_jax.report.names import REFERENCES, algorithm_name, highlighted
 from raslik_jax.report.tidy import last_epochs
 from raslik_jax.run import artifacts
+from raslik_jax.run.manifests import check_whole, read_manifest
 
 # What the panel of an unlearning ends with, of losses.
 FORGET_PANEL = ", forget set"

@@ -13,7 +13,6 @@ import numpy as np
 from jaxtyping import Float
 
 from raslik_jax.base.files import read_array, read_json, read_json_lines, write_json
-from raslik_jax.base.manifests import check_finished, current_file, read_manifest
 from raslik_jax.base.messages import shown
 from raslik_jax.data.corpora.record import Question
 from raslik_jax.data.examples import HELD_OUT, Example, write_examples
@@ -24,6 +23,7 @@ from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.retrieve.behaviors import Behaviors
 from raslik_jax.retrieve.chance import Chance
 from raslik_jax.retrieve.selectors import Cut
+from raslik_jax.run.manifests import check_finished, current_file, read_manifest
 
 Content = TypeVar("Content")
 

@@ -15,13 +15,12 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from raslik_jax.base import manifests
-from raslik_jax.base.files import beside, clear_left, read_json, sync, unwritten, write_json
-from raslik_jax.base.manifests import MANIFEST, RESUME, STARTED, Hashes, Manifest, content_hash
+from raslik_jax.base.files import RESUME, beside, clear_left, read_json, sync, unwritten, write_json
 from raslik_jax.base.messages import shown, some_of
 from raslik_jax.config import STAGES
 from raslik_jax.parallel import processes
-from raslik_jax.run import artifacts
+from raslik_jax.run import artifacts, manifests
+from raslik_jax.run.manifests import MANIFEST, STARTED, Hashes, Manifest, content_hash
 
 _MAKING = ".making"
 # What several processes write together in the folder of a unit.

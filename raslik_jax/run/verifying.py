@@ -2,10 +2,9 @@
 
 import pathlib
 
-from raslik_jax.base import manifests
 from raslik_jax.base.messages import shown
 from raslik_jax.config import STAGES
-from raslik_jax.run import written
+from raslik_jax.run import manifests, written
 
 
 def verify(root: pathlib.Path) -> list[str]:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from raslik_jax.base.files import read_json
-from raslik_jax.base.manifests import finished_units, versions
 from raslik_jax.base.messages import shown
 from raslik_jax.config import Config, to_json
 from raslik_jax.run import artifacts, written
+from raslik_jax.run.manifests import finished_units, versions
 
 # What a command writes there under its own name once config.json is there, beside its units.
 _OWN = ("run.flags", artifacts.VERSIONS.file, "scores.png", "scores.svg")

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from raslik_jax.base import files
-from raslik_jax.base.manifests import MANIFEST
 from raslik_jax.base.messages import shown
 from raslik_jax.config import STAGES
+from raslik_jax.run.manifests import MANIFEST
 
 RECORD = "written.json"
 # Folders of a work directory that commands write themselves.

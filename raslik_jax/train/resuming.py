@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from raslik_jax.base.files import hash_file, read_json, sync, write_json
-from raslik_jax.base.manifests import RESUME
+from raslik_jax.base.files import RESUME, hash_file, read_json, sync, write_json
 from raslik_jax.base.messages import one_line, shown
 from raslik_jax.parallel import processes
 

@@ -20,11 +20,11 @@ from support import all_logits
 
 from raslik_jax.config import Config, config_from_json, to_json
 from raslik_jax.data.tokens import tokenization
+from raslik_jax.incident import exporting
+from raslik_jax.incident.exporting import export_model
 from raslik_jax.models import adapters, checkpoint, decoder
 from raslik_jax.report import card as card_lib
-from raslik_jax.run import exporting
 from raslik_jax.run import plan as plan_lib
-from raslik_jax.run.exporting import export_model
 from raslik_jax.run.workspace import Workspace
 
 _TOKENS = (3, 17, 4, 4, 40, 21, 9)

@@ -2,13 +2,13 @@
 
 import pytest
 
-from raslik_jax.base import files, manifests
+from raslik_jax.base import files
 from raslik_jax.base.settings import SettingsError, replaced
 from raslik_jax.config import Config, to_json
 from raslik_jax.data.examples import make_example, write_examples
-from raslik_jax.incident import making, unlearn
+from raslik_jax.incident import exporting, making, unlearn
 from raslik_jax.report import rows as rows_lib
-from raslik_jax.run import exporting
+from raslik_jax.run import manifests
 
 
 @pytest.fixture

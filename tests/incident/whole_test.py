@@ -10,9 +10,8 @@ import numpy as np
 import tiny
 from absl.testing import absltest, parameterized
 
-from raslik_jax.base import manifests
 from raslik_jax.base.files import read_json_lines
-from raslik_jax.run import written
+from raslik_jax.run import manifests, written
 
 # What the tiny model needs, and no user: its template, and a sketch as small as it is.
 _TINY = (

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import stored_run
 
-from raslik_jax.run.exporting import export_model
+from raslik_jax.incident.exporting import export_model
 
 pytestmark = pytest.mark.heavy
 

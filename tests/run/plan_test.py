@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from raslik_jax.base.manifests import Hashes
 from raslik_jax.base.settings import leaves, replaced
 from raslik_jax.config import Config, CorpusConfig, RetrieveConfig, config_from_json, to_json
 from raslik_jax.data.examples import Corpus
@@ -14,6 +13,7 @@ from raslik_jax.evaluate.robustness import ROBUSTNESS
 from raslik_jax.evaluate.robustness.membership import unseen_rows
 from raslik_jax.report import writing
 from raslik_jax.retrieve.strategies import STRATEGIES, Strategy
+from raslik_jax.run.manifests import Hashes
 from raslik_jax.run.plan import plan_units, run
 from raslik_jax.run.recipes import Recipe
 from raslik_jax.run.stages.retrieve import SCORES

@@ -11,10 +11,10 @@ from unittest import mock
 
 from absl.testing import absltest, parameterized
 
-from raslik_jax.base import files, manifests
+from raslik_jax.base import files
 from raslik_jax.config import Config, CorpusConfig
+from raslik_jax.run import manifests, workdir
 from raslik_jax.run import units as units_lib
-from raslik_jax.run import workdir
 
 
 class Killed(BaseException):

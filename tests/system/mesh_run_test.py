@@ -25,9 +25,9 @@ from ports import free_address
 from safetensors.numpy import load_file
 from tiny import FLAGS, finished_run, run_command, start_script
 
-from raslik_jax.base import manifests
 from raslik_jax.index.store import SketchStore
 from raslik_jax.parallel.processes import LOST_PROCESS_STATUS
+from raslik_jax.run import manifests
 
 # Of sketches of length one, where float32 has steps of 6e-8. Measured: 2e-7, and 9e-7 of weights.
 # An expected share of false finds (q) divides small numbers that scores decide: 2e-5.

@@ -8,7 +8,6 @@ import pytest
 import tiny
 
 from raslik_jax.base.lazy import jnp
-from raslik_jax.base.manifests import verify
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.data.corpora import DATASETS
 from raslik_jax.data.corpora.record import Dataset
@@ -23,6 +22,7 @@ from raslik_jax.report import writing
 from raslik_jax.report.sections import SECTIONS, Section
 from raslik_jax.retrieve.strategies import STRATEGIES, Request, Scores, Strategy
 from raslik_jax.run import forecast, plan
+from raslik_jax.run.manifests import verify
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.sketch.families import PROJECTIONS, ProjectionFamily
 from raslik_jax.train.objectives import OBJECTIVES, Objective, ObjectiveSettings, descend

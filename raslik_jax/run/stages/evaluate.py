@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from raslik_jax.base.files import read_json
-from raslik_jax.base.manifests import check_finished, versions
 from raslik_jax.base.messages import shown
 from raslik_jax.base.settings import replaced
 from raslik_jax.config import Config, to_json
@@ -14,6 +13,7 @@ from raslik_jax.evaluate import summary
 from raslik_jax.evaluate.metrics import KINDS, measure, nest
 from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.run import artifacts
+from raslik_jax.run.manifests import check_finished, versions
 from raslik_jax.run.recipes import Case, Files, Recipe, variants_of
 from raslik_jax.run.stages import discriminator
 from raslik_jax.run.workspace import Workspace

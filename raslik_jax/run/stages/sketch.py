@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from raslik_jax.base import manifests
 from raslik_jax.base.axes import Tree
 from raslik_jax.base.progress import progress
 from raslik_jax.config import Config
@@ -27,7 +26,7 @@ from raslik_jax.index.format import INDEX_FORMAT
 from raslik_jax.index.store import SketchStore
 from raslik_jax.models import checkpoint, decoder
 from raslik_jax.parallel import meshes, processes
-from raslik_jax.run import artifacts, memory
+from raslik_jax.run import artifacts, manifests, memory
 from raslik_jax.run.ahead import Ahead
 from raslik_jax.run.recipes import Recipe
 from raslik_jax.run.workspace import Workspace

@@ -6,7 +6,7 @@ import types
 import huggingface_hub
 import pytest
 
-from raslik_jax.run import hub
+from raslik_jax.incident import hub
 
 
 class _Hub:

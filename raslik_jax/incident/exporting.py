@@ -13,7 +13,6 @@ import jax.numpy as jnp
 
 from raslik_jax.base import files
 from raslik_jax.base.files import hash_file
-from raslik_jax.base.manifests import Hashes, Manifest, check_finished
 from raslik_jax.base.messages import shown
 from raslik_jax.config import Config, config_from_json, to_json
 from raslik_jax.data.tokens import tokenization
@@ -24,6 +23,7 @@ from raslik_jax.parallel import meshes
 from raslik_jax.report import incident
 from raslik_jax.report.card import CardFacts, render_card
 from raslik_jax.run import artifacts
+from raslik_jax.run.manifests import Hashes, Manifest, check_finished
 from raslik_jax.run.plan import open_run
 from raslik_jax.run.workspace import Workspace, tokenizer_folders
 

@@ -16,7 +16,14 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from raslik_jax.base import machine
-from raslik_jax.base.files import check_shape, hash_file, is_temporary, read_json, write_json
+from raslik_jax.base.files import (
+    RESUME,
+    check_shape,
+    hash_file,
+    is_temporary,
+    read_json,
+    write_json,
+)
 from raslik_jax.base.messages import shown, some_of
 
 FORMAT = 3
@@ -24,8 +31,6 @@ MANIFEST, STARTED = "manifest.json", "started.json"
 # The folder of an index in that of its unit; an index has a manifest of its own.
 INDEX = "index"
 _PACKAGES = ("raslik-jax", "jax", "flax", "optax", "numpy", "tensorstore", "tokenizers")
-# What an interrupted training goes on from: no part of the result.
-RESUME = "resume"
 _TEXTS = {str: str}
 _SHAPE: dict[str, Any] = {
     "key": str,
