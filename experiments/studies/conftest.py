@@ -11,7 +11,7 @@ from experiments.studies.behaviors import corpus
 from experiments.studies.sets import strategies
 from raslik_jax.data.corpora import DATASETS
 from raslik_jax.retrieve.strategies import STRATEGIES
-from raslik_jax.run.stages.retrieve import SCORES
+from raslik_jax.run.stages.scores import SCORES
 from tests.conftest import pytest_configure as pytest_configure
 
 

@@ -28,6 +28,7 @@ from raslik_jax.run.stages import (
     references,
     retrieve,
     robustness,
+    scores,
     sketch,
     tokens,
     unlearn,
@@ -113,13 +114,13 @@ WORK: dict[Callable[..., None], Callable[..., Work]] = {
         run.queries["retrieval"], 4.0 * run.sketch_size * run.queries["retrieval"]
     ),
     sketch.make_diagnosis: lambda run: run.sketching(run.config.sketch.diagnose),
-    retrieve.make_scores: lambda run: run.scoring(run.queries["retrieval"], 1),
+    scores.make_scores: lambda run: run.scoring(run.queries["retrieval"], 1),
     chance.make_null: lambda run: run.scoring(run.num_null, run.num_null),
     chance.make_chance: lambda run: Work(32.0 * run.sizes.train),
     # A gradient, and the transpose of one, which takes two: for a row and for the answer.
     tokens.make_tokens: lambda run: run.sketching(6 * run.config.retrieve.token_rows),
-    retrieve.make_embeddings: AbstractRun.embedding,
-    retrieve.make_exact_scores: lambda run: run.sketching(
+    scores.make_embeddings: AbstractRun.embedding,
+    scores.make_exact_scores: lambda run: run.sketching(
         run.sizes.train, 4.0 * run.sizes.train, is_exact=True
     ),
     retrieve.make_sizes: lambda run: Work(100.0),
@@ -127,7 +128,7 @@ WORK: dict[Callable[..., None], Callable[..., Work]] = {
     unlearn.unlearn: lambda run, variant: run.unlearning(*variant),
     generate.write_answers: _of_models(lambda run, models: run.answering(run.num_measured, models)),
     generate.write_perplexities: _of_models(AbstractRun.perplexities),
-    retrieve.make_traced: lambda run: run.traced(2),
+    scores.make_traced: lambda run: run.traced(2),
     generate.write_traced: _of_models(AbstractRun.traced),
     generate.write_questions: _of_models(AbstractRun.questions),
     robustness.write_robustness: _robustness,

@@ -22,6 +22,7 @@ from raslik_jax.run.stages import (
     references,
     retrieve,
     robustness,
+    scores,
     sketch,
     tokens,
     unlearn,
@@ -32,7 +33,7 @@ from raslik_jax.run.units import (
     Unit,
     announcement,
     check_own,
-    in_order,
+    owner_of,
     run_units,
 )
 from raslik_jax.run.workspace import StoredCorpus, Workspace
@@ -44,7 +45,7 @@ UNITS: dict[str, tuple[Recipe, ...] | Callable[[Config], tuple[Recipe, ...]]] = 
     "finetune": finetune.UNITS,
     "references": references.UNITS,
     "discriminator": discriminator.UNITS,
-    "scores": retrieve.scores_of,
+    "scores": scores.scores_of,
     "chance": chance.UNITS,
     "tokens": tokens.UNITS,
     "sketch": sketch.UNITS,
@@ -74,7 +75,19 @@ def plan_units(
     for recipe in (*recipes, *more):
         if is_measured or not recipe.measures:
             units += recipe.units(workspace, [unit.name for unit in units])
-    return in_order(units)
+    return _in_order(units)
+
+
+def _in_order(units: Sequence[Unit]) -> tuple[Unit, ...]:
+    """Returns units, each after those that it reads; otherwise in their order."""
+    waiting, placed = {unit.name: unit for unit in units}, list[Unit]()
+    owners = {u.name: {owner_of(path, waiting) for path in u.reads} for u in units}
+    while waiting:
+        ready = [unit for unit in waiting.values() if not waiting.keys() & owners[unit.name]]
+        if not ready:
+            raise ValueError(f"units must not read each other, got {some_of([*waiting])}")
+        placed.append(waiting.pop(ready[0].name))
+    return tuple(placed)
 
 
 def open_run(root: pathlib.Path, *needs: str) -> Workspace:

@@ -59,18 +59,6 @@ class Unit(NamedTuple):
         return self.name.split("/")[0]
 
 
-def in_order(units: Sequence[Unit]) -> tuple[Unit, ...]:
-    """Returns units, each after those that it reads; otherwise in their order."""
-    waiting, placed = {unit.name: unit for unit in units}, list[Unit]()
-    owners = {u.name: {owner_of(path, waiting) for path in u.reads} for u in units}
-    while waiting:
-        ready = [unit for unit in waiting.values() if not waiting.keys() & owners[unit.name]]
-        if not ready:
-            raise ValueError(f"units must not read each other, got {some_of([*waiting])}")
-        placed.append(waiting.pop(ready[0].name))
-    return tuple(placed)
-
-
 def owner_of(path: str, names: Collection[str]) -> str:
     """Returns the unit that a path below the work directory belongs to; "" without one."""
     return next((name for name in names if f"{path}/".startswith(f"{name}/")), "")

@@ -16,7 +16,7 @@ from raslik_jax.retrieve.strategies import STRATEGIES, Strategy
 from raslik_jax.run.manifests import Hashes
 from raslik_jax.run.plan import plan_units, run
 from raslik_jax.run.recipes import Recipe
-from raslik_jax.run.stages.retrieve import SCORES
+from raslik_jax.run.stages.scores import SCORES
 from raslik_jax.run.workspace import Workspace
 
 

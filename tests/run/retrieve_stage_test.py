@@ -14,7 +14,7 @@ from raslik_jax.data.examples import Corpus, Example
 from raslik_jax.data.tokens.encoding import Encoded
 from raslik_jax.retrieve.strategies import GivenSettings
 from raslik_jax.run import artifacts
-from raslik_jax.run.stages import generate, retrieve
+from raslik_jax.run.stages import generate, retrieve, scores
 from raslik_jax.run.workspace import Workspace
 
 _TINY = (
@@ -132,17 +132,17 @@ def test_an_answer_that_the_model_cannot_have_given_is_a_finding_where_none_is_n
     def write_traced(workspace, variant, folder):
         (folder / "finetuned.jsonl").write_text(json.dumps(told | {"nll": nll, "nats": [nll]}))
 
-    monkeypatch.setattr(retrieve.generate, "write_traced", write_traced)
+    monkeypatch.setattr(scores.generate, "write_traced", write_traced)
     shapes = SimpleNamespace(decoder=SimpleNamespace(config=SimpleNamespace(vocab_size=1000)))
     nll = 6.9  # tokens at random take log 1000 = 6.908
     named = replaced(Config(), {"retrieve.strategies": ("raslik",), "retrieve.num_forget": 3})
     found = replaced(named, {"retrieve.select": "gap", "retrieve.num_forget": 0})
-    retrieve.make_traced(SimpleNamespace(model=shapes, config=found), tmp_path)
+    scores.make_traced(SimpleNamespace(model=shapes, config=found), tmp_path)
     nll = 7.2
-    retrieve.make_traced(SimpleNamespace(model=shapes, config=named), tmp_path)
+    scores.make_traced(SimpleNamespace(model=shapes, config=named), tmp_path)
     place = tmp_path / artifacts.TRACED_FINDING.file
     assert not place.exists()
-    retrieve.make_traced(SimpleNamespace(model=shapes, config=found), tmp_path)
+    scores.make_traced(SimpleNamespace(model=shapes, config=found), tmp_path)
     text = artifacts.TRACED_FINDING.read_in(tmp_path)
     assert "7.2" in text and "6.9" in text and len(text) <= 300
 

@@ -294,7 +294,7 @@ def score_rows(
     from raslik_jax.data import batches
     from raslik_jax.index.combine import directions
     from raslik_jax.retrieve import bm25, strategies
-    from raslik_jax.run.stages import retrieve
+    from raslik_jax.run.stages import scores
     from raslik_jax.run.stages import sketch as sketch_lib
     from raslik_jax.sketch import projections
 
@@ -324,7 +324,7 @@ def score_rows(
         ]
         found[name] = bm25.score_queries(index, words).T
     if has_embedding:
-        example_NE, query_QE = retrieve.sentence_vectors(workspace, queries)
+        example_NE, query_QE = scores.sentence_vectors(workspace, queries)
         found["embeddings"] = example_NE @ query_QE.T
     return found
 

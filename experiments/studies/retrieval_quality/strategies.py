@@ -16,7 +16,7 @@ from raslik_jax.evaluate import ranking
 from raslik_jax.retrieve.strategies import Bm25Settings
 from raslik_jax.retrieve.selectors import select_by_count
 from raslik_jax.retrieve.strategies import STRATEGIES, Request, Scores
-from raslik_jax.run.stages.retrieve import sentence_vectors
+from raslik_jax.run.stages.scores import sentence_vectors
 from raslik_jax.run.workspace import Workspace
 
 # Means of 20 draws of what is random; no ranking of theirs is one of the queries', and RASLIK-F

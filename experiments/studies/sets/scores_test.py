@@ -12,7 +12,7 @@ import tiny
 from experiments.studies.sets import strategies
 from raslik_jax.evaluate.likelihood import Likelihood
 from raslik_jax.models import checkpoint
-from raslik_jax.run.stages import retrieve
+from raslik_jax.run.stages import scores
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.sketch import gradients
 from raslik_jax.train import loop
@@ -58,7 +58,7 @@ def _make(workspace, name, make):
     """Returns what a unit of scores writes."""
     (workspace.root / "retrieve" / name).mkdir()
     make(workspace, workspace.root / "retrieve" / name)
-    return retrieve.read_scores(workspace, name)
+    return scores.read_scores(workspace, name)
 
 
 def _counts(tokens, is_target):
@@ -86,7 +86,7 @@ def test_mean_effects_are_of_all_that_a_step_trains(tmp_path, monkeypatch, max_l
         np.stack([*map(_counts, part.tokens, part.target_masks())])
         for part in (queries, rows, trained)
     )
-    influence_N = retrieve.read_scores(workspace, "influence")
+    influence_N = scores.read_scores(workspace, "influence")
     normal_V = row_NV[influence_N <= np.median(influence_N)].mean(0)
     expected_N2 = trained_NV @ np.stack([query_QV.mean(0), normal_V], axis=1)
     np.testing.assert_allclose(effect_N2, expected_N2, rtol=1e-5)
@@ -101,7 +101,7 @@ def test_damage_is_what_answers_lose_in_the_trial(tmp_path, loaded, monkeypatch)
     def fit(algorithm, params, frozen, draw, *, num_steps, **options):
         assert frozen.base is workspace.model.base and num_steps == 2
         _, name, sets = draw.args
-        order = np.argsort(retrieve.read_scores(workspace, "influence"))
+        order = np.argsort(scores.read_scores(workspace, "influence"))
         ids = [{workspace.corpus.train[row].example_id for row in order[part]} for part in ends]
         assert (name, [set(part.ids) for part in sets]) == (strategies.TRIAL, ids)
         after = jax.tree.map(lambda leaf: leaf + 1.0, params)

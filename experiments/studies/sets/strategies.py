@@ -36,7 +36,7 @@ from raslik_jax.retrieve.strategies import (
 )
 from raslik_jax.run import memory
 from raslik_jax.run.recipes import Recipe
-from raslik_jax.run.stages import retrieve, unlearn
+from raslik_jax.run.stages import scores, unlearn
 from raslik_jax.run.stages import sketch as sketch_lib
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.train import loop, steps
@@ -261,7 +261,7 @@ def make_each_query(workspace: Workspace, folder: pathlib.Path) -> None:
     center = workspace.config.retrieve.center
     queries = search.queries_of_store(store, query_QK, center=center)
     score_NQ = np.where(store.is_eligible_N[:, None], search.score_each(store, queries), -np.inf)
-    retrieve.write_scores(workspace, "each_query", folder, score_NQ[row_N])
+    scores.write_scores(workspace, "each_query", folder, score_NQ[row_N])
 
 
 @memory.explained("gradients of the trained loss", "--sketch.batch_tokens")
@@ -285,7 +285,7 @@ def make_step_effects(workspace: Workspace, folder: pathlib.Path) -> None:
 
     plans = sketch_lib.plan_batches(acting, encoded)
     act_NM, norm_N = batches.map_rows(act, encoded, plans, bar="effects of steps")
-    retrieve.write_scores(acting, "step_effects", folder, np.where(norm_N[:, None] > 0, act_NM, -np.inf))
+    scores.write_scores(acting, "step_effects", folder, np.where(norm_N[:, None] > 0, act_NM, -np.inf))
 
 
 def sketch_steps(workspace: Workspace) -> tuple[Workspace, sketch_lib.Sketch]:
@@ -302,7 +302,7 @@ def _others(workspace: Workspace) -> tuple[encoding.Encoded, encoding.Encoded]:
     Of a query the answer that is traced counts, of a row every answer.
     """
     queries = workspace.encode(workspace.retrieval_queries(), "queries")
-    normal = np.flatnonzero(lower_half(retrieve.read_scores(workspace, "influence")))
+    normal = np.flatnonzero(lower_half(scores.read_scores(workspace, "influence")))
     drawn = shuffled(normal.tolist(), seed=workspace.config.seed, label="normal rows")
     rows = workspace.train_rows.take(np.array(drawn[:NORMAL_ROWS], np.int64))
     return queries, workspace.cut(rows, "normal rows")
@@ -325,7 +325,7 @@ def make_damage(workspace: Workspace, folder: pathlib.Path) -> None:
     It goes back to the base without the adapter, so there has to be an adapter.
     """
     settings, rows = workspace.config.retrieve["trial"], workspace.corpus.train
-    score_N = retrieve.read_scores(workspace, "influence")
+    score_N = scores.read_scores(workspace, "influence")
     count = min(settings.rows, int((score_N > -np.inf).sum()) // 2)
     ids = [row.example_id for row in rows]
     chosen = select_by_count(score_N, opposite(score_N), ids, num_forget=count, num_retain=count)
@@ -350,10 +350,10 @@ def make_damage(workspace: Workspace, folder: pathlib.Path) -> None:
     )
     damage_N = after.nll_N - before.nll_N
     damage_N = np.where(before.tokens_N > 0, damage_N, -np.inf)
-    retrieve.write_scores(workspace, "damage", folder, damage_N)
+    scores.write_scores(workspace, "damage", folder, damage_N)
 
 
-# What the strategies need: the units that leave it, see `retrieve.SCORES`.
+# What the strategies need: the units that leave it, see `scores.SCORES`.
 SCORES = {
     "each_query": (
         Recipe(
@@ -386,4 +386,4 @@ SCORES = {
 def register() -> None:
     """Adds the strategies of this study, and their scores, to the package's families."""
     STRATEGIES.update(MEMBERS)
-    retrieve.SCORES.update(SCORES)
+    scores.SCORES.update(SCORES)

@@ -14,7 +14,7 @@ from raslik_jax.retrieve import chance, noise
 from raslik_jax.run import artifacts
 from raslik_jax.run.recipes import Recipe
 from raslik_jax.run.stages import sketch as sketch_lib
-from raslik_jax.run.stages.retrieve import EVIDENCE, needs_of
+from raslik_jax.run.stages.scores import EVIDENCE, needs_of
 from raslik_jax.run.workspace import Workspace
 
 # Rows of the highest scores of which the noise of the sketch is told.

@@ -1,269 +1,43 @@
-"""From scores to forget and retain sets: what strategies need, the sizes, each one's sets."""
+"""From scores to forget and retain sets: the sizes, each strategy's sets."""
 
 import dataclasses
-import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
-from raslik_jax.base.messages import shown, some_of
-from raslik_jax.base.progress import progress
+from raslik_jax.base.messages import some_of
 from raslik_jax.config import Config
-from raslik_jax.data import batches, examples
+from raslik_jax.data import examples
 from raslik_jax.data.examples import Example
 from raslik_jax.data.read import formats
-from raslik_jax.data.tokens import tokenization
 from raslik_jax.evaluate.metrics import measure, nest
 from raslik_jax.evaluate.taught import Taught, taught_of
 from raslik_jax.index import search
-from raslik_jax.index.combine import check_agreement
-from raslik_jax.models import checkpoint, encoder
-from raslik_jax.parallel import meshes
-from raslik_jax.retrieve import behaviors, finding, noise, sets
+from raslik_jax.retrieve import finding, noise, sets
 from raslik_jax.retrieve import strategies as strategies_lib
-from raslik_jax.retrieve.embeddings import embed_texts
 from raslik_jax.retrieve.selectors import Cut, Selection, find_cut, is_common, summarize_selection
 from raslik_jax.retrieve.strategies import STRATEGIES, Request
-from raslik_jax.run import artifacts, memory
+from raslik_jax.run import artifacts
 from raslik_jax.run.recipes import Case, Recipe
-from raslik_jax.run.stages import generate
 from raslik_jax.run.stages import sketch as sketch_lib
+from raslik_jax.run.stages.scores import (
+    EVIDENCE,
+    RULES_ON_SCORES,
+    finds_number,
+    is_scored,
+    needs_of,
+    read_scores,
+)
 from raslik_jax.run.workspace import Workspace
-from raslik_jax.sketch import projections
 
-# The scores that the rules below choose by, and that the sets of all strategies are measured by.
-EVIDENCE = "influence"
-# Scores of rows with single queries that a run keeps: of the first queries, where that is too many.
-_MOST_PAIRS = 2**26
-# Rules of --retrieve.select that choose by scores, whatever the strategies: what they read of
-# earlier units, and the settings that this depends on.
-_OF_QUERIES = "retrieve/influence sketch/index retrieve/queries {queries}"
-RULES_ON_SCORES = {
-    "threshold": ("retrieve/influence", ""),
-    "margin": (_OF_QUERIES, "retrieve.center"),
-    "gap": (_OF_QUERIES, "retrieve.center"),
-}
-# 2: rows without a gradient have no part in the mean that centers.
-SCORES_FORMAT = {"scores": 2}
 _NO_SETS = Selection(np.array([], np.int64), np.array([], np.int64))
-
-
-def needs_of(config: Config) -> frozenset[str]:
-    """Returns the scores that a run computes, each by the unit of its name in `retrieve/`."""
-    strategies = [STRATEGIES[name] for name in config.retrieve.strategies]
-    needs = {need for strategy in strategies for need in strategy.needs}
-    has_rule = not all(strategy.brings_sets for strategy in strategies)
-    if config.retrieve.held_out or (has_rule and config.retrieve.select in RULES_ON_SCORES):
-        needs.add(EVIDENCE)
-    return frozenset(needs)
-
-
-def finds_number(config: Config) -> bool:
-    """Returns whether the run finds how many rows to forget, and so may find none."""
-    is_given = all(STRATEGIES[name].brings_sets for name in config.retrieve.strategies)
-    return config.retrieve.select == "gap" and not config.retrieve.num_forget and not is_given
-
-
-@memory.decoding
-def make_traced(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Writes what both models before unlearning make of the traced prompts.
-
-    Where the run finds how many rows to forget, answers that are less likely than tokens drawn at
-    random end it: no gradient of theirs leads to what taught the model to say so.
-    """
-    generate.write_traced(workspace, None, folder)
-    if not finds_number(workspace.config):
-        return
-    at_random = math.log(workspace.model.decoder.config.vocab_size)
-    rows = artifacts.traced("finetuned").read_in(folder)
-    if all(row.nll >= at_random for row in rows):
-        artifacts.TRACED_FINDING.write(
-            folder,
-            f"nothing in the training file taught the answer {shown(rows[0].traced, 40)}: it "
-            f"costs the model {rows[0].nll:.1f} nats a token, tokens at random cost "
-            f"{at_random:.1f}; check prompt, template and adapter",
-        )
-
-
-# scores ------------------------------------------------------------------------------------------
-
-
-def read_scores(workspace: Workspace, need: str) -> Float[np.ndarray, "N ..."]:
-    """Returns what a unit of `SCORES` left: a number for each row, or several."""
-    found, count = artifacts.row_scores(need), len(workspace.corpus.train)
-    return found.read(workspace.root, (count, *[None] * (found.read(workspace.root).ndim - 1)))
-
-
-def is_scored(score: Float[np.ndarray, "N ..."]) -> Bool[np.ndarray, " N"]:
-    """Returns which rows have a score above minus infinity."""
-    return np.asarray(~np.isneginf(score.reshape(len(score), -1)).any(axis=1))
-
-
-def write_scores(
-    workspace: Workspace, need: str, folder: pathlib.Path, score: Float[np.ndarray, "N ..."]
-) -> None:
-    """Writes the scores of every training example; says which have none."""
-    artifacts.row_scores(need).write(folder, score)
-    barred = [workspace.corpus.train[row].example_id for row in np.flatnonzero(~is_scored(score))]
-    if barred:
-        print(
-            f"    {len(barred):,} examples have no gradient (such as no token of an answer) and "
-            f"enter no set: {some_of(barred)}"
-        )
-
-
-def make_scores(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Writes the influence of the queries on every training example; of several also of each."""
-    settings = workspace.config.retrieve
-    store, row_N = sketch_lib.open_index(workspace)
-    query_QK = sketch_lib.read_queries(workspace, store)
-    queries = search.queries_of_store(store, query_QK, center=settings.center)
-    ids = [row.example_id for row in workspace.retrieval_queries()]
-    check_agreement(queries.gram_QQ, ids)
-    score_N = search.score_store(
-        store, query_QK, center=settings.center, aggregate=settings.aggregate
-    )
-    write_scores(workspace, EVIDENCE, folder, score_N[row_N])
-    if len(query_QK) > 1:
-        found = behaviors.split_queries(queries.gram_QQ, ids)
-        artifacts.BEHAVIORS.write(folder, found, ids=ids)
-        if told := behaviors.sentence(found):
-            print(f"    {told}")
-        count = max(1, _MOST_PAIRS // max(1, len(row_N)))
-        some = queries._replace(direction_QK=queries.direction_QK[:count])
-        artifacts.EACH_INFLUENCE.write(folder, search.score_each(store, some)[row_N])
-
-
-def make_embeddings(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Writes the training examples' sentence vectors and their cosines with those of queries."""
-    example_NE, query_QE = sentence_vectors(workspace, workspace.retrieval_queries())
-    artifacts.SENTENCE_VECTORS.write(folder, example_NE)
-    aggregate = workspace.config.retrieve.aggregate
-    columns = search.to_columns(search.center_queries(query_QE), aggregate=aggregate)
-    score_NG = np.asarray(search.row_cosines(example_NE, columns))
-    all_N = np.ones(len(score_NG), bool)
-    score_N = search.join_columns(score_NG, all_N, aggregate)
-    write_scores(workspace, "embeddings", folder, score_N)
-
-
-def sentence_vectors(
-    workspace: Workspace, queries: Sequence[Example]
-) -> tuple[Float[np.ndarray, "N E"], Float[np.ndarray, "Q E"]]:
-    """Returns the sentence vectors of all training examples and of these queries."""
-    settings = workspace.config.retrieve["embedding"]
-    path = checkpoint.resolve_folder(settings.checkpoint, auto="AutoModel")
-    model = checkpoint.load_encoder(path, dtype=jnp.float32, pooling=settings.pooling or None)
-    bound = encoder.bind_encoder(model.config)
-    encode = tokenization.load_sentence_tokenizer(path, max_len=model.config.max_length)
-    texts = {
-        "examples": [strategies_lib.query_text(row) for row in workspace.corpus.train],
-        "queries": [strategies_lib.query_text(row, settings.query_text) for row in queries],
-    }
-    example_NE, query_QE = (
-        embed_texts(bound, model.weights, encode(part), bar=f"vectors of {name}")
-        for name, part in texts.items()
-    )
-    return example_NE, query_QE
-
-
-@memory.explained("the exact kernel", "--sketch.batch_tokens")
-def make_exact_scores(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Writes the influence by the unsketched kernel: gradients are made again for each use.
-
-    A sketch of as many coordinates as the gradient has is a signed permutation of it, whose
-    cosines are those of the gradients. Memory: a batch of gradients and those of the queries.
-    """
-    config, settings = workspace.config, workspace.config.retrieve
-    adapters, retrieval = sketch_lib.sketched_adapters(workspace), workspace.retrieval_queries()
-    size = sketch_lib.count_params(workspace, adapters)
-    whole = projections.init_projection(config.seed, "binned", size, size)
-    sketch = sketch_lib.sketch_function(workspace, whole, adapters)
-    query_QK = sketch_lib.sketch_queries(workspace, sketch, retrieval)
-    encoded = workspace.cut(
-        workspace.train_rows, "training examples", targets=config.sketch.targets
-    )
-    plans = sketch_lib.plan_batches(workspace, encoded)
-    mean_K = None
-    if settings.center:
-        total_K, count = np.zeros(size), 0
-        for _, found in batches.each_batch(sketch, encoded, progress(plans, "mean gradient")):
-            total_K += found.unit_BK.sum(axis=0, dtype=np.float64)
-            count += int((found.norm_B > 0).sum())
-        mean_K = total_K / max(1, count)
-    ids = [row.example_id for row in retrieval]
-    queries = search.center_queries(query_QK, mean_K)
-    check_agreement(queries.gram_QQ, ids)
-    columns = meshes.place(search.to_columns(queries, aggregate=settings.aggregate))
-
-    def scores(batch: batches.Batch) -> tuple[jax.Array, jax.Array]:
-        sketches = sketch(batch)
-        return search.row_cosines(sketches.unit_BK, columns), sketches.norm_B
-
-    score_NG, norm_N = batches.map_rows(scores, encoded, plans, bar="exact kernel")
-    found_N = search.join_columns(score_NG, norm_N > 0, settings.aggregate)
-    write_scores(workspace, "exact_kernel", folder, found_N)
 
 
 def _ids_where(rows: Sequence[Example], is_so_N: Bool[np.ndarray, " N"]) -> list[str]:
     return [row.example_id for row, is_so in zip(rows, is_so_N, strict=True) if is_so]
-
-
-# What a strategy may name among its needs: the units that are made then. The last one leaves the
-# scores, in the folder of the need.
-SCORES: dict[str, tuple[Recipe, ...]] = {
-    EVIDENCE: (
-        *sketch_lib.GRADIENTS,
-        Recipe(
-            f"retrieve/{EVIDENCE}",
-            make_scores,
-            "{train} {queries} sketch/index retrieve/queries",
-            "{kernel}",
-            writes=SCORES_FORMAT,
-        ),
-    ),
-    "embeddings": (
-        Recipe(
-            "retrieve/embeddings",
-            make_embeddings,
-            "{train} {queries}",
-            "retrieve.embedding retrieve.aggregate sketch.query_output",
-        ),
-    ),
-    "exact_kernel": (
-        Recipe(
-            "retrieve/exact_kernel",
-            make_exact_scores,
-            "{rows} {queries} {sketched}",
-            "{gradient} {kernel}",
-            writes=SCORES_FORMAT,
-        ),
-    ),
-}
-
-
-_TRACED = Recipe(
-    "retrieve/traced",
-    make_traced,
-    "{queries} {finetuned}",
-    # The last ones decide whether it may end the run.
-    "{traced} references.base retrieve.select retrieve.num_forget",
-    writes=generate.TRACED_FORMAT,
-    is_asked=lambda config: config.evaluate.traced,
-)
-
-
-def scores_of(config: Config) -> tuple[Recipe, ...]:
-    """Returns the recipes of what the chosen strategies read; without need no gradient is taken."""
-    needed = needs_of(config)
-    return (_TRACED, *(recipe for need, own in SCORES.items() if need in needed for recipe in own))
-
-
-# sets --------------------------------------------------------------------------------------------
 
 
 def make_sizes(workspace: Workspace, folder: pathlib.Path) -> None:

@@ -18,7 +18,7 @@ from raslik_jax.parallel import meshes
 from raslik_jax.run import artifacts, memory
 from raslik_jax.run.recipes import Recipe
 from raslik_jax.run.stages import sketch as sketch_lib
-from raslik_jax.run.stages.retrieve import EVIDENCE, SCORES_FORMAT, needs_of
+from raslik_jax.run.stages.scores import EVIDENCE, SCORES_FORMAT, needs_of
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.sketch import tokens
 
