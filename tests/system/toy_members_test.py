@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tiny
 
+from raslik_jax.base.files import read_json, write_json
 from raslik_jax.base.lazy import jnp
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.data.corpora import DATASETS
@@ -21,8 +22,9 @@ from raslik_jax.models.decoder import ARCHITECTURES
 from raslik_jax.report import writing
 from raslik_jax.report.sections import SECTIONS, Section
 from raslik_jax.retrieve.strategies import STRATEGIES, Request, Scores, Strategy
-from raslik_jax.run import forecast, plan
+from raslik_jax.run import artifacts, forecast, plan
 from raslik_jax.run.manifests import verify
+from raslik_jax.run.recipes import Recipe, variants_of
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.sketch.families import PROJECTIONS, ProjectionFamily
 from raslik_jax.train.objectives import OBJECTIVES, Objective, ObjectiveSettings, descend
@@ -151,6 +153,20 @@ MEMBERS = (
         ),
     ),
     (
+        plan.UNITS,
+        (
+            Recipe(
+                "generate/added-{0}",
+                lambda workspace, variant, folder: write_json(folder / "said.json", [*variant]),
+                "{train} generate/{0}",
+                "seed corpus.added",
+                writes={"said": 2},
+                members=variants_of,
+                measures=True,
+            ),
+        ),
+    ),
+    (
         SECTIONS,
         Section(
             "Only counted",
@@ -209,6 +225,11 @@ def test_their_units_read_what_they_need_and_no_gradient_is_taken(tmp_path):
     assert units["corpus"].settings["corpus.added.last"] == 60
     assert units["retrieve/added"].settings["retrieve.added.power"] == 2
     assert units["unlearn/added-added"].settings["unlearn.added.bound"] == 4
+    own = units["generate/added-added-added"]
+    assert own.reads == (artifacts.TRAIN.path, "generate/added-added")
+    assert own.settings["formats"] == {"said": 2} and own.settings["corpus.added.last"] == 60
+    unmeasured = plan.plan_units(config, Workspace(tmp_path, config), is_measured=False)
+    assert own.name not in {unit.name for unit in unmeasured}
 
 
 def test_their_settings_are_checked(tmp_path):
@@ -234,6 +255,8 @@ def test_they_go_through_dry_run_run_and_report(tmp_path, capsys):
         assert steps["generate/robustness-added-raslik-added"].operations > 0
         plan.run(config, root, more=writing.UNITS)
     assert verify(root) == []
+    said = root / "generate" / "added-raslik-added" / "said.json"
+    assert read_json(said) == ["raslik", "added"]
     for name in ("table.txt", "report.md", "report.html"):
         text = (root / "report" / name).read_text()
         for title in ("Shortest", "Push", "RASLIK"):
