@@ -365,22 +365,20 @@ CUT = Artifact(
     lambda path: Cut(**read_json(path, _CUT)),
     lambda path, cut: write_json(path, cut._asdict()),
 )
-# Why a trace finds no row. Each of these units ends the run by leaving one.
-FINDINGS: tuple[Artifact[str], ...] = tuple(
-    Artifact(
-        unit,
-        "finding.json",
-        lambda path: str(read_json(path, {"finding": str})["finding"]),
-        lambda path, text: write_json(path, {"finding": text}),
+
+
+def finding(unit: str) -> Artifact[str]:
+    """Returns the file in which a unit says why a trace finds no row, which ends the run."""
+
+    def load(path: pathlib.Path) -> str:
+        return str(read_json(path, {"finding": str})["finding"])
+
+    return Artifact(
+        unit, "finding.json", load, lambda path, text: write_json(path, {"finding": text})
     )
-    for unit in ("retrieve/traced", "retrieve/sizes")
-)
-TRACED_FINDING, SIZES_FINDING = FINDINGS
 
 
-def finding_of(root: pathlib.Path, unit: str) -> str:
-    """Returns the finding of a unit; "" where it has none."""
-    return next(filter(None, (one.find(root) for one in FINDINGS if one.unit == unit)), "")
+FINDINGS = TRACED_FINDING, SIZES_FINDING = finding("retrieve/traced"), finding("retrieve/sizes")
 
 
 def read_finding(root: pathlib.Path) -> str:

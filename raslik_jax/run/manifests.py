@@ -107,9 +107,6 @@ def read_manifest(folder: pathlib.Path, *, any_version: bool = False) -> Manifes
     if not path.is_file():
         return None
     mend = f"restore it, or move the folder {shown(folder.name)} away, then run again"
-    if has_index(folder):
-        mend = f"restore it, or move it alone out of the folder {shown(folder.name)}: the next run "
-        mend += "checks the index there and keeps it"
     manifest = read_json(path, {"key": str, "outputs": dict}, mend=mend)
     if manifest.get("format") == FORMAT:
         check_shape(manifest, _SHAPE, shown(str(path), 160), mend=mend)

@@ -48,7 +48,7 @@ class Recipe(NamedTuple):
       is_asked: whether a run makes them.
       members: what each unit is of: strategies, say; a recipe without members is of one unit.
       measures: no set and no model depends on them.
-      is_resumable, is_shared, is_alone, adopt: as of `Unit`.
+      is_resumable, is_shared, is_alone: as of `Unit`.
     """
 
     name: str
@@ -64,7 +64,6 @@ class Recipe(NamedTuple):
     is_resumable: bool = False
     is_shared: bool = True
     is_alone: bool | Callable[[Config], bool] = False
-    adopt: Callable[..., None] | None = None
 
     def units(self, workspace: Workspace, names: Sequence[str] = ()) -> Iterator[Unit]:
         """Yields the units of a run; `names` are those that are planned before."""
@@ -89,7 +88,6 @@ class Recipe(NamedTuple):
                 is_resumable=self.is_resumable,
                 is_shared=self.is_shared,
                 is_alone=alone,
-                adopt=self.adopt and functools.partial(self.adopt, workspace),
             )
 
 

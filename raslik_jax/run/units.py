@@ -39,8 +39,6 @@ class Unit(NamedTuple):
       is_resumable: run goes on from what an interrupted run left in the folder.
       is_shared: runs of the same key may take its result from each other.
       is_alone: of several processes the first makes it; nothing of it runs on the mesh.
-      adopt: checks and mends a result of it whose manifest is lost, so that `run` goes on from it;
-        a ValueError where the result is of something else. None: such a result is refused.
     """
 
     name: str
@@ -51,7 +49,6 @@ class Unit(NamedTuple):
     is_resumable: bool = False
     is_shared: bool = True
     is_alone: bool = False
-    adopt: Callable[[pathlib.Path], None] | None = None
 
     @property
     def stage(self) -> str:
@@ -139,7 +136,7 @@ class Plan:
         """Returns the finding of a unit that is up to date, which ends the run; "" without."""
         if unit.name not in self.done:
             return ""
-        return processes.from_first(lambda: artifacts.finding_of(self.root, unit.name))
+        return processes.from_first(lambda: artifacts.finding(unit.name).find(self.root) or "")
 
     def make(self, unit: Unit) -> None:
         """Runs a unit, or takes up what an interrupted run left of it, and puts it in its place."""
@@ -148,9 +145,6 @@ class Plan:
             """Returns the folder in which the unit is to run; "" where that is over."""
             key = self.key(unit)
             self._held |= {os.fspath(path): key.files[what] for what, path in unit.files.items()}
-            if self._is_lost(unit) and unit.adopt:
-                unit.adopt(self.root / unit.name)
-                take_out(self.root, unit.name, key.value)
             folder = _start(self.root, unit, key.value)
             started = _read_started(folder) if (folder / STARTED).is_file() else {"seconds": 0.0}
             return "" if "seconds" in started else str(folder)
@@ -160,24 +154,6 @@ class Plan:
             processes.alone(lambda: _note_seconds(pathlib.Path(folder), seconds))
         key = processes.from_first(lambda: self._finish_unit(unit))
         self.done[unit.name] = _read_visible(self.root / unit.name, key)
-
-    def _is_lost(self, unit: Unit) -> bool:
-        """Returns whether a result of the unit is in its place, but not its manifest."""
-        folder = self.root / unit.name
-        is_noted = (folder / manifests.MANIFEST).exists() and not (folder / STARTED).exists()
-        return not is_noted and manifests.has_index(folder)
-
-    def check_place(self, unit: Unit) -> None:
-        """Refuses what is in the place of a unit that is to be made, and cannot be replaced."""
-        if not (self._is_lost(unit) and unit.adopt):
-            check_own(self.root / unit.name)
-        elif processes.count() > 1 or making_folder(self.root, unit.name).exists():
-            place = shown(str(self.root / unit.name), 160)
-            mend = "run in a single process first, which checks the index there and keeps it"
-            if processes.count() == 1:
-                begun = shown(str(making_folder(self.root, unit.name)), 160)
-                mend = f"move it away to go on with {begun}, or move that away to keep its index"
-            raise ValueError(f"{place} must have its {manifests.MANIFEST}, it has none: {mend}")
 
     def _finish_unit(self, unit: Unit) -> str:
         """Writes the manifest of what has run and puts it in its place; returns its key."""
@@ -351,16 +327,12 @@ def join_unit(root: pathlib.Path, unit: Unit, key: str) -> pathlib.Path:
 
 def reopen_unit(root: pathlib.Path, name: str) -> pathlib.Path:
     """Takes a finished unit out of its place, so that the next run goes on making it."""
-    manifest = manifests.read_manifest(root / name)
-    return root / name if manifest is None else take_out(root, name, manifest["key"])
-
-
-def take_out(root: pathlib.Path, name: str, key: str) -> pathlib.Path:
-    """Takes a unit out of its place, to go on making it by this key; returns where it is."""
-    made = making_folder(root, name)
+    manifest, made = manifests.read_manifest(root / name), making_folder(root, name)
+    if manifest is None:
+        return root / name
     shutil.rmtree(made, ignore_errors=True)
     made.parent.mkdir(parents=True, exist_ok=True)
-    write_json(root / name / STARTED, {"key": key})
+    write_json(root / name / STARTED, {"key": manifest["key"]})
     os.rename(root / name, made)
     (made / MANIFEST).unlink(missing_ok=True)
     return made
@@ -448,7 +420,7 @@ def run_units(
     for unit in asked:
         refuse(unit, [n for n in plan.missing(unit) if plan.units[n].stage not in stages])
         if unit.name not in plan.done:
-            processes.alone(functools.partial(plan.check_place, unit))
+            processes.alone(functools.partial(check_own, root / unit.name))
     for line in processes.from_first(lambda: [*announcement(plan, asked)]):
         log(line)
     processes.alone(on_start)

@@ -316,7 +316,9 @@ class ExportTest(parameterized.TestCase):
     def test_the_card_says_first_that_probes_ended_before_all_was_forgotten(self, end, is_told):
         run = stored_run.write_stored_run(self.folder / "run")
         gone = {"forget": {"way": 0.0, "gone": 0, "of": 16}}
-        found = {"probes": [{"step": s, "gone": gone} for s in (0, 5)], "kept": 0, "end": end}
+        probe = {"levels": {}, "gone": gone, "answers": {}}
+        found = {"kept_before": [], "probes": [{"step": s, **probe} for s in (0, 5)], "kept": 0}
+        found["end"] = end
         folder = run.root / "unlearn" / "raslik-ga_gdr"
         (folder / "probes.json").write_text(json.dumps(found))
         stored_run.finish(run.root)

@@ -85,8 +85,7 @@ def test_the_finding_of_a_run_is_that_of_the_unit_that_ended_it(tmp_path):
     folder.mkdir(parents=True)
     artifacts.SIZES_FINDING.write(folder, "nothing")
     assert artifacts.read_finding(tmp_path) == "nothing"
-    assert artifacts.finding_of(tmp_path, "retrieve/sizes") == "nothing"
-    assert artifacts.finding_of(tmp_path, "retrieve/traced") == ""
+    assert artifacts.finding("retrieve/traced").find(tmp_path) is None
 
 
 def test_an_answer_that_is_missing_names_its_file(tmp_path):

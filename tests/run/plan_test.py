@@ -116,11 +116,6 @@ _DECIDES = {
     ("evaluate.bootstrap_resamples", 100): "",
     ("evaluate.perplexity_examples", 5): _LIKELIHOOD,
 }
-_NEEDS = (
-    "influence",
-    "embeddings",
-    "exact_kernel",
-)
 # What the metrics alone are taken with, what a run by other settings reads, and what decides which
 # units there are.
 _ELSEWHERE = (
@@ -259,7 +254,7 @@ def _is_chosen(config: Config, name: str) -> bool:
 def test_what_the_chosen_strategies_need_is_computed_and_no_more(strategies, select, made):
     config = Config(retrieve=RetrieveConfig(strategies=strategies, select=select))
     units = [unit.name for unit in plan_units(config, Workspace(pathlib.Path("/none"), config))]
-    scores = ("sketch", "retrieve/queries", *(f"retrieve/{need}" for need in _NEEDS))
+    scores = ("sketch", "retrieve/queries", *(f"retrieve/{need}" for need in SCORES))
     assert [name for name in units if name in scores] == made.split()
     for unit in plan_units(config, Workspace(pathlib.Path("/none"), config)):
         assert all(read.startswith(tuple(units)) for read in unit.reads)

@@ -196,7 +196,7 @@ class TrainingStageTest(parameterized.TestCase):
         self.workspace = _workspace(self.root, unlearn=dataclasses.replace(_UNLEARN, probe=probe))
 
         def stage(workspace, folder):
-            unlearn_stage.unlearn(self.workspace, "raslik", "ga_gdr", folder)
+            unlearn_stage.unlearn(self.workspace, Variant("raslik", "ga_gdr"), folder)
 
         return stage
 
@@ -222,7 +222,7 @@ class TrainingStageTest(parameterized.TestCase):
         plain, folder = self.root / "plain", self.root / "probed"
         for path in (plain, folder):
             path.mkdir()
-        unlearn_stage.unlearn(_workspace(self.root), "raslik", "ga_gdr", plain)
+        unlearn_stage.unlearn(_workspace(self.root), Variant("raslik", "ga_gdr"), plain)
         self.probed(answers=1, answer_tokens=4)(None, folder)
         found = json.loads((folder / "probes.json").read_text())
         self.assertEqual([probe["step"] for probe in found["probes"]], [0, 2, 3, 4, 6, 8, 9])
@@ -305,7 +305,7 @@ class TrainingStageTest(parameterized.TestCase):
             ValueError,
             f"unlearning .* diverged: .*{what}.* step {last}.*--unlearn.ga_gdr.learning_rate",
         ):
-            unlearn_stage.unlearn(_workspace(self.root), "raslik", "ga_gdr", folder)
+            unlearn_stage.unlearn(_workspace(self.root), Variant("raslik", "ga_gdr"), folder)
         self.assertEqual(sorted(path.name for path in folder.iterdir()), ["epoch-1", "resume"])
         self.assertEqual([path.name for path in (folder / "resume").iterdir()], ["3"])
 
@@ -346,7 +346,7 @@ class TrainingStageTest(parameterized.TestCase):
         workspace = _workspace(self.root, unlearn=settings)
         folder = self.root / "unlearn" / "raslik-ga_gdr"
         folder.mkdir(parents=True)
-        unlearn_stage.unlearn(workspace, "raslik", "ga_gdr", folder)
+        unlearn_stage.unlearn(workspace, Variant("raslik", "ga_gdr"), folder)
         model = workspace.unlearned("raslik", "ga_gdr", 1)
         self.assertEqual(model.lora, {})
         before = checkpoint.merge(
@@ -364,7 +364,7 @@ class TrainingStageTest(parameterized.TestCase):
         workspace = _workspace(self.root, base_format=base_format, finetune=quick, unlearn=once)
         for name, stage in (
             ("finetune", finetune_stage.make_adapter),
-            ("unlearn", lambda w, f: unlearn_stage.unlearn(w, "raslik", "ga_gdr", f)),
+            ("unlearn", lambda w, f: unlearn_stage.unlearn(w, Variant("raslik", "ga_gdr"), f)),
         ):
             (self.root / name).mkdir()
             stage(workspace, self.root / name)

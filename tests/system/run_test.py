@@ -218,36 +218,6 @@ class TinyRunTest(absltest.TestCase):
         self.assertEqual(result.returncode, 1)
         self.assertEqual(result.stdout, "backbone/model/config.json: missing or damaged\n")
 
-    def test_an_index_whose_units_manifest_is_lost_is_checked_and_kept(self):
-        root = self.copy()
-        index, flags = root / "sketch" / "index", (*tiny.FLAGS, f"--workdir={root}")
-        number = len(list((index / "commits").iterdir()))
-        for num_damaged, text in enumerate((None, "{")):
-            made = {path: path.stat().st_ino for path in index.rglob("*") if path.is_file()}
-            manifest = root / "sketch" / "manifest.json"
-            manifest.unlink()
-            damaged = sorted((index / "rows" / "c").glob("*/0"))[:num_damaged]
-            for path in damaged:
-                content = path.read_bytes()
-                path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
-            verified = _run("--verify", f"--workdir={root}")
-            self.assertEqual(verified.returncode, 1)
-            self.assertStartsWith(verified.stdout, "sketch/manifest.json: missing")
-            self.assertIn(f" {number - num_damaged} of {number} chunks", verified.stdout)
-            if text:
-                manifest.write_text(text)
-                refused = _run(*flags, "--stages=sketch")
-                self.assertEqual(refused.returncode, 1)
-                self.assertTrue(index.is_dir())
-                manifest.unlink()
-            again = _run(*flags)
-            self.assertEqual(again.returncode, 0, again.stderr)
-            self.assertEqual(re.findall(r"\] (\S+): done", again.stdout), ["sketch"])
-            new = {path for path, inode in made.items() if path.stat().st_ino != inode}
-            self.assertLessEqual({*damaged}, new)
-            self.assertEqual(bool(new), bool(num_damaged))
-            self.assertEqual(_run("--verify", f"--workdir={root}").returncode, 0)
-
     def test_an_index_of_other_settings_is_not_lost_with_its_manifest(self):
         root = self.copy()
         (root / "sketch" / "manifest.json").unlink()

@@ -101,7 +101,7 @@ class ToyBlock(layers.GatedBlock):
     """One norm before attention and MLP alike."""
 
     def __init__(self, config, lora, *, dtype):
-        super().__init__(config, lora, mlp_bias=False, dtype=dtype)
+        super().__init__(config, lora, dtype=dtype)
         self.norm = layers.RMSNorm(config.hidden_size, epsilon=config.rms_norm_eps, dtype=dtype)
 
     def __call__(self, hidden_LE, context):

@@ -20,7 +20,7 @@ from raslik_jax.config import Config
 from raslik_jax.data import batches
 from raslik_jax.data.examples import Example, learned_part
 from raslik_jax.data.tokens import encoding, prompts, tokenization
-from raslik_jax.index import build, upkeep
+from raslik_jax.index import build
 from raslik_jax.index.claims import Claims
 from raslik_jax.index.format import INDEX_FORMAT
 from raslik_jax.index.store import SketchStore
@@ -302,24 +302,6 @@ def _describe_index(
     }
 
 
-def adopt_index(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Checks an index whose unit has lost its manifest, and drops its damaged chunks.
-
-    A ValueError where the index is of another model, other rows or other settings.
-    """
-    targets = workspace.config.sketch.targets
-    encoded = workspace.cut(workspace.train_rows, "training examples", targets=targets)
-    run = workspace.without_weights
-    projection = make_projection(run, abstract_adapters(run))
-    plans, adapters = plan_batches(workspace, encoded), sketched_adapters(workspace)
-    _create(folder, _describe_index(workspace, adapters, projection, encoded, plans))
-    store = SketchStore.open(folder / "index")
-    chunks = {damage.chunk for damage in upkeep.verify(store) if damage.chunk is not None}
-    upkeep.discard(store, chunks)
-    whole = store.num_chunks - len(store.missing_chunks())
-    print(f"    the index is kept: {whole} of {store.num_chunks} chunks are whole")
-
-
 def _create(folder: pathlib.Path, described: Mapping[str, Any]) -> None:
     """Makes the index of a unit, or opens what an earlier job has begun of it.
 
@@ -420,7 +402,6 @@ GRADIENTS = (
         "{sketch} sketch.dtype sketch.chunk_rows",
         writes=_FORMATS,
         is_resumable=True,
-        adopt=adopt_index,
     ),
     Recipe(
         "retrieve/queries",
