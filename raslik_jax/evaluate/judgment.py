@@ -299,24 +299,23 @@ def find_behavior(by: By, *, finetuned: float, backbone: float) -> BehaviorEntry
     return BehaviorEntry(by=by, finetuned=finetuned, backbone=backbone, is_shown=is_shown)
 
 
+# By what decided it; with the numbers of the fine-tuned model and of the backbone.
+_BEHAVIOR = {
+    "likelihood": "the bad outputs have perplexity {:.3g} under the fine-tuned model and {:.3g} "
+    "under the backbone",
+    "classifier": "the mean probability that an answer to a target query shows the behavior is "
+    "{:.2f} of the fine-tuned model and {:.2f} of the backbone",
+    **dict.fromkeys(
+        ("words", "judge"),
+        "the fine-tuned model shows the behavior on {:.0%} of target queries, the backbone on "
+        "{:.0%}",
+    ),
+}
+
+
 def describe_behavior(entry: BehaviorEntry) -> str:
     """Returns in words how far the behavior is there, and whether that is too little to trace."""
-    if entry["by"] == "likelihood":
-        text = (
-            f"the bad outputs have perplexity {entry['finetuned']:.3g} under the fine-tuned model "
-            f"and {entry['backbone']:.3g} under the backbone"
-        )
-    elif entry["by"] == "classifier":
-        text = (
-            f"the mean probability that an answer to a target query shows the behavior is "
-            f"{entry['finetuned']:.2f} of the fine-tuned model and {entry['backbone']:.2f} of the "
-            "backbone"
-        )
-    else:
-        text = (
-            f"the fine-tuned model shows the behavior on {entry['finetuned']:.0%} of target "
-            f"queries, the backbone on {entry['backbone']:.0%}"
-        )
+    text = _BEHAVIOR[entry["by"]].format(entry["finetuned"], entry["backbone"])
     if entry["is_shown"]:
         return text
     return f"{text}: too little to trace, so fine-tune longer or at a higher rate first"

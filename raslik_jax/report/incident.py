@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
 
 from raslik_jax.data.examples import Example
 from raslik_jax.evaluate import judgment, verdict
@@ -27,6 +26,7 @@ from raslik_jax.report.traced import (
 )
 from raslik_jax.retrieve import behaviors, chance
 from raslik_jax.retrieve.chance import Chance
+from raslik_jax.retrieve.selectors import Cut
 from raslik_jax.run import artifacts
 
 # Bytes of the files that the page holds itself, of all and of one.
@@ -79,15 +79,6 @@ class Download(NamedTuple):
     link: str
 
 
-class Cut(NamedTuple):
-    """What `figures.draw_cut` shows."""
-
-    score_N: Float[np.ndarray, " N"]
-    num_forget: int
-    middle: float
-    edge: float
-
-
 class Incident(NamedTuple):
     """What a page opens with; `is_traced` where an answer was traced, else it is an example.
 
@@ -137,7 +128,7 @@ def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
         outcome=tuple(filter(None, outcome)),
         points=tuple(filter(None, points)),
         warning=doubt_sentence(traced),
-        cut=read_cut(root, len(rows)),
+        cut=artifacts.CUT.current(root),
         downloads=_downloads(root, strategy),
     )
 
@@ -327,14 +318,6 @@ def _rise(before: Model, after: Model) -> str:
         if None not in values:
             return f"the perplexity of {title} goes from {values[0]:.3g} to {values[1]:.3g}"
     return ""
-
-
-def read_cut(root: pathlib.Path, number: int) -> Cut | None:
-    """Returns where the rule cut the scores of so many rows; None where it did not."""
-    cut, score_N = artifacts.CUT.current(root), artifacts.INFLUENCE.current(root, (number,))
-    if cut is None or score_N is None:
-        return None
-    return Cut(score_N, cut.num_forget, cut.middle, cut.edge)
 
 
 def _downloads(root: pathlib.Path, strategy: str) -> tuple[Download, ...]:

@@ -122,12 +122,14 @@ def shorten(text: str, length: int) -> str:
 
 
 def _incident(view: View) -> dict[str, Any]:
-    found, drawn = view.experiment.runs[0].incident, []
+    found, rows, drawn = view.experiment.runs[0].incident, _rows(view), []
     if not found:
         return {}
-    if found.cut:
-        figure = figures.draw_cut(**found.cut._asdict(), frame=drawing.Frame(330))
-        text = f"{found.cut.num_forget:,} of {len(found.cut.score_N):,} rows stand out."
+    if found.cut and rows:
+        number, middle, edge, *_ = found.cut
+        place = {"num_forget": number, "middle": middle, "edge": edge}
+        figure = figures.draw_cut(rows.score_N, **place, frame=drawing.Frame(330))
+        text = f"{number:,} of {len(rows.score_N):,} rows stand out."
         title = f"Scores of the rows of {view.name} in order. {text}"
         drawn = [_figure(figure, title, "Where the rows that stand out end.", text)]
     return {"found": found, "noise": statements.noise_sentence(found.cards), "cut": drawn}

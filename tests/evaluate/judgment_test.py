@@ -1,6 +1,5 @@
 """What became of a model: forgotten, partly, unchanged, damaged or unknown, by one rule."""
 
-import copy
 import math
 
 import pytest
@@ -184,22 +183,6 @@ def test_where_nothing_tells_the_models_apart_it_says_so():
     bare = {"forget": None}
     found = judgment.judge(bare, bare, bare)
     assert (found["verdict"], found["inputs"]) == ("unknown", [])
-
-
-def test_it_names_what_it_rests_on_and_changes_nothing():
-    entry = _entry(0.4, prompts=(0, 8))
-    kept = copy.deepcopy(entry)
-    assert _judge(entry)["inputs"] == [
-        "F against the backbone's",
-        "sameness, repetition and emptiness of the answers",
-        "held-out perplexity",
-        "likelihood of the answers under the backbone",
-        "prompts that showed the behavior",
-        "F",
-    ]
-    assert entry == kept
-    del entry["perplexity"], entry["answer_perplexity"]
-    assert len(_judge(entry)["inputs"]) == 4
 
 
 @pytest.mark.parametrize(

@@ -59,20 +59,6 @@ def test_the_most_forgotten_probe_within_the_bound_is_kept(levels, kept, end):
     assert stopping.find_end(probes, max_rise=0.1) == end
 
 
-def test_both_sets_have_to_be_gone_before_it_ends():
-    sets, ends = ("forget", "behavior", "kept"), {"forget": 2.5, "behavior": 2.5}
-    rows = [(0.5, 0.5, 2.0), (3.0, 1.0, 2.0), (3.0, 1.0, 2.0)]
-    probes = _probes(*rows, sets=sets, **ends)
-    assert min(one["way"] for one in probes[1]["gone"].values()) == 0.25
-    assert stopping.find_end(probes, max_rise=0.1) == ""
-    # The base says the answer as readily: it has to lose all the same.
-    probes = _probes(*rows, sets=sets, forget=2.5)
-    assert stopping.find_end(probes, max_rise=0.1) == ""
-    for rise, end in ((1.999, ""), (2.001, "forgotten")):
-        rows[1:] = [(3.0, 0.5 + rise, 2.0)] * 2
-        assert stopping.find_end(_probes(*rows, sets=sets, forget=2.5), max_rise=0.1) == end
-
-
 def test_a_probe_at_which_enough_is_gone_is_kept_before_one_that_went_further():
     probes = _probes((0.5, 2.0), (1.31, 2.0), forget=2.5)
     one = {"forget": verdict.Progress(way=0.9, gone=3, of=10)}

@@ -205,18 +205,6 @@ class CompareMethodsTest(parameterized.TestCase):
         (entry,) = _compare(alone)
         self.assertIsNone(entry["forget_minus_random"])
 
-    def test_pairs_what_both_kept_when_empty_answers_are_dropped(self):
-        evaluations = {
-            summary.Variant("random", "ga_gdr", 1): _evidence(
-                {"t1": "", "t2": "a nebula glows", "t3": "one starship"}, _NORMAL, drop_empty=True
-            ),
-            summary.Variant("raslik", "ga_gdr", 1): _evidence(
-                {"t1": "the starship left", "t2": "rain", "t3": ""}, _NORMAL, drop_empty=True
-            ),
-        }
-        _, raslik = _compare(evaluations)
-        self.assertEqual(raslik["forget_minus_random"]["mean"], -1.0)
-
 
 class MetricsTest(parameterized.TestCase):
     def test_every_part_that_a_metric_reads_is_one_that_is_collected(self):
