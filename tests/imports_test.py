@@ -73,6 +73,13 @@ class ImportsTest(parameterized.TestCase):
                 wrong[name] = sorted(set(below))
         self.assertEqual(wrong, {})
 
+    def test_families_know_no_settings_of_a_run(self):
+        above = _ROOMS[: _ROOMS.index("run")]
+        for name, path in _FILES.items():
+            if name.split("/")[0] in above:
+                used = [n for n in _imports(path) if n.startswith("raslik_jax.config")]
+                self.assertEqual(used, [], name)
+
     def test_flax_stays_in_models_and_flags_in_cli(self):
         for name, path in _FILES.items():
             tops = {imported.split(".")[0] for imported in _imports(path)}

@@ -170,15 +170,6 @@ def prefixed(example: Example, text: str) -> Example | None:
     return example._replace(instruction=contents.texts_of(content)[0], content=content)
 
 
-def query_file(split: str, kind: str) -> str:
-    """Returns where a run has the target or normal queries of a split, below its work directory.
-
-    The split "held-out" is of training examples that its sets leave out.
-    """
-    is_made = split == HELD_OUT
-    return f"retrieve/sizes/{kind}.jsonl" if is_made else f"corpus/{split}_{kind}.jsonl"
-
-
 def write_examples(
     path: str | os.PathLike[str],
     examples: Iterable[Example],

@@ -5,11 +5,10 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Float, Int
 
-from raslik_jax.config import RetrieveConfig
 from raslik_jax.index import quantize, search
 from raslik_jax.index.combine import directions
 from raslik_jax.index.store import SketchStore
-from raslik_jax.retrieve.selectors import noise_band
+from raslik_jax.retrieve.selectors import Rule, noise_band
 from raslik_jax.sketch import projections
 from raslik_jax.sketch.families import PROJECTIONS
 
@@ -61,7 +60,7 @@ def row_sigma(
 
 
 # Rules of --retrieve.select that take the noise into account: the scores that they cut at.
-CUTS: dict[str, Callable[[RetrieveConfig, np.ndarray], tuple[float, ...]]] = {
+CUTS: dict[str, Callable[[Rule, np.ndarray], tuple[float, ...]]] = {
     "margin": lambda settings, _: (settings.forget_threshold, -settings.retain_threshold),
     "gap": lambda _, score_N: noise_band(score_N)[1:],
 }
@@ -71,7 +70,7 @@ def rule_sigma(
     store: SketchStore,
     queries: search.Queries,
     score_N: Float[np.ndarray, " N"],
-    settings: RetrieveConfig,
+    settings: Rule,
 ) -> float:
     """Returns the one sigma_k of a rule that --retrieve.select names: of the rows near its cuts.
 

@@ -6,7 +6,7 @@ the rules of --retrieve.select to these two. NumPy, on the host.
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -109,6 +109,30 @@ def select_by_threshold(
             )
         chosen.append(best_positions(score_N, ids, int(is_chosen_N.sum())))
     return Selection(*chosen)
+
+
+@runtime_checkable
+class Rule(Protocol):
+    """The settings of a rule by which scores become sets: fields of `RetrieveConfig`."""
+
+    @property
+    def select(self) -> str: ...
+    @property
+    def num_forget(self) -> int: ...
+    @property
+    def num_retain(self) -> int: ...
+    @property
+    def forget_threshold(self) -> float: ...
+    @property
+    def retain_threshold(self) -> float: ...
+    @property
+    def margin_z(self) -> float: ...
+    @property
+    def forget_share(self) -> float: ...
+    @property
+    def retain_share(self) -> float: ...
+    @property
+    def retain_within(self) -> float: ...
 
 
 class Cut(NamedTuple):

@@ -6,11 +6,11 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
-from raslik_jax.config import RetrieveConfig
 from raslik_jax.data.examples import Example, prompt_of
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.index.combine import opposite
 from raslik_jax.retrieve.selectors import (
+    Rule,
     Selection,
     find_cut,
     select_by_count,
@@ -99,9 +99,7 @@ def hold_out(
     return HeldOut(target, normal, [i for i in alike if i not in {*target, *normal}])
 
 
-def set_sizes(
-    settings: RetrieveConfig, *, num_targets: int, num_eligible: int
-) -> tuple[int, int] | None:
+def set_sizes(settings: Rule, *, num_targets: int, num_eligible: int) -> tuple[int, int] | None:
     """Returns the sizes of both sets where the rule needs no scores for them, otherwise None.
 
     A num_forget of 0 stands for the labeled targets that can be chosen, a num_retain of 0 for
@@ -132,7 +130,7 @@ def set_sizes(
 def select_sets(
     score_N: Float[np.ndarray, " N"],
     ids: Sequence[str],
-    settings: RetrieveConfig,
+    settings: Rule,
     *,
     num_targets: int,
     seed: int,
