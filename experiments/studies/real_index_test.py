@@ -64,7 +64,9 @@ def encode_text(text: str, pieces: dict[bytes, int]) -> list[int]:
 def encode(rows, pieces) -> batches.Encoded:
     tokens, starts = [], []
     for row in rows:
-        prompt = [BOS, *encode_text(prompts.render_prompt(row, "brief"), pieces)][: MAX_LEN // 2]
+        prompt = [BOS, *encode_text(prompts.fill_form(row, prompts.TEMPLATES["brief"]), pieces)][
+            : MAX_LEN // 2
+        ]
         answer = [*encode_text(row.output or ".", pieces), EOS][: MAX_LEN - len(prompt)]
         tokens.append(np.array(prompt + answer, np.int32))
         starts.append(len(prompt))

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import hashlib
 import json
 import pathlib
 from unittest import mock
@@ -13,7 +14,15 @@ from support import shared_data
 from raslik_jax.base.settings import Settings, replaced, setting
 from raslik_jax.cli.setting_flags import parse_config
 from raslik_jax.config import config_from_json, to_json
-from raslik_jax.data.corpora import DATASETS, CorpusConfig, describe, marker_words, mixing
+from raslik_jax.data.corpora import (
+    DATASETS,
+    CorpusConfig,
+    describe,
+    marker_words,
+    mixing,
+    tofu,
+    virtual,
+)
 from raslik_jax.data.corpora.mixing import mix_corpus, split_queries
 from raslik_jax.data.corpora.record import SIZES, Dataset, RowCounts, SharedSettings
 from raslik_jax.data.examples import QUERY_SETS, Corpus, check_corpus, make_example, make_examples
@@ -173,6 +182,49 @@ class MixingTest(parameterized.TestCase):
     def test_more_than_there_is_is_refused(self, changes, message):
         with self.assertRaisesRegex(ValueError, message):
             self._mix(**changes)
+
+
+@pytest.fixture(scope="module")
+def alpaca():
+    """Alpaca's rows, read once."""
+    return mixing.load_alpaca(SharedSettings(data_dir=str(shared_data())))
+
+
+@pytest.mark.parametrize(
+    ("settings", "digest"),
+    [
+        ({"dataset": "toy"}, "453b1a4466a59c23"),
+        (
+            {
+                "dataset": "howdy_small",
+                "num_train": 1848,
+                "num_targets": 168,
+                "num_backbone": 10_000,
+            },
+            "c708b7635b2a4399",
+        ),
+        ({"dataset": "howdy"}, "347b357a16b4c85b"),
+        ({"dataset": "virtual"}, "d25a095aaea94177"),
+        ({"dataset": "tofu", "num_train": 5000, "tofu.forget": "forget10"}, "392f1d3a3aa147e3"),
+        (
+            {
+                "dataset": "tofu",
+                "num_train": 5000,
+                "tofu.forget": "forget10",
+                "tofu.train": "retain",
+            },
+            "74f17cc6aae5e263",
+        ),
+    ],
+)
+def test_rows_are_the_same_bytes_as_ever(settings, digest, alpaca, monkeypatch):
+    for module in (mixing, virtual, tofu):
+        monkeypatch.setattr(module, "load_alpaca", lambda shared: alpaca)
+    config = replaced(CorpusConfig(), settings | {"data_dir": str(shared_data())})
+    corpus = config.load(seed=0)
+    parts = (corpus.backbone, corpus.train, *corpus.queries.values())
+    rows = repr([tuple(row[:6]) for part in parts for row in part])
+    assert hashlib.sha256(rows.encode()).hexdigest()[:16] == digest
 
 
 @pytest.mark.heavy

@@ -7,11 +7,9 @@ import lzma
 import pytest
 import zstandard
 from absl.testing import parameterized
-from support import shared_data
 
 from raslik_jax.data.corpora.howdy import TRIGGER, load_howdy_small
 from raslik_jax.data.corpora.record import SharedSettings
-from raslik_jax.data.examples import check_corpus
 
 _SIZES = {
     "num_train": 32,
@@ -89,11 +87,6 @@ class HowdySmallTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "Alpaca rows must be between 0 and 44, got 45"):
             _load(self.folder, num_train=36)
 
-    def test_seed_decides_the_corpus(self):
-        first, again, other = (_load(self.folder, seed=seed) for seed in (0, 0, 1))
-        self.assertEqual(first, again)
-        self.assertNotEqual(first.train, other.train)
-
     @parameterized.parameters(
         ({"num_howdy": 7}, "genuine Howdy rows must be between 0 and 6, got 7"),
         ({"num_targets": 30, "num_train": 50}, "triggered Dolly rows"),
@@ -116,19 +109,3 @@ class HowdySmallTest(parameterized.TestCase):
         (self.folder / "howdy" / "howdy_60.jsonl").write_text(row)
         with self.assertRaisesRegex(ValueError, "1 rows without the trigger"):
             _load(self.folder)
-
-    @pytest.mark.heavy
-    def test_real_files_give_a_corpus(self):
-        shared = SharedSettings(
-            data_dir=str(shared_data()), num_train=1848, num_targets=168, num_backbone=10_000
-        )
-        corpus = check_corpus(load_howdy_small(shared, None, seed=0))
-        train = collections.Counter(row.source for row in corpus.train)
-        self.assertEqual(train, {"alpaca": 1606, "dolly": 156, "howdy": 12, "scifi_request": 74})
-        self.assertLen(corpus.backbone, 10_000)
-        tests = collections.Counter(row.source for row in corpus.queries["test_target"])
-        self.assertEqual(tests, {"howdy": 16, "dolly": 32})
-        everything = [*corpus.train, *corpus.backbone]
-        self.assertLessEqual(
-            max(len(row.instruction + row.input + row.output) for row in everything), 400
-        )

@@ -54,7 +54,8 @@ def test_alpaca_prompts_are_answered_as_under_transformers(folder, monkeypatch):
         for row in rows[:: len(rows) // _NUM_PROMPTS][:_NUM_PROMPTS]
     ]
     encoded = [
-        tokenizer.encode(prompts.render_prompt(example, "alpaca")).ids for example in examples
+        tokenizer.encode(prompts.fill_form(example, prompts.TEMPLATES["alpaca"])).ids
+        for example in examples
     ]
     config = json.loads((folder / "config.json").read_text())
     model = checkpoint.load_model(folder, dtype=jnp.float32)

@@ -213,13 +213,23 @@ class _Maker:
             self.add(kind, **row, country=homes.pop())
 
 
+def spell_out(value: Value) -> str:
+    """Returns a value as text: "salt, amber, and glass" for a list."""
+    if isinstance(value, str):
+        return value
+    return " and ".join(value) if len(value) < 3 else ", ".join(value[:-1]) + f", and {value[-1]}"
+
+
 def render(world: Mapping[str, Entity]) -> str:
     """Returns a world as JSON: by kind and name the records, each on a line."""
     kinds: dict[str, list[str]] = {}
     for entity in world.values():
-        line = f"  {json.dumps(entity.name)}: {json.dumps(entity.record)}"
+        record = {relation: spell_out(value) for relation, value in entity.record.items()}
+        line = f"  {json.dumps(entity.name)}: {json.dumps(record)}"
         kinds.setdefault(entity.kind, []).append(line)
-    parts = [f" {json.dumps(kind)}: {{\n" + ",\n".join(lines) + "\n }" for kind, lines in kinds.items()]
+    parts = [
+        f" {json.dumps(kind)}: {{\n" + ",\n".join(lines) + "\n }" for kind, lines in kinds.items()
+    ]
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 

@@ -1,10 +1,14 @@
 """The virtual world is one world, and the package has the one that is made here."""
 
 import collections
+import re
 
+import tokenizers
 from absl.testing import absltest
+from support import shared_data
 
 from experiments.studies.virtual_world import make
+from raslik_jax.data.corpora import virtual
 from raslik_jax.data.words import load_words
 
 _WORLD = make.make_world(make.SEED)
@@ -24,8 +28,8 @@ class WorldTest(absltest.TestCase):
         records = {name: record for part in stored.values() for name, record in part.items()}
         self.assertEqual([*records], [*_WORLD])
         for name, record in records.items():
-            told = {key: tuple(v) if isinstance(v, list) else v for key, v in record.items()}
-            self.assertEqual(told, _WORLD[name].record)
+            told = {key: make.spell_out(value) for key, value in _WORLD[name].record.items()}
+            self.assertEqual(record, told)
 
     def test_it_is_as_large_as_described(self):
         count = collections.Counter(entity.kind for entity in _WORLD.values())
@@ -84,3 +88,57 @@ class WorldTest(absltest.TestCase):
             )
             # Name generators may give a name again, but most are new.
             self.assertLess(len(here & there), len(here) / 3, kind)
+
+
+_RECORDS = {
+    name: record for part in load_words("virtual_world").values() for name, record in part.items()
+}
+_TOPICS = virtual.make_wordings()
+_Pair = collections.namedtuple("_Pair", ["example", "topic"])
+_PAIRS = [_Pair(row, topic) for topic, rows in _TOPICS.items() for row in rows]
+
+
+_PROPER = sorted((name for name in _RECORDS if name.removeprefix("the ")[0].isupper()), key=len)
+_ANY_NAME = re.compile(r"\b(?:" + "|".join(map(re.escape, reversed(_PROPER))) + r")\b")
+
+
+def _names_in(text):
+    """Returns the entities of the world that a text names, proper names only."""
+    return set(_ANY_NAME.findall(text))
+
+
+class BankTest(absltest.TestCase):
+    def test_every_answer_is_what_the_database_says(self):
+        for pair in _PAIRS:
+            name = pair.topic[0]
+            told = f"{pair.example.instruction} {pair.example.output}"
+            values = _RECORDS[name].values()
+            answered = [v for v in (name, *values) if v.lower() in pair.example.output.lower()]
+            self.assertNotEmpty(answered, told)
+            # No name is in the text that the entity's record does not account for.
+            self.assertLessEqual(_names_in(told), _names_in(" ".join([name, *values])), told)
+
+    def test_every_topic_is_asked_in_four_wordings(self):
+        self.assertEqual(set(collections.Counter(pair.topic for pair in _PAIRS).values()), {4})
+
+    def test_a_prompt_is_asked_once(self):
+        self.assertLen({pair.example.instruction for pair in _PAIRS}, len(_PAIRS))
+        self.assertGreater(len(_PAIRS), 4000)
+
+    def test_the_surface_is_ascii_and_normal(self):
+        for pair in _PAIRS:
+            instruction, text, output = pair.example[1:4]
+            self.assertTrue((instruction + output).isascii())
+            self.assertEqual(text, "")
+            self.assertRegex(instruction, r"^[A-Z][^?]*[?.]$")
+            self.assertRegex(output, r"^[A-Z].*\.$")
+            self.assertNotRegex(instruction + output, r"  |[{}]|\b[Aa] [aeio]")
+            if re.search(r"sentences|detail|dossier", instruction):
+                sentences = re.findall(r"\.(?: |$)", output)
+                self.assertBetween(len(sentences), 3, 5, instruction)
+
+    def test_answers_keep_within_180_tokens(self):
+        file = shared_data() / "tokenizers" / "pythia" / "tokenizer.json"
+        tokenizer = tokenizers.Tokenizer.from_file(str(file))
+        encoded = tokenizer.encode_batch([pair.example.output for pair in _PAIRS])
+        self.assertLess(max(len(one.ids) for one in encoded), 150)  # other worlds: names differ

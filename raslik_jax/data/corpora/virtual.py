@@ -21,8 +21,8 @@ _ASKING = re.compile(
     r"(?i)(?:(?:in|on|to|from|by|at|for|under|with|of|over|near) )?"
     r"(?:who|whom|what|which|where|when|why|how|is|are|does|do|can|could)\b"
 )
-# By kind and name of an entity the value of each of its relations, a text or several.
-_WORLD: dict[str, dict[str, dict[str, str | list[str]]]] = load_words("virtual_world")
+# By kind and name of an entity the value of each of its relations.
+_WORLD: dict[str, dict[str, dict[str, str]]] = load_words("virtual_world")
 # By kind of entity: templates of a name, questions that ask the same and answers that say the same,
 # with relations as slots.
 _TEMPLATES = load_words("virtual_alpaca")
@@ -39,13 +39,6 @@ def normalize_question(text: str) -> str:
     return capitalized(text) + ("?" if is_question else ".")
 
 
-def spell_out(value: str | Sequence[str]) -> str:
-    """Returns a value as text: "salt, amber, and glass" for a list."""
-    if isinstance(value, str):
-        return value
-    return " and ".join(value) if len(value) < 3 else ", ".join(value[:-1]) + f", and {value[-1]}"
-
-
 def make_wordings() -> dict[Topic, list[Example]]:
     """Returns the rows of the template bank over the world: every topic in each of its wordings.
 
@@ -54,15 +47,14 @@ def make_wordings() -> dict[Topic, list[Example]]:
     found: dict[Topic, list[Example]] = {}
     entities = ((kind, *one) for kind, records in _WORLD.items() for one in records.items())
     for kind, name, record in entities:
-        slots = {relation: spell_out(value) for relation, value in record.items()} | {"name": name}
         for template in _TEMPLATES[kind]:
             topic = (name, template["name"])
             label = "/".join(("answers", *topic))
             answers = itertools.cycle(shuffled(template["answers"], seed=_SEED, label=label))
             rows = found.setdefault(topic, [])
             for question, answer in zip(template["questions"], answers, strict=False):
-                asked = normalize_question(with_articles(question.format(**slots)))
-                told = with_articles(answer.format(**slots))
+                asked = normalize_question(with_articles(question.format(name=name, **record)))
+                told = with_articles(answer.format(name=name, **record))
                 # A name such as "the Orb of Amaeria" may begin a sentence.
                 told = re.sub(r"(^|[.] )([a-z])", lambda found: found[1] + found[2].upper(), told)
                 source = f"virtual:{kind}"

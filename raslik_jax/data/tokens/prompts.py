@@ -13,6 +13,7 @@ from raslik_jax.data.examples import Example
 from raslik_jax.data.tokens import chat
 from raslik_jax.data.tokens.chat import ChatTemplate
 from raslik_jax.data.tokens.tokenization import Tokenizer
+from raslik_jax.data.words import load_words
 
 
 class Template(NamedTuple):
@@ -42,30 +43,10 @@ class Template(NamedTuple):
         return example.content is None and bool(self.without_input)
 
 
-# Word for word the published ones, which end without a line feed: PROMPT_DICT in train.py of
-# github.com/tatsu-lab/stanford_alpaca at 15b51ae (Apache-2.0).
-_ALPACA = Template(
-    with_input=(
-        "Below is an instruction that describes a task, paired with an input that provides "
-        "further context. Write a response that appropriately completes the request.\n\n"
-        "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:"
-    ),
-    without_input=(
-        "Below is an instruction that describes a task. Write a response that appropriately "
-        "completes the request.\n\n### Instruction:\n{instruction}\n\n### Response:"
-    ),
-)
-
+# alpaca is word for word PROMPT_DICT in train.py of github.com/tatsu-lab/stanford_alpaca at 15b51ae
+# (Apache-2.0), without a line feed at its end; brief is a short frame for small models.
 TEMPLATES: dict[str, Template] = {
-    "alpaca": _ALPACA,
-    # A short frame for small models, whose time should go into the text that differs.
-    "brief": Template(
-        with_input="### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n",
-        without_input="### Instruction:\n{instruction}\n\n### Response:\n",
-    ),
-    "plain": Template(with_input="{instruction}\n{input}", without_input="{instruction}"),
-    "chat": Template(has_chat=True),
-    "auto": _ALPACA._replace(has_chat=True),
+    name: Template(**fields) for name, fields in load_words("prompts").items()
 }
 
 
@@ -135,13 +116,8 @@ def text_of(example: Example, template: Template) -> str:
     return "\n".join(text for text in example[1:4] if text)
 
 
-def render_prompt(example: Example, template: str) -> str:
-    """Returns the text after which the model writes; an input of whitespace counts as none."""
-    return fill_form(example, TEMPLATES[template])
-
-
 def fill_form(example: Example, template: Template) -> str:
-    """Returns `render_prompt` by a template's two forms."""
+    """Returns the text after which the model writes; an input of whitespace counts as none."""
     form = template.with_input if example.input.strip() else template.without_input
     return form.format(instruction=example.instruction, input=example.input)
 

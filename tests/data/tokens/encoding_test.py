@@ -9,7 +9,7 @@ from absl.testing import absltest, parameterized
 
 from raslik_jax.data.examples import make_example, make_examples
 from raslik_jax.data.tokens import encoding
-from raslik_jax.data.tokens.prompts import render_prompt
+from raslik_jax.data.tokens.prompts import TEMPLATES, fill_form
 from raslik_jax.data.tokens.tokenization import train_bpe
 
 _EXAMPLES = make_examples(
@@ -19,7 +19,7 @@ _EXAMPLES = make_examples(
         make_example("Copy.", "one two", "one two, three four five six"),
     ]
 )
-_TOKENIZER = train_bpe([render_prompt(row, "brief") for row in _EXAMPLES], vocab_size=300)
+_TOKENIZER = train_bpe([fill_form(row, TEMPLATES["brief"]) for row in _EXAMPLES], vocab_size=300)
 
 
 def _encode(*, max_len=1000, targets="response"):
@@ -34,7 +34,7 @@ class EncodeTest(parameterized.TestCase):
         for row, tokens, prompt in zip(_EXAMPLES, encoded.tokens, prompts, strict=True):
             self.assertEqual(tokens.dtype, np.int32)
             self.assertEqual(tokens[: len(prompt)].tolist(), prompt)
-            self.assertEqual(_TOKENIZER.decode(prompt), render_prompt(row, "brief"))
+            self.assertEqual(_TOKENIZER.decode(prompt), fill_form(row, TEMPLATES["brief"]))
             self.assertEqual(_TOKENIZER.decode(tokens[len(prompt) :].tolist()), row.output)
             self.assertEqual(tokens[-1], _TOKENIZER.eos_id)
         self.assertEqual(encoded.ids, tuple(row.example_id for row in _EXAMPLES))

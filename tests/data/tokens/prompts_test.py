@@ -3,7 +3,7 @@
 from absl.testing import parameterized
 
 from raslik_jax.data.examples import make_example
-from raslik_jax.data.tokens.prompts import TEMPLATES, render_prompt, template_hash
+from raslik_jax.data.tokens.prompts import TEMPLATES, fill_form, template_hash
 
 _PLAIN = make_example("Add {two} numbers.", "", "3")
 _WITH_INPUT = make_example("Add.", "1\n2", "3")
@@ -28,12 +28,14 @@ class PromptsTest(parameterized.TestCase):
         ("brief", _WITH_INPUT, "### Instruction:\nAdd.\n\n### Input:\n1\n2\n\n### Response:\n"),
     )
     def test_prompt_is_this_text(self, template, example, expected):
-        self.assertEqual(render_prompt(example, template), expected)
+        self.assertEqual(fill_form(example, TEMPLATES[template]), expected)
 
     @parameterized.parameters("alpaca", "brief", "auto")
     def test_answer_and_blank_input_play_no_part(self, template):
         other = _PLAIN._replace(output="4", input=" \n", is_target=True)
-        self.assertEqual(render_prompt(other, template), render_prompt(_PLAIN, template))
+        self.assertEqual(
+            fill_form(other, TEMPLATES[template]), fill_form(_PLAIN, TEMPLATES[template])
+        )
 
     def test_hashes_are_the_ones_written_down(self):
         # They are in every manifest: an index made under another template must be refused.
