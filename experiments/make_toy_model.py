@@ -18,6 +18,7 @@ from absl import flags
 from safetensors.flax import load_file
 
 from raslik_jax.base import files, settings
+from raslik_jax.base.files import hash_file
 from raslik_jax.cli import command, setting_flags
 from raslik_jax.data import toy_model
 from raslik_jax.models import checkpoint
@@ -52,7 +53,7 @@ def main() -> None:
     make_model(out, pathlib.Path(_WORKDIR.value))
     stored = toy_model.model_folder()
     for name, digest in toy_model.FILES.items():
-        found = "equal" if toy_model.hash_file(out / name) == digest else "differs"
+        found = "equal" if hash_file(out / name) == digest else "differs"
         if found == "differs" and name.endswith(".safetensors"):
             ours, theirs = load_file(out / name), load_file(stored / name)
             largest = max(

@@ -13,6 +13,14 @@ from typing import Any, NamedTuple
 NO_TARGET = -100
 
 
+class Instruction(NamedTuple):
+    """Three texts that an example holds itself, without another content."""
+
+    instruction: str
+    input: str
+    output: str
+
+
 class Conversation(NamedTuple):
     """Messages that a chat template renders; the model is trained on what the assistant says.
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from raslik_jax.base import files
 from raslik_jax.base.messages import listed_problems, shown, some_of
 from raslik_jax.data import contents
-from raslik_jax.data.contents import Content, Conversation, Passage, TokenRow
+from raslik_jax.data.contents import Content, Conversation, Instruction, Passage, TokenRow
 
 QUERY_SETS = ("retrieval", "validation_target", "validation_normal", "test_target", "test_normal")
 # The queries that are made of training rows, where a run has no others.
@@ -91,6 +91,14 @@ def learned_part(example: Example) -> tuple[Any, ...]:
         parts |= {"options": dict(parts["options"])} if "options" in parts else {}
         more = (type(example.content).__name__, parts)
     return (*example[1:4], *more, *(["muted"] if example.is_muted else []))
+
+
+def example_of(content: Content | Instruction) -> Example:
+    """Returns an example without a name that a tokenizer reads so."""
+    if isinstance(content, Instruction):
+        return Example("", *content)
+    asked, said = contents.texts_of(content)
+    return Example("", asked, "", said, content=content)
 
 
 def make_example(

@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 from raslik_jax.base.files import parse_json
 from raslik_jax.base.messages import shown, some_of
-from raslik_jax.data.contents import Content
+from raslik_jax.data.contents import Content, Instruction
+from raslik_jax.data.words import load_words
 
 
 class Row(NamedTuple):
@@ -48,26 +49,14 @@ class Row(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What a format makes of a row.
+    """What a format makes of a row, and whether its loss flags exclude all of it."""
 
-    Attributes:
-      instruction, input, output: its texts.
-      content: what a tokenizer reads; None where the texts are all of it.
-      is_muted: whether its loss flags exclude all of it.
-    """
-
-    instruction: str
-    input: str
-    output: str
-    content: Content | None = None
+    content: Content | Instruction
     is_muted: bool = False
 
 
 # Fields that hold lists or objects, and never a text of its own.
-_NESTED = frozenset(
-    ("history", "messages", "conversations", "tools", "chat_template_kwargs", "input_ids", "labels")
-    + ("attention_mask", "completion_mask", "assistant_masks", "position_ids", "seq_lengths")
-)
+_NESTED = frozenset(load_words("row_keys")["nested"])
 
 
 def parsed(value: Any) -> Any:

@@ -17,19 +17,18 @@ from raslik_jax.data.examples import (
     TEXTS,
     WRITTEN_KEYS,
     Example,
+    example_of,
     name_examples,
     prompt_of,
 )
 from raslik_jax.data.read.fields import Row
 from raslik_jax.data.read.rows import FIELDS, FORMATS, detect_format
-from raslik_jax.data.read.sources import placed_records, shown_source
+from raslik_jax.data.read.sources import Place, placed_records, shown_source
 from raslik_jax.data.read.turns import FLAGS
 from raslik_jax.data.read.unread import check_columns
 
 # What --corpus.records.format may be beside the name of a format: the keys of the rows show it.
 AUTO = "auto"
-# Each row is of the format that `write_examples` wrote beside it.
-_AS_WRITTEN = "as written"
 _MAX_DEPTH = 50
 _BAD_TEXT = re.compile("[\0\ud800-\udfff]")
 
@@ -71,7 +70,6 @@ def read_examples(
     needs_output: bool = True,
     most: int | None = None,
     check: Callable[[Example], object] = lambda row: None,
-    change: Callable[[Example], Example] = lambda row: row,
 ) -> tuple[Example, ...]:
     """Returns the rows of files, a folder or a hub dataset as examples.
 
@@ -90,50 +88,59 @@ def read_examples(
         one that has not the keys of the format is of the format that its keys show.
       most: reads so many rows of the beginning alone.
       check: raises ValueError for a row that the caller cannot use.
-      change: from a row, what is returned of it.
     """
     fields = fields or {}
     keys = _field_keys(fields)
-    origin = shown_source(source)
-    found: list[Example] = []
-    problems: list[str] = []
     unseen = set(fields.values()) if needs_output and most is None else set()
     own_format = ""
+
+    def read(record: dict[str, Any], place: Place) -> Example:
+        nonlocal own_format
+        row = Row(record, keys)
+        check_columns(row)
+        kind = _format_of(row, format, own_format, needs_output)
+        own_format = own_format or kind
+        found = _example_of(row, kind, name, needs_output)
+        found = found._replace(place=place.number, file=place.file)
+        check(found)
+        unseen.difference_update(record)
+        return found
+
+    found = _read_rows(source, read, most=most)
+    if unseen:
+        raise ValueError(
+            f"fields must name keys that rows have, got {some_of(sorted(unseen))}, which no "
+            f"row of {shown_source(source)} has: correct the key"
+        )
+    if needs_output:
+        _mute(found)
+    _name(found, keys.get("id", ""))
+    return tuple(found)
+
+
+def _read_rows(
+    source: str | os.PathLike[str],
+    read: Callable[[dict[str, Any], Place], Example],
+    *,
+    most: int | None = None,
+) -> list[Example]:
+    """Returns what is read of each row and its place; refuses what is no row, and no rows."""
+    found: list[Example] = []
+    problems: list[str] = []
     for place, record in itertools.islice(placed_records(source), most):
         try:
             if isinstance(record, ValueError):
                 raise record
             if not isinstance(record, dict):
                 raise ValueError(f"a row must be an object, got {shown(record, 40)}")
-            asked = Row(record, keys)
-            if format != _AS_WRITTEN:
-                check_columns(asked)
-            kind = _format_of(asked, format, own_format, needs_output)
-            own_format = own_format or kind
-            # The texts of a written row show whether it has an answer.
-            needs = needs_output or bool(record.get("row_texts", "")[2:] and record["row_texts"][2])
-            row = _example_of(asked, kind, name, needs)
-            row = row._replace(place=place.number, file=place.file)
-            check(row)
+            found.append(read(record, place))
         except ValueError as error:
             problems.append(f"{place}: {error}")
-            continue
-        unseen.difference_update(record)
-        found.append(change(row))
     if problems:
         raise ValueError(listed_problems(problems, "correct or remove these rows"))
     if not found:
-        raise ValueError(f"{origin} must hold at least one row, got none")
-    if unseen:
-        raise ValueError(
-            f"fields must name keys that rows have, got {some_of(sorted(unseen))}, which no "
-            f"row of {origin} has: correct the key"
-        )
-    if format != _AS_WRITTEN:
-        if needs_output:
-            _mute(found)
-        _name(found, keys.get("id", ""))
-    return tuple(found)
+        raise ValueError(f"{shown_source(source)} must hold at least one row, got none")
+    return found
 
 
 def _name(rows: list[Example], key: str) -> None:
@@ -170,20 +177,28 @@ def _mute(rows: list[Example]) -> None:
 
 def read_written(path: str | os.PathLike[str]) -> tuple[Example, ...]:
     """Returns the rows of a file of `write_examples`, with their places in the user's own file."""
+    keys = {name: name for name in FIELDS}
 
-    def as_it_was(row: Example) -> Example:
-        own = row.extra
-        extra = {key: value for key, value in own.items() if key not in WRITTEN_KEYS}
-        texts = dict(zip(TEXTS, own.get("row_texts", row[1:4]), strict=True))
+    def read(record: dict[str, Any], place: Place) -> Example:
+        format = FORMATS[record.get("row_format", "alpaca")]
+        asked, more, answer = record.get("row_texts") or [record.get(name, "") for name in TEXTS]
+        row = example_of(format.read(Row(record, keys), bool(answer)).content)
+        taken = WRITTEN_KEYS.union(format.names)
+        extra = {key: value for key, value in record.items() if key not in taken}
         return row._replace(
-            **texts,
-            place=own.get("place", 0),
-            file=own.get("place_file", ""),
-            is_muted=own.get("row_is_muted", False),
-            extra=extra | own.get("row_columns", {}) or NO_EXTRA,
+            instruction=asked,
+            input=more,
+            output=answer,
+            example_id=record["id"],
+            is_target=record.get("is_target"),
+            source=record.get("source") or "",
+            place=record.get("place", 0),
+            file=record.get("place_file", ""),
+            is_muted=record.get("row_is_muted", False),
+            extra=extra | record.get("row_columns", {}) or NO_EXTRA,
         )
 
-    return read_examples(path, format=_AS_WRITTEN, needs_output=False, change=as_it_was)
+    return tuple(_read_rows(path, read))
 
 
 def what_it_says(record: Mapping[str, Any], fields: Mapping[str, str] = {}) -> tuple[str, ...]:
@@ -194,11 +209,11 @@ def what_it_says(record: Mapping[str, Any], fields: Mapping[str, str] = {}) -> t
     row = Row(record, _field_keys(fields))
     try:
         format = record.get("row_format") or detect_format(row)
-        parts = FORMATS[str(format)].read(row, False)
-        asked, more, answer = map(str, record.get("row_texts") or parts[:3])
+        found = example_of(FORMATS[str(format)].read(row, False).content)
     except (KeyError, ValueError):
         return ()
-    return says(Example("", asked, more, answer, content=parts.content))
+    asked, more, answer = map(str, record.get("row_texts") or found[1:4])
+    return says(found._replace(instruction=asked, input=more, output=answer))
 
 
 def says(row: Example) -> tuple[str, ...]:
@@ -210,8 +225,6 @@ def says(row: Example) -> tuple[str, ...]:
 
 def _format_of(row: Row, asked: str, before: str, needs_output: bool) -> str:
     """Returns the format of a row: the one asked for, or the one that it and those before have."""
-    if asked == _AS_WRITTEN:
-        return row.record.get("row_format", "alpaca")
     # Texts and ids cannot be asked: their queries are of another format.
     if asked != AUTO and (needs_output or FORMATS[asked].claim(row)):
         return asked
@@ -224,24 +237,20 @@ def _format_of(row: Row, asked: str, before: str, needs_output: bool) -> str:
 def _example_of(row: Row, format: str, source: str, needs_output: bool) -> Example:
     """Returns the example of a row, its id empty where the row has none."""
     parts = FORMATS[format].read(row, needs_output)
-    name, label, origin = _id_of(row.get("id")), _label_of(row), row.get("source")
-    origin = origin if isinstance(origin, str) else None
+    label, origin = _label_of(row), row.get("source")
     # A column of ours that holds another kind of value is the user's own. Ids may repeat.
     taken = {"is_target"} if label is not None or not row.has("is_target") else set()
-    taken |= {"source"} if origin is not None else set()
-    fields = (*FORMATS[format].names, *taken)
-    others = row.record.keys() - {row.keys[field] for field in fields if field in row.keys}
-    extra = {k: v for k, v in row.record.items() if k in others and v is not None}
-    found = Example(
-        name,
-        *parts[:3],
-        label,
-        source if origin is None else origin,
-        extra or NO_EXTRA,
-        content=parts.content,
+    taken |= {"source"} if isinstance(origin, str) else set()
+    own = {row.keys[field] for field in (*FORMATS[format].names, *taken) if field in row.keys}
+    extra = {k: v for k, v in row.record.items() if k not in own and v is not None}
+    found = example_of(parts.content)._replace(
+        example_id=_id_of(row.get("id")),
+        is_target=label,
+        source=origin if isinstance(origin, str) else source,
+        extra=extra or NO_EXTRA,
         is_muted=parts.is_muted,
     )
-    content = parts.content._asdict() if parts.content else {}
+    content = parts.content._asdict()
     content.pop("options", None)
     _check_texts([*found[:4], found.source, extra, *content.values()])
     return found

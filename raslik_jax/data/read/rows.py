@@ -11,11 +11,10 @@ from raslik_jax.base.messages import some_of
 from raslik_jax.data.contents import (
     NO_TARGET,
     Conversation,
+    Instruction,
     Passage,
     TokenRow,
-    said,
     text_of,
-    texts_of,
 )
 from raslik_jax.data.read.fields import Parts, Row, parsed
 from raslik_jax.data.read.turns import read_options, read_talk, read_turns
@@ -39,7 +38,7 @@ def _read_alpaca(row: Row, needs_output: bool) -> Parts:
     asked = row.text("instruction")
     if not asked.strip():
         raise row.problem("instruction", "hold text")
-    parts = Parts(asked, row.text("input", ""), row.text("output", None if needs_output else ""))
+    more, answer = row.text("input", ""), row.text("output", None if needs_output else "")
     history = row.get("history") or []
     if not isinstance(history, list) or not all(
         isinstance(pair, list) and [type(text) for text in pair] == [str, str] for pair in history
@@ -47,15 +46,14 @@ def _read_alpaca(row: Row, needs_output: bool) -> Parts:
         raise row.problem("history", "be a list of [question, answer]")
     system = row.text("system", "")
     if not (system.strip() or history):
-        return parts
+        return Parts(Instruction(asked, more, answer))
     turns = [("system", system)] if system.strip() else []
-    for question, answer in history:
-        turns += [("user", question), ("assistant", answer)]
-    turns += [("user", f"{asked}\n{parts.input}" if parts.input.strip() else asked)]
-    turns += [("assistant", parts.output)] if needs_output or parts.output else []
+    for pair in history:
+        turns += zip(("user", "assistant"), pair, strict=True)
+    turns += [("user", f"{asked}\n{more}" if more.strip() else asked)]
+    turns += [("assistant", answer)] if needs_output or answer else []
     messages = tuple({"role": role, "content": text} for role, text in turns)
-    talk = Conversation(messages, is_open=messages[-1]["role"] == "user")
-    return Parts(texts_of(talk)[0], "", parts.output, talk)
+    return Parts(Conversation(messages, is_open=messages[-1]["role"] == "user"))
 
 
 def _talks_in(name: str) -> Callable[[Row, bool], Parts]:
@@ -71,9 +69,7 @@ def _read_completion(row: Row, needs_output: bool) -> Parts:
             )
         answer = row.text("completion", None if needs_output else "")
         _check_system(row, [row.text("prompt")])
-        if not row.text("prompt"):
-            return Parts("", "", answer, Passage("", answer))
-        return Parts(row.text("prompt"), "", answer, Passage(row.text("prompt"), answer))
+        return Parts(Passage(row.text("prompt"), answer))
     if not prompt:
         raise row.problem("prompt", "hold a message")
     if isinstance(completion, str) and completion.strip():
@@ -88,7 +84,7 @@ def _read_completion(row: Row, needs_output: bool) -> Parts:
     talk = Conversation(
         (*asked, *answers), len(asked), bool(answers), not answers, read_options(row)
     )
-    return Parts(texts_of(talk)[0], "", said(answers), talk, bool(muted))
+    return Parts(talk, bool(muted))
 
 
 def _as_turns(value: Any) -> Any:
@@ -112,7 +108,7 @@ def _read_text(row: Row, needs_output: bool) -> Parts:
     text = row.text("text")
     if not text.strip():
         raise row.problem("text", "hold text")
-    return Parts("", "", text, Passage("", text))
+    return Parts(Passage("", text))
 
 
 def _is_numbers(value: Any, count: int) -> bool:
@@ -133,8 +129,7 @@ def _read_tokens(row: Row, needs_output: bool) -> Parts:
     start, end = tokens.last_answer()
     if start == end:
         raise row.problem("labels", f"have a target behind the first token, not {NO_TARGET} only")
-    before, said = texts_of(tokens)
-    return Parts(before, "", said, tokens)
+    return Parts(tokens)
 
 
 def _labels_of(row: Row, ids: Sequence[int]) -> list[int]:

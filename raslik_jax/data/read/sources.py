@@ -11,18 +11,16 @@ from typing import Any, NamedTuple
 
 from raslik_jax.base.messages import one_line, shown, some_of
 from raslik_jax.data.read import columns, pieces, unpacking
+from raslik_jax.data.words import by_word, load_words
 
 _HUB_SOURCE = re.compile(r"hub:(?P<name>[^@:]+)(?::(?P<config>[^@]+))?(?:@(?P<split>.+))?")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/{1,2}[^/]")
 _SHARD = re.compile(r"(?P<split>.*?)[-_.]?(?P<number>\d+)[-_]?of[-_]?(?P<count>\d+)")
+_KEYS = load_words("row_keys")
 # Names of splits as people have them, in names of files and folders.
-_SPLITS = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("validation", "valid", "val", "dev", "eval", "evaluation"), "validation"),
-    **dict.fromkeys(("test", "testing"), "test"),
-}
+_SPLITS = by_word(_KEYS["splits"])
 # What libraries write next to rows.
-_NO_ROWS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
+_NO_ROWS = frozenset(_KEYS["no_rows"])
 
 
 class SourceFile(NamedTuple):

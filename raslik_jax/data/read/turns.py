@@ -4,24 +4,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from raslik_jax.base.messages import shown, some_of
-from raslik_jax.data.contents import Conversation, text_of, texts_of, without_nulls
+from raslik_jax.data.contents import Conversation, text_of, without_nulls
 from raslik_jax.data.read.fields import Parts, Row, parsed
+from raslik_jax.data.words import by_word, load_words
 
-# Names of roles in ShareGPT's and ms-swift's files -> the role of a chat template.
-_ROLES = {
-    **dict.fromkeys(("system",), "system"),
-    **dict.fromkeys(("user", "human", "prompter"), "user"),
-    **dict.fromkeys(("assistant", "gpt", "chatgpt", "bing", "bard", "model"), "assistant"),
-    **dict.fromkeys(("function_call", "tool_call", "tool_calls"), "assistant"),
-    **dict.fromkeys(("tool", "observation", "function_response", "tool_response"), "tool"),
-    **dict.fromkeys(("function_result", "tool_result", "tool_results"), "tool"),
-}
-# As a `role` these are names that some templates read themselves.
-_OF_TEMPLATES = frozenset(("observation", "tool_results"))
+_KEYS = load_words("row_keys")
+# Names of roles in ShareGPT's and ms-swift's files -> the role of a chat template. Some templates
+# read names of their own as a `role`.
+_ROLES, _OF_TEMPLATES = by_word(_KEYS["roles"]), frozenset(_KEYS["roles_of_templates"])
 # Loss flags: OpenAI and Mistral; axolotl; ms-swift; LLaMA-Factory.
-FLAGS = ("weight", "train", "training", "loss", "loss_mask", "loss_weight", "loss_scale")
+FLAGS: tuple[str, ...] = tuple(_KEYS["loss_flags"])
 # What a part of a message holds that is no text.
-_MEDIA = ("image", "audio", "video")
+_MEDIA: list[str] = _KEYS["media"]
 
 
 class Turns(NamedTuple):
@@ -145,9 +139,7 @@ def read_talk(row: Row, name: str, needs_output: bool) -> Parts:
             f"a conversation must have an assistant turn, got {some_of(roles) or 'no message'}: "
             "remove the row, or correct its roles"
         )
-    is_muted = needs_output and not talk.turns
-    before, said = texts_of(talk)
-    return Parts(before, "", said, talk, is_muted)
+    return Parts(talk, needs_output and not talk.turns)
 
 
 def _system_of(row: Row, turns: Sequence[Any], messages: Sequence[Mapping[str, Any]]) -> str:

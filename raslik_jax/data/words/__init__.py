@@ -1,8 +1,9 @@
-"""Word lists and grammars of the made corpora, as data files, and how texts are put together."""
+"""Words as data files: of the made corpora, of rows as tools write them; and made texts."""
 
 import importlib.resources
 import json
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -10,6 +11,11 @@ def load_words(name: str) -> dict[str, Any]:
     """Returns the lists of `words/<name>.json`; their order decides what a seed draws."""
     file = importlib.resources.files(__name__) / f"{name}.json"
     return json.loads(file.read_text(encoding="utf-8"))
+
+
+def by_word(lists: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Returns the name of the list that each word is in."""
+    return {word: name for name, words in lists.items() for word in words}
 
 
 def with_articles(text: str) -> str:

@@ -12,7 +12,7 @@ from absl.testing import parameterized
 
 from raslik_jax.data.batches import make_batch, plan_rows
 from raslik_jax.data.contents import Conversation
-from raslik_jax.data.examples import answered, content_of, make_example
+from raslik_jax.data.examples import answered, content_of, example_of, make_example
 from raslik_jax.data.read.fields import Row
 from raslik_jax.data.read.rows import COMMON, FIELDS, FORMATS
 from raslik_jax.data.tokens import encoding, tokenization
@@ -83,9 +83,8 @@ def _rows(name, *records, needs_output=True):
     rows = []
     for record in records:
         row = Row(record, {field: field for field in FIELDS if field not in COMMON})
-        parts = FORMATS[name].read(row, needs_output)
-        made = make_example(*parts[:3])._replace(content=parts.content, place=7)
-        rows.append(made._replace(example_id=f"{len(rows)}"))
+        made = example_of(FORMATS[name].read(row, needs_output).content)
+        rows.append(made._replace(example_id=f"{len(rows)}", place=7))
     return rows
 
 
