@@ -44,11 +44,6 @@ _INERT = frozenset(
     megatron_core peft_type peft_version qalora_group_size revision runtime_config task_type
     """.split()
 )
-# Fields that are read.
-_READ = frozenset(
-    """alpha_pattern exclude_modules layers_pattern layers_to_transform lora_alpha r rank_pattern
-    target_modules use_rslora""".split()
-)
 # Starts that keep the base as it was; the others subtract the adapter's start from it.
 _PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 # Kinds that have no weights to merge.
@@ -57,6 +52,7 @@ _PROMPTS = frozenset(
     P_TUNING XLORA""".split()
 )
 _NAMES = (str, [str], None)
+# Fields that are read.
 _SHAPE = {
     "peft_type": str,
     "r": int,
@@ -124,7 +120,7 @@ def read_adapter_config(folder: str | os.PathLike[str], config: decoders.ModelCo
 def _refuse_others(path: pathlib.Path, fields: Mapping[str, Any]) -> None:
     """Raises a ValueError that names what is set and neither read nor without effect."""
     # PEFT grows switches; off, they are False, None or empty, and change nothing.
-    known = _INERT | _READ
+    known = _INERT | {name.removesuffix("?") for name in _SHAPE}
     active = {name: value for name, value in fields.items() if value and name not in known}
     if active.get("bias") == "none":
         del active["bias"]

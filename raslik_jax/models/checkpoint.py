@@ -26,7 +26,7 @@ from raslik_jax.base.messages import shown, some_of
 from raslik_jax.data.tokens import tokenization
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models import encoder as encoders
-from raslik_jax.models import key_map, layers, mistaken, quantize, quantized, storage
+from raslik_jax.models import key_map, layers, mistaken, quantize, storage
 from raslik_jax.models.architecture import Architecture, ModelConfig
 from raslik_jax.models.lora import LoRAConfig
 from raslik_jax.models.storage import resolve_folder
@@ -78,7 +78,7 @@ def _read_config(
     if fields["model_type"] not in known:
         must = f"must be one of the {kind} {sorted(known)}, got {shown(fields['model_type'])}"
         raise ValueError(f"model_type in {path} {must}: point to another checkpoint")
-    plain = quantized.plain_fields(path, fields)
+    plain = mistaken.plain_fields(path, fields)
     with _naming(path):
         return known[fields["model_type"]].config.from_hf(plain), fields
 
@@ -148,7 +148,7 @@ def _open_fitting(
     if not storage.has_weights(folder):
         raise mistaken.no_checkpoint(folder, storage.WEIGHTS)
     tensors = storage.open_tensors(folder, auto="AutoModelForCausalLM", rename=config.full_key)
-    quantized.check_tensors(tensors)
+    mistaken.check_tensors(tensors)
     inert = architecture.buffers
     if config.tie_word_embeddings:
         # A tied checkpoint may repeat its embedding as the head, but not contradict it.

@@ -5,7 +5,7 @@ frozen weights, while norms, rotary angles, softmax, logits and adapters run in 
 one kind are stacked along a leading axis and run under `jax.lax.scan`, so that compile time does
 not grow with depth. What tokens read of each other is in `attention`.
 
-Letters beyond axes.py: I and O, the input and output width of a linear layer.
+Letters beyond axes.py: I and O, the input and output width of a linear layer; W, that of a norm.
 """
 
 import functools
@@ -40,7 +40,8 @@ from raslik_jax.models.attention import (
 from raslik_jax.models.lora import KEPT, LoRAConfig, LoRAParam, init_factor_a, inner_product
 from raslik_jax.parallel import meshes
 
-Vector = Float[Array, " E"]
+# Of a norm, which has the width of its rows or of each head.
+Vector = Float[Array, " W"]
 
 
 def _gelu(x: jax.Array) -> jax.Array:
@@ -175,22 +176,23 @@ class Embedding(nnx.Module):
 
 
 def normalize(
-    hidden_LE: Hidden, epsilon: float, scale_E: Vector, bias_E: Vector | None = None
+    hidden_LE: Hidden, epsilon: float, scale_W: Vector, bias_W: Vector | None = None
 ) -> Hidden:
     """Returns rows over their root mean square, times a scale; with a bias, centered first.
 
-    Without a bias it is RMSNorm, with one LayerNorm. Moments are taken in float32: bfloat16 loses
-    the small deviations that a norm divides by. The output has the input's dtype.
+    A row that is wider than the scale is several of them side by side, such as the heads of a
+    projection. Without a bias it is RMSNorm, with one LayerNorm. Moments are taken in float32:
+    bfloat16 loses the small deviations that a norm divides by. The output has the input's dtype.
     """
-    wide_LE = hidden_LE.astype(jnp.float32)
-    if bias_E is not None:
+    wide_LE = hidden_LE.astype(jnp.float32).reshape(-1, len(scale_W))
+    if bias_W is not None:
         wide_LE = wide_LE - jnp.mean(wide_LE, axis=-1, keepdims=True)
     mean_square_L1 = jnp.mean(jnp.square(wide_LE), axis=-1, keepdims=True)
     unit_LE = wide_LE * checkpoint_name(jax.lax.rsqrt(mean_square_L1 + epsilon), KEPT)
-    output_LE = unit_LE * scale_E.astype(jnp.float32)[None, :]
-    if bias_E is not None:
-        output_LE = output_LE + bias_E.astype(jnp.float32)[None, :]
-    return output_LE.astype(hidden_LE.dtype)
+    output_LE = unit_LE * scale_W.astype(jnp.float32)[None, :]
+    if bias_W is not None:
+        output_LE = output_LE + bias_W.astype(jnp.float32)[None, :]
+    return output_LE.astype(hidden_LE.dtype).reshape(hidden_LE.shape)
 
 
 class RMSNorm(nnx.Module):
@@ -215,28 +217,8 @@ class OffsetRMSNorm(nnx.Module):
     def __call__(self, hidden_LE: Hidden) -> Hidden:
         """Returns the normalized rows."""
         # In float32: next to 1, bfloat16 has steps of 2^-7.
-        scale_E = 1.0 + self.offset.get_value().astype(jnp.float32)
-        return normalize(hidden_LE, self.epsilon, scale_E)
-
-
-class HeadNorm(RMSNorm):
-    """An RMSNorm of each head of a projection alone, "scale" [D]."""
-
-    def __call__(self, projected_LI: Float[Array, "L I"]) -> Float[Array, "L I"]:
-        """Returns the projection with its heads normalized."""
-        return _over_heads(super().__call__, projected_LI, len(self.scale.get_value()))
-
-
-class HeadOffsetNorm(OffsetRMSNorm):
-    """The same with "offset" [D]."""
-
-    def __call__(self, projected_LI: Float[Array, "L I"]) -> Float[Array, "L I"]:
-        """Returns the projection with its heads normalized."""
-        return _over_heads(super().__call__, projected_LI, len(self.offset.get_value()))
-
-
-def _over_heads(norm: Any, projected_LI: Array, width: int) -> Array:
-    return norm(projected_LI.reshape(-1, width)).reshape(projected_LI.shape)
+        scale_W = 1.0 + self.offset.get_value().astype(jnp.float32)
+        return normalize(hidden_LE, self.epsilon, scale_W)
 
 
 class LayerNorm(RMSNorm):

@@ -1,16 +1,34 @@
-"""Says what a folder holds that is not the checkpoint or the adapter it was given as."""
+"""Says what a folder holds that is not the checkpoint or the adapter it was given as.
 
-import itertools
-import os
+A checkpoint that another program has quantized is refused: its weights are rounded, and every
+program packs them in a format of its own. The base that it was made from is loaded in its place;
+`--backbone.format` packs it again.
+"""
+
 import pathlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from raslik_jax.base.messages import shown, some_of
 from raslik_jax.models import storage
 
-# How deep is looked for what was meant, and in how many folders of a level.
-_DEPTH, _MOST = 3, 1000
+# Of config.json: transformers, compressed-tensors' older spelling, MLX.
+_FIELDS = ("quantization_config", "compression_config", "quantization")
+# Older GPTQ and AWQ programs write a file of their own next to config.json.
+_FILES = {"quantize_config.json": "GPTQ", "quant_config.json": "AWQ"}
+_BITS = ("bits", "w_bit", "num_bits", "nbits", "weight_bits")
+# Ends of the keys that a format adds to a linear layer -> the format.
+_ENDS = {
+    r"\.weight\.(nested_)?(absmax|quant_map)": "bitsandbytes, 4 bits",
+    r"\.quant_state\.bitsandbytes__\w+": "bitsandbytes, 4 bits",
+    r"\.(SCB|weight_format)": "bitsandbytes, 8 bits",
+    r"\.(qweight|qzeros|g_idx)": "GPTQ or AWQ",
+    r"\.(weight_packed|weight_shape|weight_zero_point|weight_g_idx)": "compressed-tensors",
+    r"\.(weight_scale|weight_scale_inv|input_scale|activation_scale|scale_weight)": "FP8",
+    r"\.(scales|biases)": "MLX",
+}
+_DTYPES = ("F8_E4M3", "F8_E5M2", "U8", "I8", "I32")
 
 
 def base_name(folder: pathlib.Path) -> str:
@@ -48,12 +66,8 @@ def no_adapter(folder: pathlib.Path, lacking: Sequence[str]) -> ValueError:
 
 def _below(folder: pathlib.Path, name: str, flag: str) -> str:
     """Returns which folder below holds the file; of checkpoint-N the newest comes first."""
-    found, level = set[pathlib.Path](), [folder]
-    for _ in range(_DEPTH):
-        level = list(
-            itertools.islice(itertools.chain.from_iterable(map(_folders_in, level)), _MOST)
-        )
-        found |= {path for path in level if (path / name).is_file()}
+    found = [path.parent for depth in ("*", "*/*") for path in folder.glob(f"{depth}/{name}")]
+    found = [path for path in found if "/." not in path.relative_to(folder.parent).as_posix()]
     if not found:
         return "name another folder"
 
@@ -62,16 +76,53 @@ def _below(folder: pathlib.Path, name: str, flag: str) -> str:
         return (-int(steps[-1]) if steps else -1, len(path.parts), path.as_posix())
 
     first, *others = sorted(found, key=rank)
-    is_newest = len(found) > 1 and rank(first)[0] < -1
+    is_newest = bool(others) and rank(first)[0] < -1
     named = f"give {flag}={first}" + (", the newest" if is_newest else "")
     return named + (f", or {some_of(others, 2, quoted=False)}" if others else "")
 
 
-def _folders_in(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields the folders in a folder but hidden ones; none where it may not be read."""
-    try:
-        with os.scandir(folder) as entries:
-            names = sorted(one.name for one in entries if one.is_dir(follow_symlinks=False))
-    except OSError:
-        return
-    yield from (folder / name for name in names if not name.startswith("."))
+def plain_fields(path: pathlib.Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a config.json without those of a quantization, or refuses one."""
+    for name in _FIELDS:
+        if how := _describe(fields.get(name)):
+            _refuse(f"{shown(str(path), 120)} ({name}: {how})")
+    for name, how in _FILES.items():
+        if (path.parent / name).is_file():
+            _refuse(f"{shown(str(path.parent / name), 120)} ({how})")
+    return {name: value for name, value in fields.items() if name not in _FIELDS}
+
+
+def check_tensors(tensors: storage.Tensors) -> None:
+    """Refuses tensors where one shows that the weights are quantized."""
+    for key in tensors.files:
+        if how := next((how for end, how in _ENDS.items() if re.search(f"({end})$", key)), ""):
+            _refuse(f"{_folder_of(tensors, key)} ({how}: it has {tensors.label(key)})")
+    for key in tensors.files:
+        dtype = tensors.header(key)[1]
+        if key.endswith(".weight") and dtype in _DTYPES:
+            _refuse(f"{_folder_of(tensors, key)} ({tensors.label(key)} is {dtype})")
+
+
+def _folder_of(tensors: storage.Tensors, key: str) -> str:
+    return shown(str(tensors.files[key].parent), 100)
+
+
+def _describe(given: Any) -> str:
+    """Returns the method and the bits of a quantization, "" where it is none."""
+    if not isinstance(given, Mapping):
+        return shown(given, 40) if given else ""
+    switches = [given.get(f"load_in_{bits}bit") for bits in (4, 8)]
+    if not given or (None not in switches and not any(switches)):
+        return ""  # bitsandbytes writes its switches also where both are off
+    bits = [str(bits) for bits, is_on in zip((4, 8), switches, strict=True) if is_on]
+    bits += [str(given[name]) for name in _BITS if isinstance(given.get(name), int)]
+    method = given.get("quant_method") or ("bitsandbytes" if any(switches) else "")
+    named = [str(method)] if method else []
+    return ", ".join(named + [f"{count} bits" for count in bits[:1]]) or shown(dict(given), 40)
+
+
+def _refuse(what: str) -> None:
+    raise ValueError(
+        f"the checkpoint must not be quantized, {what}: give the unquantized one that it was made"
+        " from, an adapter of it fits that too; --backbone.format=nf4 or int8 packs it again"
+    )

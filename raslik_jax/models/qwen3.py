@@ -26,7 +26,7 @@ class Qwen3Config(qwen2.Qwen2Config):
 class Qwen3Block(llama.LlamaBlock):
     """One Qwen3 layer; parameter names are the last parts of Hugging Face's."""
 
-    head_norm = layers.HeadNorm
+    head_norm = layers.RMSNorm
 
 
 ARCHITECTURE = llama.ARCHITECTURE._replace(

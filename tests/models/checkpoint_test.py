@@ -26,7 +26,6 @@ from folders import FolderTest
 
 from raslik_jax.models import adapters, checkpoint, decoder, key_map, quantize, sharding, storage
 from raslik_jax.models.lora import LoRAConfig
-from raslik_jax.parallel import processes
 
 
 class RoundTripTest(FolderTest):
@@ -138,15 +137,6 @@ class RoundTripTest(FolderTest):
         jax.tree.map(np.testing.assert_array_equal, part.base, expected)
         self.assertEqual(part.identity, whole.identity)
         self.assertLess(quantize.num_bytes(part.base), 0.6 * quantize.num_bytes(whole.base))
-
-    def test_whole_weights_of_a_job_are_the_first_ones_too(self):
-        folder = write_model(self.folder, "llama")
-        alone = load(folder).identity
-        with mock.patch.object(processes, "count", lambda: 2):
-            self.monkeypatch.setattr(processes, "from_first", lambda make: make())
-            self.assertEqual(load(folder).identity, alone)
-            self.monkeypatch.setattr(processes, "from_first", lambda make: make() and "another's")
-            self.assert_refused("must hold the same weights for all processes", load, folder)
 
     def test_a_tied_head_may_be_repeated_and_old_buffers_are_known(self):
         content = tensors_of(GOLDEN["llama"]["tensors"])

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl.testing import parameterized
-from flax import nnx
 from support import random_weights, tiny_model_config
 
 from raslik_jax.base.axes import Tree
@@ -158,12 +157,6 @@ class TreeTest(parameterized.TestCase):
         self.assertEqual({leaf.dtype for leaf in jax.tree.leaves(base)}, {jnp.dtype("bfloat16")})
         self.assertEqual({leaf.dtype for leaf in jax.tree.leaves(lora)}, {jnp.dtype("float32")})
 
-    @parameterized.parameters(*_FAMILIES)
-    def test_every_target_gives_two_lora_leaves(self, family: str):
-        # nnx.split with the filters in the other order would give none.
-        case = decoder_cases.CASES[family][_FAMILIES[family]]
-        self.assertLen(jax.tree.leaves(_model(family).lora), 2 * len(case.targets))
-
     @parameterized.parameters(
         ("olmo2-7b", "olmo2", 8_388_608),
         ("pythia-2.8b", "pythia", 20_971_520),
@@ -288,28 +281,6 @@ class BehaviorTest(parameterized.TestCase):
             function(port.lora, port.base, rows[0])[:_LENGTH], plain_LV, atol=2e-5
         )
 
-    @parameterized.parameters(*_FAMILIES)
-    def test_scan_equals_a_python_loop_over_unstacked_layers(self, family: str):
-        port = _model(family)
-        tokens_L = _tokens(1)[0]
-        model = nnx.merge(port.graphdef.definition, port.lora, port.base)
-
-        def unrolled(tokens_L):
-            hidden_LE = model.embed(tokens_L)
-            shared, kinds = model.context(jnp.arange(_LENGTH))
-            graph, stacked = nnx.split(model.layers)
-            for layer in range(model.config.num_hidden_layers):
-                block = nnx.merge(graph, jax.tree.map(lambda x, layer=layer: x[layer], stacked))
-                own = jax.tree.map(lambda x, layer=layer: x[layer], kinds)
-                hidden_LE, _ = block(hidden_LE, shared.of_layer(own))
-            return model.logits(model.final_norm(hidden_LE))
-
-        np.testing.assert_allclose(
-            _jit(_all_logits(port))(port.lora, port.base, tokens_L),
-            _jit(unrolled)(tokens_L),
-            atol=2e-5,
-        )
-
     def test_gradients_agree_alone_batched_and_with_recomputation(self):
         for family in self.gradient_families:
             port = _model(family)
@@ -350,23 +321,8 @@ class BehaviorTest(parameterized.TestCase):
         loss = _jit(jax.value_and_grad(_loss(port._replace(graphdef=graphdef)), argnums=1))
         tokens_L = _tokens(1)[0]
         _, gradient = loss(lora, port.base, tokens_L)
-        base, gradient = jax.tree.map(np.asarray, (port.base, gradient))
         for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
-            self.assertGreater(np.abs(leaf).max(), 0.0, jax.tree_util.keystr(path))
-        # Along the gradient the loss rises by its squared norm.
-        square = sum(float(np.sum(leaf**2)) for leaf in jax.tree.leaves(gradient))
-        step = 1e-2 / math.sqrt(square)
-        ahead, behind = (
-            loss(
-                lora,
-                jax.tree.map(
-                    lambda w, g, s=sign: (w + s * step * g).astype(w.dtype), base, gradient
-                ),
-                tokens_L,
-            )[0]
-            for sign in (1.0, -1.0)
-        )
-        self.assertAlmostEqual(float(ahead - behind) / (2 * step * square), 1.0, delta=2e-2)
+            self.assertGreater(np.abs(np.asarray(leaf)).max(), 0.0, jax.tree_util.keystr(path))
 
     def test_dropout_acts_only_with_a_key_and_only_on_the_adapters(self):
         port = _model("llama")

@@ -33,9 +33,9 @@ class SmallLayersTest(parameterized.TestCase):
         offset.offset = nnx.Param(jnp.asarray(scale))
         np.testing.assert_allclose(offset(x_LE), expected * (1 + scale), atol=1e-5)
 
-    def test_a_norm_of_heads_takes_each_head_alone(self):
+    def test_a_norm_of_the_width_of_a_head_takes_each_head_alone(self):
         x_LI = _normal(5, 12)
-        for kind in (layers.HeadNorm, layers.HeadOffsetNorm):
+        for kind in (layers.RMSNorm, layers.OffsetRMSNorm):
             norm = kind(4, epsilon=1e-3, dtype=jnp.float32)
             heads = np.asarray(x_LI, np.float64).reshape(5, 3, 4)
             expected = heads / np.sqrt((heads**2).mean(2, keepdims=True) + 1e-3)

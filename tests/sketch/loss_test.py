@@ -1,5 +1,6 @@
 """The loss of one example, against all its logits in NumPy."""
 
+import decoder_cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +8,6 @@ from absl.testing import absltest, parameterized
 from support import all_logits, tiny_model, token_rows
 
 from raslik_jax.models import decoder, gemma2, phi3
-from raslik_jax.models.hf_config import RopeParameters
 from raslik_jax.models.lora import LoRAConfig
 from raslik_jax.sketch.loss import example_loss
 from raslik_jax.sketch.probes import probe_loss
@@ -51,17 +51,9 @@ class LossTest(parameterized.TestCase):
         np.testing.assert_allclose(got, expected, rtol=2e-6)
 
     def test_a_cap_of_the_logits_is_in_the_loss_and_in_its_gradient(self):
-        config = gemma2.Gemma2Config(
-            vocab_size=61,
-            hidden_size=8,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=4,
-            intermediate_size=8,
-            initializer_range=1.0,
-            final_logit_softcapping=2.0,
-        )
+        case = decoder_cases.CASES["gemma2"]["caps_alternating_windows"].config
+        changes = {"vocab_size": 61, "initializer_range": 1.0, "final_logit_softcapping": 2.0}
+        config = gemma2.Gemma2Config.from_hf({**case, **changes})
         lora_config = LoRAConfig(rank=1, alpha=4.0, targets=("o_proj",))
         graphdef, lora, base = decoder.create(config, lora_config, key=jax.random.key(0))
         bound = decoder.bind(graphdef)
@@ -88,21 +80,11 @@ class LossTest(parameterized.TestCase):
             probe_loss(bound, lora, base, tokens_L, mask_L, num_targets=5, probe="uniform")
 
     def test_a_short_row_among_long_ones_is_rotated_as_if_alone(self):
-        config = phi3.Phi3Config(
-            vocab_size=61,
-            hidden_size=8,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            intermediate_size=8,
-            initializer_range=1.0,
-            max_position_embeddings=64,
-            rope_parameters=RopeParameters(
-                rope_type="longrope",
-                short_factor=(1.0, 1.0),
-                long_factor=(3.0, 7.0),
-                original_max_position_embeddings=9,
-            ),
-        )
+        case = decoder_cases.CASES["phi3"]["window"].config
+        rope = {"type": "longrope", "short_factor": [1.0, 1.0], "long_factor": [3.0, 7.0]}
+        changes = {"original_max_position_embeddings": 9, "rope_scaling": rope}
+        changes |= {"vocab_size": 61, "initializer_range": 1.0, "sliding_window": None}
+        config = phi3.Phi3Config.from_hf({**case, **changes})
         graphdef, lora, base = decoder.create(config, None, key=jax.random.key(0))
         bound = decoder.bind(graphdef)
         short, padded = token_rows(2, [(4, 5)]), token_rows(2, [(4, 5)], length=16)

@@ -2,6 +2,7 @@
 
 import functools
 
+import decoder_cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,19 +14,8 @@ from raslik_jax.models.llama import LlamaConfig
 from raslik_jax.models.lora import LoRAConfig
 from raslik_jax.sketch import gradients, projections, weights
 
-_LLAMA = LlamaConfig(
-    vocab_size=61,
-    hidden_size=16,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    intermediate_size=24,
-    max_position_embeddings=64,
-    rms_norm_eps=1e-5,
-    hidden_act="silu",
-    initializer_range=0.3,
-    tie_word_embeddings=True,
-)
+_CASE = decoder_cases.CASES["llama"]["grouped_tied"].config
+_LLAMA = LlamaConfig.from_hf({**_CASE, "vocab_size": 61, "initializer_range": 0.3})
 _NEOX = tiny_model_config()
 _ROW = tuple(part[0] for part in token_rows(1, [(4, 5)]))
 _TARGETS = {_LLAMA: ("q_proj", "down_proj"), _NEOX: ("query_key_value",)}
