@@ -21,7 +21,7 @@ from raslik_jax.index.store import SketchStore
 from raslik_jax.index.upkeep import verify
 from raslik_jax.run.units import making_folder
 
-_EXPERIMENTS = pathlib.Path(__file__).resolve().parents[2] / "experiments"
+_PROGRAM = pathlib.Path(__file__).resolve().parents[1] / "fixtures" / "program.py"
 _TINY = (
     "--corpus.dataset=toy", "--corpus.template=brief", "--corpus.num_train=60",
     "--corpus.num_targets=8", "--corpus.num_backbone=60",
@@ -74,9 +74,9 @@ class SketchJobTest(absltest.TestCase):
         self.addCleanup(shutil.rmtree, self.root)
         self.environment = os.environ | compiling.ENVIRONMENT
 
-    def start(self, script: str, *flags: str) -> subprocess.Popen:
+    def start(self, name: str, *flags: str) -> subprocess.Popen:
         return subprocess.Popen(
-            [sys.executable, str(_EXPERIMENTS / script), *flags],
+            [sys.executable, str(_PROGRAM), name, *flags],
             env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
@@ -87,10 +87,10 @@ class SketchJobTest(absltest.TestCase):
 
     def test_jobs_and_the_run_make_one_index_together(self):
         alone, shared = self.root / "alone", self.root / "shared"
-        self.finish(self.start("run.py", *_TINY, f"--workdir={shared}", _BEFORE))
+        self.finish(self.start("run", *_TINY, f"--workdir={shared}", _BEFORE))
         shutil.copytree(shared, alone)
-        self.finish(self.start("run.py", *_TINY, f"--workdir={alone}", "--stages=sketch"))
-        jobs = [self.start("sketch_job.py", f"--workdir={shared}") for _ in range(3)]
+        self.finish(self.start("run", *_TINY, f"--workdir={alone}", "--stages=sketch"))
+        jobs = [self.start("sketch_job", f"--workdir={shared}") for _ in range(3)]
         claims = making_folder(shared, "sketch") / "index" / "claims"
         wait_until(lambda: list(claims.glob("*.json")) or jobs[0].poll() is not None)
         self.assertIsNone(jobs[0].poll())
@@ -98,11 +98,11 @@ class SketchJobTest(absltest.TestCase):
         jobs[0].communicate()
         for job in jobs[1:]:
             self.assertIn("the index is complete", self.finish(job))
-        self.finish(self.start("run.py", *_TINY, f"--workdir={shared}", "--stages=sketch"))
+        self.finish(self.start("run", *_TINY, f"--workdir={shared}", "--stages=sketch"))
         index = "sketch/index"
         self.assertEqual(tree_bytes(shared / index), tree_bytes(alone / index))
         self.assertEqual(verify(SketchStore.open(shared / index)), ())
-        job = self.start("sketch_job.py", f"--workdir={shared}")
+        job = self.start("sketch_job", f"--workdir={shared}")
         self.assertIn("the index is up to date", self.finish(job))
 
 
