@@ -25,6 +25,7 @@ from raslik_jax.cli import asking as loops
 from raslik_jax.cli import report, sketch_job
 from raslik_jax.config import MeshConfig, config_from_json, to_json
 from raslik_jax.data.contents import Passage
+from raslik_jax.data.examples import write_examples
 from raslik_jax.data.read.formats import read_examples
 from raslik_jax.data.tokens import prompts
 from raslik_jax.incident import asking
@@ -87,8 +88,7 @@ class QueryTest(parameterized.TestCase):
         self.assertAlmostEqual(
             found.against[0].sigma * np.sqrt(self.tracer.store.size), 1, delta=0.5
         )
-        store = self.tracer.store
-        expected = search.score_store(store, found.query_QK, center=True)
+        expected = search.score_store(self.tracer.store, found.query_QK, center=True)
         np.testing.assert_array_equal(found.score_N, expected)
 
     def test_a_score_is_told_with_the_unrelated_prompts_of_the_run(self):
@@ -206,20 +206,9 @@ class QueryTest(parameterized.TestCase):
         self.assertEqual(query.content, Passage("The sea is", " blue"))
         self.assertEqual(query[1:4], ("The sea is", "", " blue"))
 
-    def test_script_prints_both_poles(self):
-        text = self.script(
-            "query", f"--index={self.index}", "--instruction=What is a\x1b[31m kettle?",
-            "--response=A kettle is warm.", "--top=2", "--bottom=1",
-        )  # fmt: skip
-        self.assertIn("query   What is a\\x1b[31m kettle?\n", text)  # data, not a color
-        self.assertIn("output  A kettle is warm.", text)
-        self.assertIn("pulls toward this output", text)
-        self.assertIn("pulls against this output", text)
-        self.assertRegex(text, r"   2\. [+-]0\.\d{4} \+- 0\.\d{4}  [0-9a-f]{16}")
-
     def test_it_stays_open_for_piped_lines(self):
         """Each answer is that of its question alone; what is wrong is said, and it goes on."""
-        lines = ["What is a kettle?", "A kettle is \\", "warm.", "", "What is this? " * 60, "x"]
+        lines = ["What is a\x1b[31m kettle?", "It is \\", "warm.", "", "What is this? " * 60, "x"]
         lines += ["What is a spoon?", "It hums."]
         done = tiny.run_command("query", f"--index={self.index}", "--top=1", "--bottom=1",
             input="\n".join(lines),
@@ -229,7 +218,7 @@ class QueryTest(parameterized.TestCase):
         expected = [
             asking.as_text(self.tracer.trace(prompt, output, top=1, bottom=1), 240)
             for prompt, output in (
-                ("What is a kettle?", "A kettle is \nwarm."),
+                ("What is a\x1b[31m kettle?", "It is \nwarm."),  # shown as \\x1b, no color
                 ("What is a spoon?", "It hums."),
             )
         ]
@@ -329,29 +318,13 @@ class QueryTest(parameterized.TestCase):
 
     def test_script_answers_exports_and_speaks_json(self):
         queries = self.root / "queries.jsonl"
-        rows = self.tracer.workspace.corpus.train[:2]
-        queries.write_text(
-            "".join(
-                json.dumps({"instruction": row.instruction, "output": row.output}) + "\n"
-                for row in rows
-            )
-        )
+        write_examples(queries, self.tracer.workspace.corpus.train[:2])
         forget, retain = self.root / "forget.jsonl", self.root / "retain.jsonl"
-        found = json.loads(
-            self.script(
-                "query",
-                f"--index={self.index}",
-                f"--queries={queries}",
-                "--json",
-                "--top=3",
-                "--select=quantile",
-                "--forget_share=0.1",
-                "--retain_share=0.2",
-                "--bottom=0",
-                f"--export_forget={forget}",
-                f"--export_retain={retain}",
-            )  # fmt: skip
-        )
+        rule = "--select=quantile", "--forget_share=0.1", "--retain_share=0.2"
+        shown = "--json", "--top=3", "--bottom=0"
+        out = f"--export_forget={forget}", f"--export_retain={retain}"
+        given = f"--index={self.index}", f"--queries={queries}"
+        found = json.loads(self.script("query", *given, *rule, *shown, *out))
         self.assertLen(found["queries"], 2)
         self.assertEmpty(found["against"])
         self.assertContainsSubset(
@@ -518,14 +491,6 @@ class QueryTest(parameterized.TestCase):
         self.assertEqual(tree_bytes(making_folder(copy, "sketch") / "index"), before)
         self.script("run", *tiny.FLAGS, "--stages=sketch", f"--workdir={copy}")
         self.assertEqual(tree_bytes(index), before)
-
-    def test_a_compact_copy_is_made(self):
-        path = self.root / "compact"
-        text = self.script(
-            "index", f"--index={self.index}", f"--compact_to={path}", "--dtype=sign", "--center"
-        )
-        self.assertIn("rows      120 of 64 coordinates, sign", text)
-        self.assertEqual(verify(SketchStore.open(path)), ())
 
     def test_the_index_itself_is_left_alone(self):
         self.assertEqual(verify(SketchStore.open(self.index)), ())
