@@ -112,21 +112,6 @@ class PaperMarksTest(parameterized.TestCase):
 
 
 class OursTest(parameterized.TestCase):
-    def test_several_seeds_show_mean_and_range(self):
-        experiment = _experiment(2, 0, 1)
-        self.assertEqual(experiment.seeds, (0, 1, 2))
-        block = blocks.make_blocks(experiment, ())[0]
-        means = [
-            e["forget"]["mean"]
-            for metrics in experiment.metrics
-            for e in metrics["methods"]
-            if (e["strategy"], e["algorithm"], e["epoch"]) == ("oracle", "ga_gdr", 2)
-        ]
-        (found,) = block.ours["oracle"].intervals("forget")
-        self.assertAlmostEqual(found["mean"], sum(means) / 3)
-        self.assertEqual((found["low"], found["high"]), (min(means), max(means)))
-        self.assertIn("seeds 0, 1, 2", _terminal(block))
-
     def test_a_matched_block_has_both_sides_and_all_strategies_of_either(self):
         experiment = _experiment(
             0,

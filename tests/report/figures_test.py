@@ -123,16 +123,6 @@ class FrontierTest(parameterized.TestCase):
         floors = [line for line in axes.lines if line.get_linestyle() == ":"]
         self.assertEqual([set(line.get_ydata()) for line in floors], [{0.27}])
 
-    def test_unknown_strategies_one_algorithm_one_epoch_and_no_backbone_will_do(self):
-        metrics = sample_metrics.sample_metrics(num_epochs=1)
-        del metrics["backbone"]
-        metrics["methods"] = metrics["methods"][:4]
-        for position, entry in enumerate(metrics["methods"]):
-            entry["strategy"] = f"cr_{position}"
-        figure = figures.draw_frontier(metrics)
-        labels = [text.get_text() for text in figure.legends[0].get_texts()]
-        self.assertEqual(labels, ["cr_0", "cr_1", "cr_2", "cr_3", "Fine-tuned", "Ideal"])
-
 
 class ScoresTest(parameterized.TestCase):
     def test_each_kind_is_drawn_as_a_share_of_its_own(self):

@@ -200,16 +200,6 @@ class PageTest(absltest.TestCase):
                 widths.add(sum(int(c.attributes.get("colspan", 1)) for c in cells))
             self.assertLen(widths, 1)
 
-    def test_the_papers_impossible_figures_are_marked(self):
-        (section,) = self.tree.all("section", id="paper")
-        self.assertLen(section.all("table"), 15)
-        notes = [e.text() for e in section.all("li")]
-        self.assertEqual(sum(note.startswith("†") for note in notes), 4)
-        self.assertEqual(sum(note.startswith("‡") for note in notes), 2)
-        cells = [e.text() for e in section.all("td")]
-        self.assertEqual(sum("†" in cell for cell in cells), 4 * 6)
-        self.assertEqual(sum("‡" in cell for cell in cells), 2)
-
     def test_without_the_script_every_query_can_be_read(self):
         items = [e for e in self.tree.all("div") if "data-item" in e.attributes]
         self.assertLen(items, 2 * 10)
