@@ -5,7 +5,7 @@ import pathlib
 
 _TOP = pathlib.Path(__file__).resolve().parents[1]
 # Their reason stands in docs/notes/run.md under "Long files".
-_LONG_FILES = {"config.py", "programs.py", "workspace.py"}
+_LONG_FILES = {"config.py", "workspace.py"}
 
 
 def _sources():

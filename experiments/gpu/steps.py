@@ -19,8 +19,8 @@ from raslik_jax.config import (
 from raslik_jax.index import search
 from raslik_jax.index.format import DTYPES
 from raslik_jax.models.lora import ATTENTION_TARGETS
-from raslik_jax.run import cost, gpus
-from raslik_jax.run.programs import AbstractRun, Program, Shape
+from raslik_jax.run import cost, forecast, gpus, work
+from raslik_jax.run.programs import AbstractRun, Program, Shape, platform_of
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.train.objectives import OBJECTIVES
 
@@ -124,20 +124,21 @@ def abstract_run(model: str, mesh: jax.sharding.Mesh, **sketching: Any) -> Abstr
         unlearn=UnlearnConfig(remat=found.remat, parameters="all" if found.is_whole else "lora"),
     )
     nowhere = pathlib.Path(tempfile.gettempdir()) / "no-such-run"
-    return AbstractRun(config, Workspace(nowhere, config), mesh=mesh, layout=found.layout)
+    workspace = Workspace(nowhere, config)
+    return forecast.abstract_run(config, workspace, mesh=mesh, layout=found.layout)
 
 
 def _sketch(family: str) -> Callable[[AbstractRun], Program]:
     def program(run: AbstractRun) -> Program:
         assert run.mesh is not None
         of_family = abstract_run(run.config.name, run.mesh, projection=family)
-        return of_family.sketching(64).programs[0]
+        return work.sketching(of_family, 64).programs[0]
 
     return program
 
 
 def _unlearn(name: str) -> Callable[[AbstractRun], Program]:
-    return lambda run: run.unlearning("raslik", name).programs[0]
+    return lambda run: work.unlearning(run, "raslik", name).programs[0]
 
 
 def _score(dtype: str) -> Callable[[AbstractRun], Program]:
@@ -172,18 +173,18 @@ STEPS = {
     ),
     "sketch_binned_512": Step(_sketch("binned"), Shape(16, 512, 256), _BOTH, **_OF_GRADIENTS),
     "finetune": Step(
-        lambda run: run.finetuning().programs[0], Shape(16, 256, 128), _BOTH, sums=True
+        lambda run: work.finetuning(run).programs[0], Shape(16, 256, 128), _BOTH, sums=True
     ),
     **{
         f"unlearn_{name}": Step(_unlearn(name), Shape(8, 256, 128), _BOTH, sums=True)
         for name in OBJECTIVES
     },
     "decode": Step(
-        lambda run: run.answering(32, 1).programs[0],
+        lambda run: work.answering(run, 32, 1).programs[0],
         Shape(32, 128, 128),
     ),
     "likelihood": Step(
-        lambda run: run.likelihoods(64), Shape(64, 128, 64), (_FORWARD,), is_tiled=True
+        lambda run: work.likelihoods(run, 64), Shape(64, 128, 64), (_FORWARD,), is_tiled=True
     ),
     **{f"score_{dtype}": Step(_score(dtype), Shape(4096, 1, 1)) for dtype in DTYPES},
 }
@@ -200,7 +201,7 @@ def compile_step(model: str, name: str, gpu: str) -> Compiled:
     run = abstract_run(model, gpus.mesh_of(gpu, data=found.devices))
     program, shape = step.program(run), step.shape_for(found)
     given = shape._replace(rows=shape.rows * found.devices)
-    compiled, seconds = cost.compile_step(program.trace(given), run.platform)
+    compiled, seconds = cost.compile_step(program.trace(given), platform_of(run.mesh))
     return Compiled(
         compiled.as_text() or "",
         cost.analyzed_bytes(compiled),

@@ -47,7 +47,7 @@ class Options(JobConfig):
     flops_per_second: float = setting(0.0, "--dry_run: operations a second; 0: measured.", low=0)
     bytes_per_second: float = setting(0.0, "--dry_run: memory bytes a second; 0: measured.", low=0)
     compile: bool = setting(
-        True, "--dry_run: memory of the largest programs as XLA compiles them, not their values'."
+        True, "--dry_run: memory of the largest programs, which takes compiling them."
     )
     mesh: MeshConfig = MeshConfig()
     gpu: str = setting(
@@ -90,7 +90,7 @@ def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None
         gpus.prepare()
     from raslik_jax.parallel import meshes  # for the same reason, here
     from raslik_jax.report import tables, writing
-    from raslik_jax.run import checking, cost, fitting, forecast
+    from raslik_jax.run import checking, cost, forecast
 
     def forecast_on(mesh: Any, layout: str, stages: Sequence[str]) -> Any:
         return forecast.forecast(
@@ -129,13 +129,15 @@ def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None
     for table in (forecast.sizes_table(found.run), forecast.steps_table(found, **rates)):
         print(tables.render_terminal(table) + "\n")
     if options.gpu:
-        trials = fitting.find(
-            fitting.Trial(mesh.size, layout, found),
+        trials = forecast.find_devices(
+            found,
             lambda devices, layout, stages: forecast_on(
                 gpus.mesh_of(options.gpu, data=devices), layout, stages
             ),
+            devices=mesh.size,
+            layout=layout,
             memory_bytes=gpu.usable_bytes,
             most=options.mesh.data or checking.most_devices(config, stages=options.stages),
         )
-        print(tables.render_terminal(fitting.to_table(trials, gpu.usable_bytes)) + "\n")
-        print(fitting.describe(trials, gpu.usable_bytes, gpu.title))
+        print(tables.render_terminal(forecast.devices_table(trials, gpu.usable_bytes)) + "\n")
+        print(forecast.describe_devices(trials, gpu.usable_bytes, gpu.title))

@@ -1,7 +1,7 @@
 """Sentence vectors of texts by a BERT-like encoder, for EmbeddingSim."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -31,7 +31,13 @@ def embed_texts(
     if not tokens:
         return np.zeros((0, config.hidden_size), np.float32)
     encoded = encode_rows(tokens, pad_id=config.pad_token_id, limit=config.max_length)
-    weights = meshes.place(weights)
+    step = functools.partial(embedding_step(encoder), meshes.place(weights))
+    plans = plan_by_length(encoded, batch_size=min(batch_size, len(tokens)))
+    return map_rows(step, encoded, plans, bar=bar)
+
+
+def embedding_step(encoder: Encoder) -> Callable[[Tree, Batch], Array]:
+    """Returns the jitted function from (weights, batch) to the sentence vectors, [B, E]."""
 
     def of_rows(weights: Tree, batch: Batch) -> Array:
         return jax.vmap(encoder.embed, in_axes=(None, 0, 0))(
@@ -42,5 +48,4 @@ def embed_texts(
     def embed(weights: Tree, batch: Batch) -> Array:
         return meshes.by_rows(of_rows, weights, rows=batch)
 
-    plans = plan_by_length(encoded, batch_size=min(batch_size, len(tokens)))
-    return map_rows(functools.partial(embed, weights), encoded, plans, bar=bar)
+    return embed

@@ -1,8 +1,8 @@
-"""What a compiled step costs, counted from its jaxpr: operations, bytes and memory.
+"""What a step costs, counted from its jaxpr, and what it takes once it is compiled.
 
 `count` walks the jaxpr of the very function that will run: the body of a scan counts as often as
-it runs, a condition as its most expensive branch. Nothing is compiled and no weight is allocated,
-but in `compile_step`, for XLA's own analysis of the memory.
+it runs, a condition as its most expensive branch. No weight is allocated. Memory is what XLA says
+of the compiled step.
 """
 
 import math
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend import core
 
 from raslik_jax.parallel import meshes
@@ -23,13 +24,10 @@ class Cost(NamedTuple):
     Attributes:
       operations: multiplications and additions of its matrix products and convolutions.
       bytes_moved: by products, gathers and scatters, into which elementwise work is fused.
-      device_bytes: the most memory that its arguments and values take at a time, in the order of
-        the jaxpr; fused or shared buffers make it less.
     """
 
     operations: float
     bytes_moved: float
-    device_bytes: float
 
 
 def trace(
@@ -61,9 +59,24 @@ def count(closed: core.ClosedJaxpr, *, trips: int = 1) -> Cost:
 
     Inside a loop of a known length those are shared among its steps.
     """
-    operations, moved = _count(closed.jaxpr, trips)
-    given = sum(map(_size, {*closed.jaxpr.invars, *closed.jaxpr.constvars}))
-    return Cost(operations, moved, float(given + _peak(closed.jaxpr)))
+    return Cost(*_count(closed.jaxpr, trips).tolist())
+
+
+def _count(jaxpr: core.Jaxpr, trips: int) -> np.ndarray:
+    """Returns operations and bytes moved, [2]."""
+    found_2 = np.zeros(2)
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        inside: list[np.ndarray] = [
+            times * _count(part, -(-trips // times) if name == "scan" else trips)
+            for part, times in _inner(equation, trips)
+        ]
+        if name == "cond":
+            inside = [max(inside, key=tuple)]
+        if name == "pallas_call":  # what a kernel reads and writes inside never leaves the chip
+            inside = [part_2 * (1, 0) for part_2 in inside]
+        found_2 += np.sum([np.array(_count_own(equation)), *inside], axis=0)
+    return found_2
 
 
 def _inner(equation: core.JaxprEqn, trips: int) -> Iterator[tuple[core.Jaxpr, int]]:
@@ -79,30 +92,10 @@ def _inner(equation: core.JaxprEqn, trips: int) -> Iterator[tuple[core.Jaxpr, in
                 yield part, times
 
 
-def _count(jaxpr: core.Jaxpr, trips: int) -> tuple[float, float]:
-    """Returns the operations and the bytes moved of one run of a jaxpr."""
-    operations = moved = 0.0
-    for equation in jaxpr.eqns:
-        name = equation.primitive.name
-        found = [
-            (times * inner[0], times * inner[1])
-            for part, times in _inner(equation, trips)
-            for inner in [_count(part, -(-trips // times) if name == "scan" else trips)]
-        ]
-        own = _count_own(equation)
-        if name == "cond":
-            found = [max(found)]
-        operations += sum(pair[0] for pair in found) + own[0]
-        # What a kernel reads and writes inside itself never leaves the chip.
-        moved += (0.0 if name == "pallas_call" else sum(pair[1] for pair in found)) + own[1]
-    return operations, moved
-
-
 def _count_own(equation: core.JaxprEqn) -> tuple[float, float]:
-    """Returns the operations and the bytes moved of an equation, without those of jaxprs inside."""
-    given, made = equation.invars, equation.outvars
+    """Returns operations and bytes moved of an equation, without those of the jaxprs inside."""
+    given, made, params = equation.invars, equation.outvars, equation.params
     out: Any = made[0].aval if made else None
-    params = equation.params
     all_bytes = float(sum(map(_size, (*given, *made))))
     match equation.primitive.name:
         case "dot_general":
@@ -124,48 +117,10 @@ def _count_own(equation: core.JaxprEqn) -> tuple[float, float]:
     return 0.0, 0.0
 
 
-# Values that no program holds: XLA makes them where they are read, or reads their operand.
-_VIRTUAL = frozenset(
-    {"broadcast_in_dim", "iota", "reshape", "squeeze", "expand_dims", "convert_element_type"}
-)
-
-
 def _size(variable: Any) -> int:
     """Returns the bytes of a variable or literal."""
     aval = variable.aval
-    if not hasattr(aval, "dtype"):
-        return 0
-    return aval.size * getattr(aval.dtype, "itemsize", 4)
-
-
-def _peak(jaxpr: core.Jaxpr) -> int:
-    """Returns the most bytes of values made inside a jaxpr that are needed at a time.
-
-    A value is there from the equation that makes it to the last one that reads it.
-    """
-    last = {
-        variable: place
-        for place, equation in enumerate(jaxpr.eqns)
-        for variable in equation.invars
-        if isinstance(variable, core.Var)
-    }
-    last |= {out: len(jaxpr.eqns) for out in jaxpr.outvars if isinstance(out, core.Var)}
-    held: dict[Any, int] = {}
-    now = most = 0
-    for place, equation in enumerate(jaxpr.eqns):
-        inside = max((_peak(part) for part, _ in _inner(equation, 1)), default=0)
-        is_virtual = equation.primitive.name in _VIRTUAL
-        made = {out: 0 if is_virtual else _size(out) for out in equation.outvars}
-        new = sum(made.values())
-        # The results of a call are among the values inside; those of a loop are beside its body's.
-        is_loop = equation.primitive.name in ("scan", "while")
-        most = max(most, now + (new + inside if is_loop else max(new, inside)))
-        held |= {out: size for out, size in made.items() if out in last}
-        now += sum(held[out] for out in made if out in held)
-        for variable in {v for v in equation.invars if isinstance(v, core.Var)}:
-            if last[variable] == place:
-                now -= held.pop(variable, 0)
-    return most
+    return aval.size * getattr(aval.dtype, "itemsize", 4) if hasattr(aval, "dtype") else 0
 
 
 def compile_step(

@@ -1,11 +1,11 @@
 """What a run will do and take, before there are weights or data: its units and their costs.
 
-Every unit's step is traced at the shapes of batches that it will meet (`programs`), and `cost`
-counts its jaxpr: no unit has arithmetic of its own.
+Every unit's step is traced at the shapes of batches that it will meet (`work`, `programs`), and
+`cost` counts its jaxpr: no unit has arithmetic of its own.
 """
 
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,52 +13,43 @@ import numpy as np
 
 from raslik_jax.config import STAGES, Config
 from raslik_jax.data.tokens import encoding, prompts, tokenization
-from raslik_jax.evaluate.robustness import ROBUSTNESS
-from raslik_jax.report.tables import Column, Table
-from raslik_jax.run import checking, cost, plan, programs
-from raslik_jax.run.programs import AbstractRun, Program, Work
+from raslik_jax.models.sharding import LayoutError
+from raslik_jax.report.tables import Cell, Column, Table
+from raslik_jax.run import checking, cost, plan
+from raslik_jax.run.programs import AbstractRun, Program, Work, platform_of
 from raslik_jax.run.recipes import Recipe
-from raslik_jax.run.stages import (
-    backbone,
-    chance,
-    corpus,
-    discriminator,
-    finetune,
-    generate,
-    references,
-    retrieve,
-    robustness,
-    scores,
-    sketch,
-    tokens,
-    unlearn,
-)
 from raslik_jax.run.units import Plan, Unit
-from raslik_jax.run.workspace import Workspace, read_tokenizer
+from raslik_jax.run.work import WORK
+from raslik_jax.run.workspace import StoredCorpus, Workspace, read_tokenizer
 
 # Seconds that a program takes to compile where none was compiled to know: of small models on a CPU.
 COMPILE_SECONDS = 5.0
+# A machine has no more devices that are linked as closely.
+_MOST_DEVICES = 8
 
 
 class Step(NamedTuple):
     """One unit of work of the run.
 
     Attributes:
+      programs: names of those that it calls.
+      num_programs: that are compiled for it, and for no unit before it.
       operations: multiplications and additions of matrix products.
-      device_bytes: memory of the device; 0 for work on the host. Of `memory`: "traced" from the
-        jaxpr, or "XLA" of the compiled program.
-      num_programs: that it compiles; those that an earlier unit has compiled count there.
+      device_bytes: memory of the device; 0 for work on the host, and where nothing was compiled.
+      is_known: whether it is known what the unit does; `is_most`, whether it may end before.
     """
 
     name: str
     stage: str
-    operations: float
-    bytes_moved: float
-    device_bytes: float
-    memory: str
-    disk_bytes: float
-    is_done: bool
-    num_programs: int
+    programs: tuple[str, ...] = ()
+    num_programs: int = 0
+    operations: float = 0.0
+    bytes_moved: float = 0.0
+    device_bytes: float = 0.0
+    disk_bytes: float = 0.0
+    is_done: bool = False
+    is_known: bool = True
+    is_most: bool = False
 
     def seconds(self, flops_per_second: float, bytes_per_second: float) -> float:
         """Returns the larger of the two times, at these rates, without compiling."""
@@ -74,65 +65,17 @@ class Forecast(NamedTuple):
     notes: tuple[str, ...]
 
 
-def _of_models(work: Callable[[AbstractRun, int], Work]) -> Callable[..., Work]:
-    """Returns the work on a variant's model of every epoch, or on both models before unlearning."""
-    return lambda run, variant: work(run, len(run.workspace.epochs(*variant)) if variant else 2)
+def abstract_run(config: Config, workspace: Workspace, **how: Any) -> AbstractRun:
+    """Returns a run in the abstract, on the corpus that is there or as the settings size it.
 
-
-def _robustness(run: AbstractRun, attack: robustness.Attack) -> Work:
-    """Returns the work of a measure of robustness, on one model or on both before unlearning."""
-    name, config, models = attack.measure, run.config, 1 if attack.algorithm else 2
-    taken = ROBUSTNESS[name].cost(config.evaluate[name])
-    rows, count = config.evaluate.robustness_rows, models * taken.readings
-    work = run.answering(min(rows, run.num_measured), count + models * taken.answers)
-    found = [*work.programs, *[run.likelihoods(rows)] * (count + models * taken.given)]
-    found += [run.likelihoods(taken.texts)] * models if taken.texts else []
-    if taken.steps:
-        own = config.unlearn
-        decoder = run.model.decoder_for(remat=own.remat)
-        held = own.micro_batch_size or own.batch_size
-        steps = robustness.relearning(decoder, 1e-3, held)
-        shapes = run.drawn(taken.rows, models * taken.steps)
-        # The adapter is folded into the weights, which are quantized no more.
-        found.append(run.training(name, steps, run.model.initial, run.plain, shapes=shapes))
-    return work._replace(programs=found)
-
-
-# What a unit does, by the function that makes it and with that one's arguments; others work on the
-# host alone.
-WORK: dict[Callable[..., None], Callable[..., Work]] = {
-    corpus.make_corpus: lambda run: Work(500.0 * run.sizes.train),
-    backbone.make_backbone: AbstractRun.pretraining,
-    finetune.make_adapter: AbstractRun.finetuning,
-    finetune.adopt_model: lambda run: Work(8.0 * run.num_params),
-    references.make_retrieval_answers: lambda run: run.answering(run.num_answered, 1),
-    references.make_references: lambda run: run.answering(run.num_measured, 2),
-    references.make_perplexities: lambda run: run.perplexities(2),
-    discriminator.make_discriminator: AbstractRun.classifying,
-    sketch.make_index: lambda run: run.sketching(run.sizes.train, run.index_bytes),
-    sketch.make_query_sketches: lambda run: run.sketching(
-        run.queries["retrieval"], 4.0 * run.sketch_size * run.queries["retrieval"]
-    ),
-    sketch.make_diagnosis: lambda run: run.sketching(run.config.sketch.diagnose),
-    scores.make_scores: lambda run: run.scoring(run.queries["retrieval"], 1),
-    chance.make_null: lambda run: run.scoring(run.num_null, run.num_null),
-    chance.make_chance: lambda run: Work(32.0 * run.sizes.train),
-    # A gradient, and the transpose of one, which takes two: for a row and for the answer.
-    tokens.make_tokens: lambda run: run.sketching(6 * run.config.retrieve.token_rows),
-    scores.make_embeddings: AbstractRun.embedding,
-    scores.make_exact_scores: lambda run: run.sketching(
-        run.sizes.train, 4.0 * run.sizes.train, is_exact=True
-    ),
-    retrieve.make_sizes: lambda run: Work(100.0),
-    retrieve.make_sets: lambda run, strategy: Work(500.0 * (run.sizes.forget + run.sizes.retain)),
-    unlearn.unlearn: lambda run, variant: run.unlearning(*variant),
-    generate.write_answers: _of_models(lambda run, models: run.answering(run.num_measured, models)),
-    generate.write_perplexities: _of_models(AbstractRun.perplexities),
-    scores.make_traced: lambda run: run.traced(2),
-    generate.write_traced: _of_models(AbstractRun.traced),
-    generate.write_questions: _of_models(AbstractRun.questions),
-    robustness.write_robustness: _robustness,
-}
+    That is the corpus of a finished unit or of a user's own files; `how` is of `AbstractRun`.
+    """
+    first = plan.plan_units(config, workspace)[:1]
+    if Plan(workspace.root, first).survey().done:
+        how["corpus"] = StoredCorpus(workspace.root / "corpus")
+    elif not config.corpus.record.reads:  # its files say how large it is, no settings
+        how["corpus"] = config.corpus.load(seed=config.seed)
+    return AbstractRun(config, workspace, checking.model_of(config)[1], **how)
 
 
 def forecast(
@@ -143,10 +86,7 @@ def forecast(
     is_measured: bool = True,
     more: Sequence[Recipe] = (),
     compiles: bool = False,
-    mesh: jax.sharding.Mesh | None = None,
-    layout: str = "replicated",
-    memory: int = 0,
-    costs: programs.Costs | None = None,
+    **how: Any,
 ) -> Forecast:
     """Returns what a run will do and take, unit by unit; needs no weights, no data, no network.
 
@@ -154,64 +94,86 @@ def forecast(
     as the run checks it. Finished units are looked for in `workdir`; nothing is written. With
     `compiles` the largest program of every kind that is still to run is compiled for the default
     device, or for a mesh of others (`gpus`), to say how much memory it takes and how long compiling
-    does.
+    does; `how` is of `AbstractRun`.
     """
     workspace = Workspace(workdir, config)
-    how: Any = {"layout": layout, "memory": memory, "costs": costs}
-    run = AbstractRun(config, workspace, mesh=mesh, **how)
+    run = abstract_run(config, workspace, **how)
     if run.corpus:
         shapes = run.model.decoder.config if config.backbone.checkpoint else None
         checking.check_corpus(config, run.corpus, _find_rows(run), stages=stages, shapes=shapes)
         is_measured = is_measured and checking.is_measurable(config, run.corpus)
     units = plan.plan_units(config, workspace, is_measured=is_measured, more=more)
     done = Plan(workdir, units).survey().done
-    works: list[tuple[Unit, Work]] = []
-    for unit in (unit for unit in units if unit.stage in stages):
-        works.append((unit, work_of(run, unit)))
+    units = tuple(unit for unit in units if unit.stage in stages)
     largest: dict[str, Program] = {}
-    for unit, work in works:
-        for program in () if unit.name in done else work.programs:
+    for unit in units if compiles else ():
+        for program in () if unit.name in done else work_of(run, unit).programs:
             other = largest.get(program.name, program)
-            largest[program.name] = max(other, program, key=Program.peak)
-    analyzed = {}
-    for name, program in largest.items() if compiles else ():
-        compiled, took = cost.compile_step(program.trace(program.largest), run.platform or None)
-        analyzed[name] = cost.analyzed_bytes(compiled), took
-    of_name: dict[str, list[Program]] = {}
-    for program in (program for _, work in works for program in work.programs):
-        of_name.setdefault(program.name, []).append(program)
-    cost_of = {name: programs.find_costs(alike) for name, alike in of_name.items()}
-    to_compile = set(largest)
+            largest[program.name] = max(other, program, key=lambda one: one.largest.slots)
+    memory, seconds = {}, []
+    for name, program in largest.items():
+        traced, platform = program.trace(program.largest), platform_of(run.mesh)
+        compiled, took = cost.compile_step(traced, platform or None)
+        memory[name] = cost.analyzed_bytes(compiled)
+        seconds.append(took)
+    known: dict[Any, cost.Cost] = {}
+
+    def cost_of(program: Program) -> cost.Cost:
+        """Returns what all calls cost; the same program is traced once for a shape."""
+        key = program.name, program.mean
+        known[key] = known[key] if key in known else program.cost_of(program.mean)
+        return program.total(known[key])
+
+    steps = [
+        step._replace(device_bytes=max((memory.get(name, 0) for name in step.programs), default=0))
+        for step in count_steps(run, units, cost_of, done=done)
+    ]
+    compile_seconds = float(np.median(seconds or [COMPILE_SECONDS]))
+    return Forecast(run, tuple(steps), compile_seconds, _notes(run, compiles))
+
+
+def count_steps(
+    run: AbstractRun,
+    units: Sequence[Unit],
+    cost_of: Callable[[Program], cost.Cost],
+    *,
+    done: Collection[str] = (),
+) -> list[Step]:
+    """Returns what units do, in order, by what all calls of a program cost."""
+    compiled: set[Any] = set()
     steps = []
-    for unit, work in works:
-        by_name = {program.name: program for program in work.programs}
-        new = set() if unit.name in done else to_compile & by_name.keys()
-        to_compile -= new
-        totals = [program.total(cost_of[program.name]) for program in work.programs]
-        peaks = [analyzed[name][0] for name in by_name if name in analyzed]
-        traced = [program.peak() for program in work.programs]
+    for unit in units:
+        work, is_done = work_of(run, unit), unit.name in done
+        own = {(one.name, shape) for one in work.programs for shape in one.shapes if not is_done}
+        costs = [cost.Cost(work.operations, work.bytes_moved), *map(cost_of, work.programs)]
+        operations, moved = (sum(numbers) for numbers in zip(*costs, strict=True))
         steps.append(
             Step(
                 unit.name,
                 unit.stage,
-                operations=work.operations + sum(total[0] for total in totals),
-                bytes_moved=work.bytes_moved + sum(total[1] for total in totals),
-                device_bytes=max(peaks or traced, default=0.0),
-                memory="XLA" if peaks else "traced",
+                programs=tuple(sorted({one.name for one in work.programs})),
+                num_programs=len(own - compiled),
+                operations=operations,
+                bytes_moved=moved,
                 disk_bytes=work.disk_bytes,
-                is_done=unit.name in done,
-                num_programs=sum(len(by_name[name].shapes) for name in new),
+                is_done=is_done,
+                is_known=is_known(unit),
             )
         )
-    seconds = [took for _, took in analyzed.values()] or [COMPILE_SECONDS]
-    return Forecast(run, tuple(steps), float(np.median(seconds)), _notes(run, bool(analyzed)))
+        compiled |= own
+    return steps
 
 
 def work_of(run: AbstractRun, unit: Unit) -> Work:
     """Returns what a unit does, with the programs that it calls at all; nothing for the host's."""
     bound: Any = unit.run  # a function of the workspace and more, bound to all but the folder
-    work = WORK[bound.func](run, *bound.args[1:]) if bound.func in WORK else Work(0)
+    work = WORK[bound.func](run, *bound.args[1:]) if is_known(unit) else Work(0)
     return work._replace(programs=[program for program in work.programs if program.shapes])
+
+
+def is_known(unit: Unit) -> bool:
+    """Says whether it is known what a unit does: not of one that works on the host alone."""
+    return getattr(unit.run, "func", unit.run) in WORK
 
 
 def _find_rows(run: AbstractRun) -> encoding.Encoded | None:
@@ -234,18 +196,17 @@ def _find_rows(run: AbstractRun) -> encoding.Encoded | None:
 def _notes(run: AbstractRun, is_compiled: bool) -> tuple[str, ...]:
     notes = [
         "Time: operations of matrix products and bytes of device memory over the rates, whichever "
-        "takes longer, and compiling. Files and work on the host are left out.",
-        "Memory of the device: traced is what the values of the largest step take, in the order of "
-        "its program and before XLA fuses any.",
-        "Rows are taken to be as long as Alpaca's with Pythia's tokenizer.",
+        "takes longer, and compiling. Files and work on the host are left out."
     ]
     if run.num_devices > 1:
         notes[0] += f" All of one device: {run.num_devices} share the rows of every batch."
     if is_compiled:
-        notes[1] += (
-            " XLA is its analysis of the same step, compiled for "
-            f"{_device_kind(run)}; another kind of device needs another amount."
+        kind = run.mesh.devices.flat[0].device_kind if run.mesh else jax.default_backend()
+        notes.append(
+            f"Memory of the device: XLA's analysis of the largest step, compiled for {kind}; "
+            "another kind of device needs another amount."
         )
+    notes.append("Rows are taken to be as long as Alpaca's with Pythia's tokenizer.")
     if run.config.retrieve.select != "count":
         notes.append(
             "The rule of --retrieve.select decides the sizes of the sets; those shown are by count."
@@ -253,16 +214,12 @@ def _notes(run: AbstractRun, is_compiled: bool) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _device_kind(run: AbstractRun) -> str:
-    return run.mesh.devices.flat[0].device_kind if run.mesh else jax.default_backend()
-
-
 def sizes_table(run: AbstractRun) -> Table:
     """Returns the table of a run's sizes."""
     sizes, gradient = run.sizes, 4 * run.num_gradient
     is_lora = run.num_gradient == run.num_params
     rows = {
-        "Model": run.name,
+        "Model": checking.model_of(run.config)[0],
         "Frozen weights": f"{run.num_weights:,}, {format_bytes(run.base_bytes)} on the device",
         **run.layout,
         **({} if is_lora else {"Weights in a gradient, P": f"{run.num_gradient:,}"}),
@@ -287,7 +244,8 @@ def steps_table(
     """
     groups: dict[tuple[Any, ...], list[Step]] = {}
     for step in found.steps:
-        groups.setdefault(step[1:6], []).append(step)  # from the stage to the memory
+        alike = step.stage, step.operations, step.bytes_moved, step.device_bytes
+        groups.setdefault(alike, []).append(step)
     rows: list[tuple[str, ...]] = []
     total = left = 0.0
     for group in groups.values():
@@ -298,21 +256,20 @@ def steps_table(
         total += count * seconds + compiling
         left += (count - done) * seconds + compiling
         moved, disk = count * first.bytes_moved, sum(step.disk_bytes for step in group)
-        held = f"{format_bytes(first.device_bytes)}, {first.memory}"
         rows.append(
             (
                 first.name + (f" ... {last}" if count > 1 else ""),
                 f"{done} of {count}",
                 f"{count * first.operations:.2e}" if first.operations else "-",
                 format_bytes(moved) if moved else "-",
-                _seconds(count * seconds + compiling) if seconds or compiling else "-",
-                held if first.device_bytes else "-",
+                format_seconds(count * seconds + compiling) if seconds or compiling else "-",
+                format_bytes(first.device_bytes) if first.device_bytes else "-",
                 format_bytes(disk) if disk else "-",
             )
         )
     disk = sum(step.disk_bytes for step in found.steps)
-    rows.append(("all", "", "", "", _seconds(total), "", format_bytes(disk)))
-    rows.append(("left to do", "", "", "", _seconds(left), "", ""))
+    rows.append(("all", "", "", "", format_seconds(total), "", format_bytes(disk)))
+    rows.append(("left to do", "", "", "", format_seconds(left), "", ""))
     names = ("Done", "Operations", "Bytes moved", "Time", "Device memory", "Disk")
     rates = (
         f"Rates: {flops_per_second:.3g} operations and {bytes_per_second:.3g} bytes a second, "
@@ -332,8 +289,104 @@ def format_bytes(count: int | float) -> str:
     return f"{count:.3g} TB" if count < 1000 else f"{count:,.0f} TB"
 
 
-def _seconds(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
+    """Returns a time with its unit."""
     if seconds < 90:
         return f"{seconds:.2g} s"
     minutes = seconds / 60
     return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
+
+
+class Trial(NamedTuple):
+    """What stages take on so many devices with a layout of `--mesh.base`: bytes of a device."""
+
+    devices: int
+    layout: str
+    is_split: bool
+    taken: dict[str, float]
+
+    def beyond(self, memory_bytes: int) -> tuple[str, ...]:
+        """Returns the stages that take more than a device has."""
+        return tuple(stage for stage, taken in self.taken.items() if taken > memory_bytes)
+
+
+def find_devices(
+    first: Forecast,
+    forecast_on: Callable[[int, str, Sequence[str]], Forecast],
+    *,
+    devices: int,
+    layout: str,
+    memory_bytes: int,
+    most: int = _MOST_DEVICES,
+) -> list[Trial]:
+    """Returns the trials until all stages fit, or no more devices can share the work.
+
+    The `first` is of all stages on `devices` with a `layout`, the further ones are of those that do
+    not fit so. `forecast_on` takes a number of devices, a layout and stages; `auto` is also tried
+    with split weights, where they can be. `most` devices may share a batch. The number of devices
+    decides no result, so a run may go on on more of them where a stage needs it.
+    """
+    trials = [_trial_of(devices, layout, first)]
+    hard = trials[0].beyond(memory_bytes)
+    layouts = [layout, "sharded"] if layout == "auto" else [layout]
+    counts = [devices << n for n in range(_MOST_DEVICES)]
+    counts = [count for count in counts if count <= min(_MOST_DEVICES, most)]
+    for count, way in [(count, way) for count in counts for way in layouts][1:] if hard else ():
+        is_split_by_itself = any(t.is_split and t.layout != way for t in trials)
+        if way == "sharded" and (count == 1 or is_split_by_itself):
+            continue
+        try:
+            trials.append(_trial_of(count, way, forecast_on(count, way, hard)))
+        except LayoutError:  # a kernel that so many devices do not divide
+            if way == layout:
+                raise
+            continue
+        if not trials[-1].beyond(memory_bytes):
+            break
+    return trials
+
+
+def _trial_of(devices: int, layout: str, found: Forecast) -> Trial:
+    taken: dict[str, float] = {}
+    for step in found.steps:
+        if step.device_bytes:
+            taken[step.stage] = max(step.device_bytes, taken.get(step.stage, 0.0))
+    return Trial(devices, layout, bool(found.run.layout), taken)
+
+
+def devices_table(trials: Sequence[Trial], memory_bytes: int) -> Table:
+    """Returns the memory of a device by stage and number of devices; what is too much is marked.
+
+    A stage that fits on the first ones is not compiled again for more.
+    """
+    heads = [
+        f"{t.devices} device{'s' * (t.devices > 1)}{', weights split' * t.is_split}" for t in trials
+    ]
+    rows: list[tuple[str | Cell, ...]] = []
+    for stage in trials[0].taken:
+        cells: list[Cell] = []
+        for trial in trials:
+            taken = trial.taken.get(stage)
+            text = "fits" if taken is None else format_bytes(taken)
+            is_beyond = taken is not None and taken > memory_bytes
+            cells.append(Cell(f"{text}, too much" if is_beyond else text))
+        rows.append((stage, *cells))
+    columns = (Column("Stage"), *(Column(head, "right") for head in heads))
+    return Table(columns, tuple(rows), title="Memory of a device")
+
+
+def describe_devices(trials: Sequence[Trial], memory_bytes: int, title: str) -> str:
+    """Returns on how many devices all stages fit, in a sentence, and by which flags."""
+    of_device = f"{title} of {format_bytes(memory_bytes)}"
+    first, last = trials[0], trials[-1]
+    if left := last.beyond(memory_bytes):
+        taken = ", ".join(f"{stage} ({format_bytes(last.taken[stage])})" for stage in left)
+        return f"Does not fit on {last.devices} x {of_device}: {taken}."
+    most = format_bytes(max((first.taken | last.taken).values(), default=0.0))
+    if first is last:
+        return f"All stages fit on {last.devices} x {of_device}: at most {most}."
+    flags = f"--mesh.data={last.devices}{' --mesh.base=sharded' * last.is_split}"
+    return (
+        f"Does not fit on {first.devices} x {of_device}: {', '.join(first.beyond(memory_bytes))}. "
+        f"Fits on {last.devices} with {flags}: at most {most}."
+    )

@@ -167,11 +167,17 @@ class Workspace:
     @functools.cached_property
     def without_weights(self) -> "Workspace":
         """The run with shapes and dtypes in place of weights, for whoever only traces."""
-        run, config = copy.copy(self), self.config
-        form = config.sketch.base_format
-        run.model = run.sketch_model = abstract_model(config, self.shapes, self.lora_config)
+        return self.abstract(self.shapes, self.lora_config)
+
+    def abstract(
+        self, shapes: decoders.ModelConfig, lora_config: LoRAConfig, *, parts: int = 1
+    ) -> "Workspace":
+        """Returns the run without weights, of a model whose files need not be there."""
+        run, form = copy.copy(self), self.config.sketch.base_format
+        model = functools.partial(abstract_model, self.config, shapes, lora_config, parts=parts)
+        run.model = run.sketch_model = model()
         if form != "same":
-            run.sketch_model = abstract_model(config, self.shapes, self.lora_config, form=form)
+            run.sketch_model = model(form=form)
         return run
 
     @functools.cached_property

@@ -2,10 +2,8 @@
 
 import functools
 
-import compiling
 import jax
 import jax.numpy as jnp
-import pytest
 from absl.testing import parameterized
 
 from experiments.bench import harness
@@ -16,7 +14,6 @@ from raslik_jax.models.gpt_neox import GPTNeoXConfig
 from raslik_jax.models.lora import LORA_PRESETS
 from raslik_jax.models.presets import MODEL_PRESETS
 from raslik_jax.run import cost
-from raslik_jax.sketch import gradients, loss, projections
 from raslik_jax.train import losses
 
 SMALL = GPTNeoXConfig(
@@ -125,59 +122,6 @@ class CountTest(parameterized.TestCase):
         )
         pack = functools.partial(quantize.quantize_base, format="nf4", double_quant=True)
         self.assertEqual(harness.linear_shapes(jax.eval_shape(pack, base)), shapes)
-
-
-class MemoryTest(parameterized.TestCase):
-    @parameterized.parameters({"remat": True, "micro_batch": 4})
-    def test_traced_memory_of_sketches_is_near_xlas(self, **change):
-        self.check(**change)
-
-    @parameterized.parameters(
-        {"length": 128, "num_targets": 96, "batch": 4, "micro_batch": 4},
-        {},
-        {"family": "dense_rademacher"},
-        {"family": "binned_hashed"},
-        {"dtype": jnp.bfloat16, "kind": "int8"},
-        {"dtype": jnp.bfloat16, "kind": "nf4", "remat": True},
-    )
-    @pytest.mark.heavy
-    def test_traced_memory_of_other_settings_is_near_xlas(self, **change):
-        self.check(**change)
-
-    def check(
-        self,
-        *,
-        batch=16,
-        micro_batch=16,
-        length=48,
-        num_targets=24,
-        family="binned",
-        remat=False,
-        dtype=jnp.float32,
-        kind="",
-    ):
-        graphdef, lora, base = decoders.abstract(SMALL, LORA_PRESETS["pythia"], dtype)
-        if kind:
-            pack = functools.partial(quantize.quantize_base, format=kind, double_quant=False)
-            base = jax.eval_shape(pack, base)
-        num_params = projections.count_params(lora)
-        decoder = decoders.bind(graphdef, remat=remat)
-        sketch = functools.partial(
-            gradients.sketch_gradients,
-            functools.partial(loss.example_loss, decoder, num_targets=num_targets),
-            micro_tokens=micro_batch * length,
-        )
-        traced = cost.trace(
-            sketch,
-            jax.eval_shape(lambda: projections.init_projection(0, family, num_params, 4096)),
-            (lora,),
-            base,
-            _array(batch, length, dtype=jnp.int32),
-            _array(batch, length, dtype=jnp.bool_),
-        )
-        compiled = traced.lower().compile(compiler_options=compiling.ANALYZED)
-        ratio = cost.count(traced.jaxpr).device_bytes / cost.analyzed_bytes(compiled)
-        self.assertBetween(ratio, 0.7, 1.5)
 
 
 def test_rates_are_those_of_the_device():

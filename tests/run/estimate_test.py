@@ -10,32 +10,31 @@ import tiny
 
 from raslik_jax.base import progress
 from raslik_jax.report import writing
-from raslik_jax.run import ahead, estimate, forecast, programs
-from raslik_jax.run.estimate import Compiled, Left, Part, Spent
+from raslik_jax.run import ahead, estimate, forecast, programs, work
+from raslik_jax.run.estimate import Left, Spent
+from raslik_jax.run.forecast import Step
 from raslik_jax.run.plan import plan_units
 from raslik_jax.run.workspace import Workspace
 
-_INDEX = Part("sketch", ("sketch",), 100.0, 2)
-_QUERIES = Part("retrieve/queries", ("sketch",), 10.0, 1)
-_TRAINING = Part("unlearn/raslik-ga", ("ga",), 1000.0, 1, is_most=True)
+_INDEX = Step("sketch", "sketch", ("sketch",), 2, 100.0)
+_QUERIES = Step("retrieve/queries", "retrieve", ("sketch",), 1, 10.0)
+_TRAINING = Step("unlearn/raslik-ga", "unlearn", ("ga",), 1, 1000.0, is_most=True)
 
 
 def test_programs_are_compiled_once_and_operations_take_what_they_took():
     """40 s for 100 operations and 2 programs, 30 s of it compiling: .1 s each, 15 s a program."""
-    spent = [Spent(_INDEX, 40.0, Compiled(30.0, 30.0))]
+    spent = [Spent(_INDEX, 40.0, 30.0, 30.0)]
     left = estimate.find_left([_QUERIES, _TRAINING], spent, unmeasured=7.0)
     assert left == Left(15 + 10 * 0.1 + 15 + 1000 * 0.1, 2, (), True)
     # Its own rate, once there is one: 2 s an operation.
-    spent.append(
-        Spent(_TRAINING._replace(operations=400.0, num_programs=0), 800.0, Compiled(0.0, 0.0))
-    )
+    spent.append(Spent(_TRAINING._replace(operations=400.0, num_programs=0), 800.0))
     left = estimate.find_left([_QUERIES, _TRAINING], spent, unmeasured=7.0)
     assert left.seconds == 15 + 10 * 0.1 + 15 + 1000 * 2.0
 
 
 def test_a_program_takes_what_it_took_and_not_what_was_waited_for_it():
     """30 s of compiling, 4 of them waited for: (40 - 4) / 100 s an operation, 15 s a program."""
-    spent = [Spent(_INDEX, 40.0, Compiled(4.0, 30.0))]
+    spent = [Spent(_INDEX, 40.0, 4.0, 30.0)]
     left = estimate.find_left([_QUERIES], spent, unmeasured=7.0)
     assert left.seconds == pytest.approx(15 + 10 * 0.36)
 
@@ -46,13 +45,15 @@ def test_before_anything_was_measured_rates_are_forecasts():
 
 
 def test_what_a_short_unit_took_is_not_stretched_to_a_long_one():
-    spent = [Spent(_INDEX._replace(operations=1.0, num_programs=0), 40.0, Compiled(0.0, 0.0))]
+    spent = [Spent(_INDEX._replace(operations=1.0, num_programs=0), 40.0)]
     left = estimate.find_left([_INDEX._replace(num_programs=0)], spent, unmeasured=0.5)
     assert left.seconds == 100 * 0.5
 
 
 def test_a_rate_that_nobody_knows_is_not_guessed():
-    left = estimate.find_left([_INDEX, Part("evaluate", num_programs=1)], [], unmeasured=None)
+    left = estimate.find_left(
+        [_INDEX, Step("evaluate", "evaluate", num_programs=1)], [], unmeasured=None
+    )
     assert left == Left(forecast.COMPILE_SECONDS, 1, ("sketch",), False)
 
 
@@ -67,7 +68,7 @@ def test_what_is_not_known_is_named_and_not_counted():
 
 @pytest.mark.parametrize(("elapsed", "expected"), [(4.0, 6.0), (30.0, 0.0)])
 def test_the_unit_that_goes_on_has_its_time_behind_it(elapsed, expected):
-    spent = [Spent(_INDEX, 40.0, Compiled(30.0, 30.0))]
+    spent = [Spent(_INDEX, 40.0, 30.0, 30.0)]
     part = _QUERIES._replace(num_programs=0, operations=100.0)
     left = estimate.find_left([part], spent, unmeasured=0.0, elapsed=elapsed)
     assert left.seconds == expected
@@ -118,13 +119,13 @@ def test_a_run_is_followed_by_its_clock():
     now, said, compiled = [100.0], [], [0.0]
     watch = estimate.Watch(
         lambda units: units,
-        compiling=lambda begin: Compiled(compiled[0], compiled[0]),
+        compiling=lambda begin: (compiled[0], compiled[0]),
         unmeasured=lambda: 1e-12,
         clock=lambda: now[0],
         say=said.append,
     )
     large = _INDEX._replace(operations=1e13)
-    parts = [large, _QUERIES._replace(operations=1e12), Part("report", is_known=False)]
+    parts = [large, _QUERIES._replace(operations=1e12), Step("report", "report", is_known=False)]
     with watch(parts):
         assert watch.beside_bar(0, 10, now[0]) == ""  # no item is done
         compiled[0] = 20.0
@@ -148,7 +149,7 @@ def test_a_short_run_is_estimated_and_the_device_not_measured():
     said = []
     watch = estimate.Watch(
         lambda units: units,
-        compiling=lambda begin: Compiled(0.0, 0.0),
+        compiling=lambda begin: (0.0, 0.0),
         unmeasured=lambda: pytest.fail("the device was measured"),
         clock=lambda: 0.0,
         say=said.append,
@@ -177,33 +178,36 @@ def test_a_bar_says_what_is_left_of_the_run(capsys):
 def abstract_run():
     config = tiny.tiny_config("--unlearn.algorithms=ga_klr")
     root = pathlib.Path("/nowhere")
-    return programs.AbstractRun(config, Workspace(root, config))
+    return forecast.abstract_run(config, Workspace(root, config))
 
 
 def test_units_are_counted_without_tracing_and_wait_for_the_sets(abstract_run, monkeypatch):
     run = abstract_run
     monkeypatch.setattr(programs.cost, "trace", None)
     units = plan_units(run.config, run.workspace, more=writing.UNITS)
-    parts = {part.name: part for part in estimate.count_parts(run, units)}
+    parts = {part.name: part for part in estimate.count_left(run, units)}
     assert (
-        parts["sketch"].num_programs == 1 and parts["sketch"].kind == parts["retrieve/queries"].kind
+        parts["sketch"].num_programs == 1
+        and parts["sketch"].programs == parts["retrieve/queries"].programs
     )
     assert not parts["unlearn/raslik-ga_klr"].is_known  # its sets are made by units before it
     assert not parts["report"].is_known
     names = ("unlearn/raslik-ga_klr", "unlearn/random-ga_klr")
     later = [unit for unit in units if unit.name in names]
-    first, second = estimate.count_parts(run, later)
+    first, second = estimate.count_left(run, later)
     assert first.is_known and first.num_programs > 0 and second.num_programs == 0
     assert first.operations == second.operations > 0
 
 
 def test_the_rule_is_near_what_is_traced(abstract_run):
     run = abstract_run
-    works = [run.unlearning("raslik", "ga_klr"), run.answering(4, 1), run.sketching(100)]
+    works = [work.unlearning(run, "raslik", "ga_klr"), work.answering(run, 4, 1)]
+    works.append(work.sketching(run, 100))
     with contextlib.ExitStack() as stack:
         stack.enter_context(__import__("jax").numpy_dtype_promotion("standard"))
-        for work in works:
-            (program,) = work.programs
-            counted, _ = program.total(programs.find_costs([program]))
-            assert 0.4 < program.rule() / counted < 2.5, program.name
-    np.testing.assert_allclose(run.sketching(200).programs[0].rule(), 2 * program.rule(), rtol=0.3)
+        for one in works:
+            (program,) = one.programs
+            counted, _ = program.total(program.cost_of(program.mean))
+            assert 0.4 < program.rule().operations / counted < 2.5, program.name
+    twice = work.sketching(run, 200).programs[0].rule()
+    np.testing.assert_allclose(twice[0], 2 * program.rule()[0], rtol=0.3)
