@@ -9,11 +9,10 @@ import re
 
 import jax
 import pytest
-import tiny
 from absl import flags
 from support import tiny_model_config
 
-from experiments.bench import decode, efficiency, harness, query, sketch, unlearn
+from experiments.bench import decode, harness, query, sketch, unlearn
 from raslik_jax.cli import setting_flags
 from raslik_jax.models import presets
 from raslik_jax.report import tables
@@ -139,11 +138,9 @@ def test_options_that_cannot_be_measured_are_refused(module, options, message):
 def test_what_only_the_bench_can_know_is_refused_too():
     with pytest.raises(ValueError, match="K must be 1 to P"):
         list(sketch.measure(sketch.Options(**(_SMALL | {"size": 10**6}))))
-    with pytest.raises(ValueError, match="--workdir must be the work directory of a run"):
-        list(efficiency.measure(efficiency.Options()))
 
 
-@pytest.mark.parametrize("module", [decode, efficiency, query, sketch, unlearn])
+@pytest.mark.parametrize("module", [decode, query, sketch, unlearn])
 def test_every_option_is_a_flag(module):
     values, defaults = flags.FlagValues(), module.Options()
     setting_flags.define(defaults, values)
@@ -151,43 +148,7 @@ def test_every_option_is_a_flag(module):
     assert setting_flags.read(defaults, values) == dataclasses.replace(defaults, json=True)
 
 
-_RUN = (
-    "--corpus.dataset=toy --corpus.template=brief --corpus.num_train=60 --corpus.num_targets=8 "
-    "--corpus.num_backbone=60 --corpus.num_retrieval=3 --corpus.num_validation=2 "
-    "--corpus.num_test=3 --corpus.max_len=96 --corpus.vocab_size=400 --backbone.hidden_size=16 "
-    "--backbone.num_hidden_layers=2 --backbone.num_attention_heads=2 --backbone.steps=4 "
-    "--finetune.epochs=1 --finetune.lora_rank=2 --references.max_new_tokens=8 --sketch.size=256 "
-    "--finetune.lora_targets=query_key_value,dense,dense_h_to_4h,dense_4h_to_h "
-    "--sketch.num_buckets=2 --sketch.batch_tokens=512 --retrieve.strategies=raslik "
-    "--stages=corpus,backbone,finetune,references,sketch"
-)
-
-
-@pytest.mark.study
-def test_every_method_of_the_efficiency_table_is_measured(capsys, tmp_path):
-    done = tiny.run_script("experiments/run.py", *_RUN.split(), f"--workdir={tmp_path}")
-    assert done.returncode == 0, done.stderr
-    lines = _measure(
-        efficiency,
-        capsys,
-        workdir=str(tmp_path),
-        methods=("bm25", "raslik", "exact"),
-        repeats=1,
-        exact_batches=1,
-    )
-    methods = {line["method"]: line for line in lines["method"]}
-    assert list(methods) == ["bm25", "raslik", "exact"]
-    assert {line["examples"] for line in methods.values()} == {60}
-    assert methods["exact"]["measured_share"] < 1
-    (memory,) = lines["memory"]
-    # Rank 2 on the four linear layers of two blocks of width 16.
-    widths = 2 * 2 * ((16 + 48) + (16 + 16) + (16 + 64) + (64 + 16))
-    assert (memory["num_params"], memory["sketch_size"]) == (widths, 256)
-    assert memory["gradient_bytes"] / memory["sketch_bytes"] == widths / 256
-    assert memory["index_bytes"] == 60 * 256 * 4
-
-
-@pytest.mark.parametrize("name", ["sketch", "query", "decode", "unlearn", "efficiency"])
+@pytest.mark.parametrize("name", ["sketch", "query", "decode", "unlearn"])
 def test_lines_are_json(name, capsys):
     module = importlib.import_module(f"experiments.bench.{name}")
     harness.run(module.Options(json=True), lambda options: iter([{"stage": "x", "value": 1.5}]))

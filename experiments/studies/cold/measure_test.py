@@ -28,7 +28,7 @@ def test_what_a_cold_start_lacks_is_said_before_anything_starts(monkeypatch, opt
         importlib.util, "find_spec", lambda name, *of: None if name in missing else find(name, *of)
     )
     monkeypatch.setattr(harness, "draw_model", None)
-    monkeypatch.setattr(cold, "start", None)
+    monkeypatch.setattr(measure, "start", None)
     with pytest.raises(ValueError, match=message):
         list(measure.measure(measure.Options(**options)))
 
@@ -45,8 +45,8 @@ def test_cold_starts_take_turns_and_each_finds_its_caches_empty_or_its_own(monke
         seconds = {"ours": 6.0, "bergson": 4.0}[program] + len(found)
         return measure.Taken(user=seconds - 1, system=1.0, wall=2 * seconds)
 
-    monkeypatch.setattr(cold, "start", start)
-    monkeypatch.setattr(cold, "command_of", lambda program, *_: [program])
+    monkeypatch.setattr(measure, "start", start)
+    monkeypatch.setattr(measure, "command_of", lambda program, *_: [program])
     options = measure.Options(programs=("ours", "bergson"), repeats=2)
     ours, bergson = measure._turns(options, None, tmp_path)
     own = [("ours", False), ("ours", "ours"), ("bergson", False), ("bergson", "bergson")]

@@ -1,7 +1,7 @@
 """The paper's efficiency tables from a run: seconds of one query by every method, and memory.
 
   python experiments/run.py --flagfile=experiments/flags/efficiency_olmo2_7b.flags
-  python experiments/bench/efficiency.py --workdir=runs/howdy_olmo2_7b
+  python experiments/studies/efficiency/measure.py --workdir=runs/howdy_olmo2_7b
 
 One retrieval query is scored over all training examples, as the run would: "query" is what it takes
 to turn the query into words, a vector, a sketch or a gradient; "score" is scoring all examples;
@@ -28,7 +28,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, get_args
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
 import jax
 import jax.numpy as jnp
