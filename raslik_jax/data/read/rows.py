@@ -24,14 +24,24 @@ class Format(NamedTuple):
     """A format of rows.
 
     Attributes:
-      names: fields of a row that are its own, in addition to id, is_target and source.
-      claim: how surely a row is of this format, 0 for not at all. The highest claim decides.
+      names: fields of a row that are its own, in addition to id, is_target and source. A row that
+        has the first of them may be of this format.
       read: from a row and whether it must have an answer, its parts; raises ValueError.
+      rank: of the formats that a row may be of, the highest rank decides.
+      raised_by: a field that raises the rank by one.
+      barred_by: a field that no row of this format has.
     """
 
     names: tuple[str, ...]
-    claim: Callable[[Row], int]
     read: Callable[[Row, bool], Parts]
+    rank: int = 2
+    raised_by: str = ""
+    barred_by: str = ""
+
+    def claim(self, row: Row) -> int:
+        """Returns how surely a row is of this format, 0 for not at all."""
+        may_be = row.has(self.names[0]) and not row.has(self.barred_by)
+        return may_be * (self.rank + row.has(self.raised_by))
 
 
 def _read_alpaca(row: Row, needs_output: bool) -> Parts:
@@ -175,47 +185,24 @@ def _unpadded(row: Row, length: int) -> tuple[int, int]:
 
 
 _OPTIONS = ("system", "tools", "chat_template_kwargs")
-
-
-def _claims(*names: str, least: int = 1, more: int = 0) -> Callable[[Row], int]:
-    """Returns the claim of a format: `least` where a row has the first field, and `more` where it
-    has another of them.
-    """
-    first, *others = names
-
-    def claim(row: Row) -> int:
-        return least + more * any(row.has(name) for name in others) if row.has(first) else 0
-
-    return claim
-
-
 FORMATS: dict[str, Format] = {
-    "alpaca": Format(
-        names=("instruction", "input", "output", "system", "history"),
-        claim=_claims("instruction", least=2),
-        read=_read_alpaca,
-    ),
-    "messages": Format(
-        names=("messages", *_OPTIONS),
-        claim=_claims("messages", least=2),
-        read=_talks_in("messages"),
-    ),
+    "alpaca": Format(("instruction", "input", "output", "system", "history"), _read_alpaca),
+    "messages": Format(("messages", *_OPTIONS), _talks_in("messages")),
     "sharegpt": Format(
-        names=("conversations", *_OPTIONS),
-        claim=lambda row: 2 * (row.has("conversations") and not row.has("messages")),
-        read=_talks_in("conversations"),
+        ("conversations", *_OPTIONS), _talks_in("conversations"), barred_by="messages"
     ),
     "prompt_completion": Format(
-        names=("prompt", "completion", "tools", "chat_template_kwargs"),
-        claim=_claims("prompt", "completion", least=1, more=1),
-        read=_read_completion,
+        ("prompt", "completion", "tools", "chat_template_kwargs"),
+        _read_completion,
+        rank=1,
+        raised_by="completion",
     ),
-    "text": Format(names=("text",), claim=_claims("text"), read=_read_text),
+    "text": Format(("text",), _read_text, rank=1),
     "tokens": Format(
-        names=("input_ids", "labels", "completion_mask", "assistant_masks", "loss_mask")
+        ("input_ids", "labels", "completion_mask", "assistant_masks", "loss_mask")
         + ("attention_mask", "position_ids", "seq_lengths"),
-        claim=_claims("input_ids", least=3),
-        read=_read_tokens,
+        _read_tokens,
+        rank=3,
     ),
 }
 
