@@ -1,10 +1,8 @@
 """From what a trace has found to a clean adapter, its card and its report."""
 
-import contextlib
 import dataclasses
 import functools
 import importlib.util
-import os
 import pathlib
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
@@ -245,9 +243,6 @@ def with_own_query(recorded: dict[str, Any], root: pathlib.Path) -> dict[str, An
     own, corpus = artifacts.TRACED_QUERY.place(root), recorded["corpus"]
     if not (made_of and own.is_file() and hash_file(own) == made_of):
         return recorded
-    with contextlib.suppress(OSError):  # it is gone
-        if os.path.samefile(own, corpus["records"]["queries_file"]):
-            return recorded
     records = {**corpus["records"], "queries_file": str(own)}
     return {**recorded, "corpus": {**corpus, "records": records}}
 

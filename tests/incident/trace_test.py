@@ -23,7 +23,7 @@ def _scored(folder, num=20):
         (folder / name).mkdir(parents=True)
     write_examples(folder / "corpus" / "train.jsonl", rows)
     np.save(folder / "retrieve" / "influence" / "influence.npy", np.linspace(0.3, -0.3, num))
-    cut = {"num_forget": 9, "middle": 0.5, "edge": 0.6, "gap": 0.1}
+    cut = {"num_forget": 9, "num_out": 9, "middle": 0.5, "edge": 0.6, "gap": 0.1}
     (folder / "retrieve" / "sizes" / "cut.json").write_text(json.dumps(cut))
 
 
