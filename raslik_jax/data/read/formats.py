@@ -181,14 +181,13 @@ def read_written(path: str | os.PathLike[str]) -> tuple[Example, ...]:
 
     def read(record: dict[str, Any], place: Place) -> Example:
         format = FORMATS[record.get("row_format", "alpaca")]
-        asked, more, answer = record.get("row_texts") or [record.get(name, "") for name in TEXTS]
-        row = example_of(format.read(Row(record, keys), bool(answer)).content)
+        texts = record.get("row_texts") or [record.get(name, "") for name in TEXTS]
+        row = example_of(format.read(Row(record, keys), bool(texts[2])).content)
+        if texts != [*row[1:4]]:  # as of ids; equal texts are kept once
+            row = row._replace(instruction=texts[0], input=texts[1], output=texts[2])
         taken = WRITTEN_KEYS.union(format.names)
         extra = {key: value for key, value in record.items() if key not in taken}
         return row._replace(
-            instruction=asked,
-            input=more,
-            output=answer,
             example_id=record["id"],
             is_target=record.get("is_target"),
             source=record.get("source") or "",
