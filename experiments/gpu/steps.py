@@ -19,8 +19,10 @@ from raslik_jax.config import (
 from raslik_jax.index import search
 from raslik_jax.index.format import DTYPES
 from raslik_jax.models.lora import ATTENTION_TARGETS
-from raslik_jax.run import cost, forecast, gpus, work
+from raslik_jax.run import cost, forecast, gpus
+from raslik_jax.run.artifacts import Variant
 from raslik_jax.run.programs import AbstractRun, Program, Shape, platform_of
+from raslik_jax.run.stages import finetune, generate, sketch, unlearn
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.train.objectives import OBJECTIVES
 
@@ -132,13 +134,13 @@ def _sketch(family: str) -> Callable[[AbstractRun], Program]:
     def program(run: AbstractRun) -> Program:
         assert run.mesh is not None
         of_family = abstract_run(run.config.name, run.mesh, projection=family)
-        return work.sketching(of_family, 64).programs[0]
+        return sketch.count_sketches(of_family, 64).programs[0]
 
     return program
 
 
 def _unlearn(name: str) -> Callable[[AbstractRun], Program]:
-    return lambda run: work.unlearning(run, "raslik", name).programs[0]
+    return lambda run: unlearn.count_unlearning(run, Variant("raslik", name)).programs[0]
 
 
 def _score(dtype: str) -> Callable[[AbstractRun], Program]:
@@ -173,18 +175,24 @@ STEPS = {
     ),
     "sketch_binned_512": Step(_sketch("binned"), Shape(16, 512, 256), _BOTH, **_OF_GRADIENTS),
     "finetune": Step(
-        lambda run: work.finetuning(run).programs[0], Shape(16, 256, 128), _BOTH, sums=True
+        lambda run: finetune.count_finetuning(run).programs[0],
+        Shape(16, 256, 128),
+        _BOTH,
+        sums=True,
     ),
     **{
         f"unlearn_{name}": Step(_unlearn(name), Shape(8, 256, 128), _BOTH, sums=True)
         for name in OBJECTIVES
     },
     "decode": Step(
-        lambda run: work.answering(run, 32, 1).programs[0],
+        lambda run: generate.count_answers(run, 32, 1).programs[0],
         Shape(32, 128, 128),
     ),
     "likelihood": Step(
-        lambda run: work.likelihoods(run, 64), Shape(64, 128, 64), (_FORWARD,), is_tiled=True
+        lambda run: generate.count_likelihoods(run, 64),
+        Shape(64, 128, 64),
+        (_FORWARD,),
+        is_tiled=True,
     ),
     **{f"score_{dtype}": Step(_score(dtype), Shape(4096, 1, 1)) for dtype in DTYPES},
 }

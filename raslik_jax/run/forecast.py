@@ -19,7 +19,6 @@ from raslik_jax.run import checking, cost, plan
 from raslik_jax.run.programs import AbstractRun, Program, Work, platform_of
 from raslik_jax.run.recipes import Recipe
 from raslik_jax.run.units import Plan, Unit
-from raslik_jax.run.work import WORK
 from raslik_jax.run.workspace import StoredCorpus, Workspace, read_tokenizer
 
 # Seconds that a program takes to compile where none was compiled to know: of small models on a CPU.
@@ -157,7 +156,7 @@ def count_steps(
                 bytes_moved=moved,
                 disk_bytes=work.disk_bytes,
                 is_done=is_done,
-                is_known=is_known(unit),
+                is_known=unit.work is not None,
             )
         )
         compiled |= own
@@ -166,14 +165,8 @@ def count_steps(
 
 def work_of(run: AbstractRun, unit: Unit) -> Work:
     """Returns what a unit does, with the programs that it calls at all; nothing for the host's."""
-    bound: Any = unit.run  # a function of the workspace and more, bound to all but the folder
-    work = WORK[bound.func](run, *bound.args[1:]) if is_known(unit) else Work(0)
+    work = unit.work(run) if unit.work else Work(0)
     return work._replace(programs=[program for program in work.programs if program.shapes])
-
-
-def is_known(unit: Unit) -> bool:
-    """Says whether it is known what a unit does: not of one that works on the host alone."""
-    return getattr(unit.run, "func", unit.run) in WORK
 
 
 def _find_rows(run: AbstractRun) -> encoding.Encoded | None:

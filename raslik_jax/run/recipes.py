@@ -15,6 +15,7 @@ from raslik_jax.config import Config
 from raslik_jax.data.read.sources import content_files
 from raslik_jax.run import artifacts
 from raslik_jax.run.artifacts import Variant
+from raslik_jax.run.programs import Work
 from raslik_jax.run.units import Unit
 from raslik_jax.run.workspace import Workspace
 
@@ -48,6 +49,7 @@ class Recipe(NamedTuple):
       is_asked: whether a run makes them.
       members: what each unit is of: strategies, say; a recipe without members is of one unit.
       measures: no set and no model depends on them.
+      work: what a unit does, of a run in the abstract and the member; None for work of the host.
       is_resumable, is_shared, is_alone: as of `Unit`.
     """
 
@@ -61,6 +63,7 @@ class Recipe(NamedTuple):
     is_asked: Callable[[Config], object] = lambda config: True
     members: Callable[[Config], Sequence[Any]] = lambda config: (None,)
     measures: bool = False
+    work: Callable[..., Work] | None = None
     is_resumable: bool = False
     is_shared: bool = True
     is_alone: bool | Callable[[Config], bool] = False
@@ -88,7 +91,14 @@ class Recipe(NamedTuple):
                 is_resumable=self.is_resumable,
                 is_shared=self.is_shared,
                 is_alone=alone,
+                work=self.work and functools.partial(_bound, self.work, *given),
             )
+
+
+def _bound(work: Callable[..., Work], *given: Any) -> Work:
+    """Returns the work on a run, which comes last, and a member."""
+    *member, run = given
+    return work(run, *member)
 
 
 def variants_of(config: Config) -> Sequence[Variant]:

@@ -39,6 +39,7 @@ class Unit(NamedTuple):
       is_resumable: run goes on from what an interrupted run left in the folder.
       is_shared: runs of the same key may take its result from each other.
       is_alone: of several processes the first makes it; nothing of it runs on the mesh.
+      work: what it does, of a run in the abstract; None for work of the host alone.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Unit(NamedTuple):
     is_resumable: bool = False
     is_shared: bool = True
     is_alone: bool = False
+    work: Callable[[Any], Any] | None = None
 
     @property
     def stage(self) -> str:

@@ -10,10 +10,12 @@ import tiny
 
 from raslik_jax.base import progress
 from raslik_jax.report import writing
-from raslik_jax.run import ahead, estimate, forecast, programs, work
+from raslik_jax.run import ahead, estimate, forecast, programs
+from raslik_jax.run.artifacts import Variant
 from raslik_jax.run.estimate import Left, Spent
 from raslik_jax.run.forecast import Step
 from raslik_jax.run.plan import plan_units
+from raslik_jax.run.stages import generate, sketch, unlearn
 from raslik_jax.run.workspace import Workspace
 
 _INDEX = Step("sketch", "sketch", ("sketch",), 2, 100.0)
@@ -201,13 +203,16 @@ def test_units_are_counted_without_tracing_and_wait_for_the_sets(abstract_run, m
 
 def test_the_rule_is_near_what_is_traced(abstract_run):
     run = abstract_run
-    works = [work.unlearning(run, "raslik", "ga_klr"), work.answering(run, 4, 1)]
-    works.append(work.sketching(run, 100))
+    works = [
+        unlearn.count_unlearning(run, Variant("raslik", "ga_klr")),
+        generate.count_answers(run, 4, 1),
+    ]
+    works.append(sketch.count_sketches(run, 100))
     with contextlib.ExitStack() as stack:
         stack.enter_context(__import__("jax").numpy_dtype_promotion("standard"))
         for one in works:
             (program,) = one.programs
             counted, _ = program.total(program.cost_of(program.mean))
             assert 0.4 < program.rule().operations / counted < 2.5, program.name
-    twice = work.sketching(run, 200).programs[0].rule()
+    twice = sketch.count_sketches(run, 200).programs[0].rule()
     np.testing.assert_allclose(twice[0], 2 * program.rule()[0], rtol=0.3)

@@ -21,7 +21,8 @@ from raslik_jax.config import (
 )
 from raslik_jax.models.sharding import LayoutError
 from raslik_jax.report import tables
-from raslik_jax.run import forecast, programs, work
+from raslik_jax.run import forecast, programs
+from raslik_jax.run.stages import finetune
 from raslik_jax.run.workspace import Workspace
 
 _NOWHERE = pathlib.Path("/nowhere")
@@ -87,7 +88,7 @@ def test_an_objective_costs_what_its_step_does():
 
 def test_calls_of_many_shapes_cost_what_as_many_of_their_mean_shape_do():
     run = forecast.abstract_run(_config(), Workspace(_NOWHERE, _config()))
-    (program,) = work.finetuning(run).programs
+    (program,) = finetune.count_finetuning(run).programs
     sizes = [(8, 16, 8), (16, 24, 24), (16, 48, 24), (4, 64, 32)]
     program = program._replace(shapes={programs.Shape(*size): n for n, size in enumerate(sizes, 1)})
     exact = np.array([np.array(program.cost_of(s)) * n for s, n in program.shapes.items()])

@@ -10,6 +10,7 @@ from raslik_jax.config import Config
 from raslik_jax.data import batches
 from raslik_jax.models import checkpoint, decoder, gpt_neox
 from raslik_jax.run import artifacts, memory
+from raslik_jax.run.programs import AbstractRun, Work
 from raslik_jax.run.recipes import Recipe
 from raslik_jax.run.stages.finetune import write_losses
 from raslik_jax.run.workspace import Workspace
@@ -66,6 +67,16 @@ def make_backbone(workspace: Workspace, folder: pathlib.Path) -> None:
     write_losses("backbone", folder, fitted)
 
 
+def count_pretraining(run: AbstractRun) -> Work:
+    """Training of a backbone, all weights."""
+    settings = run.config.backbone
+    graphdef, _, base = decoder.abstract(run.model.decoder.config, None)
+    algorithm = pretraining(run.config, decoder.bind(graphdef))
+    shapes = run.drawn(settings.batch_size, settings.steps)
+    program = run.training("backbone", algorithm, base, {}, shapes=shapes, passes=3)
+    return Work(run.base_bytes, [program])
+
+
 UNITS = (
     Recipe(
         "backbone",
@@ -74,5 +85,6 @@ UNITS = (
         "seed {text} backbone.hidden_size backbone.num_hidden_layers backbone.num_attention_heads "
         "backbone.steps backbone.batch_size backbone.learning_rate",
         is_asked=lambda config: not config.backbone.checkpoint,
+        work=count_pretraining,
     ),
 )

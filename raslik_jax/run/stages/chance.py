@@ -12,9 +12,10 @@ from raslik_jax.index.combine import Aggregate
 from raslik_jax.index.store import SketchStore
 from raslik_jax.retrieve import chance, noise
 from raslik_jax.run import artifacts
+from raslik_jax.run.programs import AbstractRun, Work
 from raslik_jax.run.recipes import Recipe
 from raslik_jax.run.stages import sketch as sketch_lib
-from raslik_jax.run.stages.scores import EVIDENCE, needs_of
+from raslik_jax.run.stages.scores import EVIDENCE, count_scores, needs_of
 from raslik_jax.run.workspace import Workspace
 
 # Rows of the highest scores of which the noise of the sketch is told.
@@ -133,6 +134,12 @@ def _is_asked(config: Config) -> bool:
     return bool(config.retrieve.null_prompts) and EVIDENCE in needs_of(config)
 
 
+def count_null(run: AbstractRun) -> Work:
+    """Scores with rows that stand for unrelated prompts."""
+    count = min(run.config.retrieve.null_prompts, run.sizes.train)
+    return count_scores(run, count, count)
+
+
 UNITS = (
     Recipe(
         "retrieve/null",
@@ -142,6 +149,7 @@ UNITS = (
         # 3: rows without a gradient have no part in the mean that centers.
         writes={"null": 3},
         is_asked=_is_asked,
+        work=count_null,
     ),
     Recipe(
         "retrieve/chance",
@@ -151,5 +159,6 @@ UNITS = (
         # 2: several queries compare with groups of as many prompts.
         writes={"chance": 2},
         is_asked=_is_asked,
+        work=lambda run: Work(32.0 * run.sizes.train),
     ),
 )

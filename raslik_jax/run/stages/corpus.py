@@ -10,6 +10,7 @@ import numpy as np
 from raslik_jax.data.tokens import encoding, masking, prompts, tokenization
 from raslik_jax.models import storage
 from raslik_jax.run import artifacts
+from raslik_jax.run.programs import Work
 from raslik_jax.run.recipes import Case, Files, Recipe, pick
 from raslik_jax.run.workspace import Workspace, queries_to_answer, read_tokenizer
 
@@ -103,5 +104,6 @@ UNITS = (
         # 5: rows have one of three contents, and loss flags. 6: answers are found by marks.
         writes={"rows": 6},
         is_alone=True,
+        work=lambda run: Work(500.0 * run.sizes.train),
     ),
 )

@@ -17,8 +17,9 @@ from raslik_jax.data.tokens import encoding, tokenization
 from raslik_jax.evaluate import judgment
 from raslik_jax.evaluate.metrics import NonSf
 from raslik_jax.evaluate.non_sf import NON_SF
-from raslik_jax.models import checkpoint, encoder
+from raslik_jax.models import checkpoint, decoder, encoder, quantize
 from raslik_jax.run import artifacts, memory
+from raslik_jax.run.programs import AbstractRun, Work, bind_shapes, encoder_config
 from raslik_jax.run.recipes import Case, Files, Recipe
 from raslik_jax.run.workspace import Workspace, judge_of, non_sf_by_rule
 from raslik_jax.train import classifier, loop
@@ -180,6 +181,28 @@ def _genuine_files(case: Case) -> Files:
     return {p.name: p for p in (marker.genuine_files(corpus.folder) if marker else ())}
 
 
+def count_classifier(run: AbstractRun) -> Work:
+    """Training of the classifier, all weights."""
+    settings, sizes = run.config.evaluate["classifier"], run.sizes
+    config = small_encoder(run.config, vocab_size=run.config.corpus.vocab_size)
+    if settings.checkpoint:
+        config = encoder_config(settings.checkpoint)
+    bound, weights = bind_shapes(dataclasses.replace(config, num_labels=2))
+    limit, batch = settings.examples or sizes.train, settings.batch_size
+    labeled = min(limit, sizes.targets) + min(limit, sizes.train - sizes.targets)
+    texts = settings.epochs * labeled * (1 - settings.held_out)
+    program = run.training(
+        "discriminator",
+        classifier.classifying(bound, loop.adamw(1e-5), dropout_key=jax.random.key(0)),
+        weights,
+        jax.ShapeDtypeStruct((labeled,), jnp.int32),
+        shapes=run.drawn(batch, texts / batch, max_len=settings.max_len, is_answer=True),
+        passes=3,
+        num_weights=decoder.count_parameters(weights),
+    )
+    return Work(quantize.num_bytes(weights), [program])
+
+
 UNITS = (
     Recipe(
         "discriminator",
@@ -190,5 +213,6 @@ UNITS = (
         is_asked=lambda config: NON_SF[config.evaluate.non_sf].is_trained,
         is_resumable=True,
         measures=True,
+        work=count_classifier,
     ),
 )

@@ -9,6 +9,7 @@ import numpy as np
 from raslik_jax.data import batches
 from raslik_jax.data.tokens import encoding
 from raslik_jax.run import artifacts, memory
+from raslik_jax.run.programs import AbstractRun, Work
 from raslik_jax.run.recipes import Recipe
 from raslik_jax.run.workspace import Workspace, adapter_source, load_adopted, lora_config_of
 from raslik_jax.train import loop, steps
@@ -104,6 +105,20 @@ def write_losses(stage: str, folder: pathlib.Path, fitted: loop.Progress) -> Non
     print(f"    loss {fitted.losses[0]:.3f} -> {last:.3f} nats a token")
 
 
+def count_finetuning(run: AbstractRun) -> Work:
+    """Training of the adapter, of which some are kept along the way."""
+    settings, model = run.config.finetune, run.model
+    program = run.training(
+        "finetune",
+        finetuning(run.workspace, num_steps=1),
+        model.initial,
+        model.base,
+        shapes=run.epochs_of(settings, run.sizes.train),
+        passes=2 + settings.remat,
+    )
+    return Work(4.0 * (2 + settings.trajectory_points) * run.num_params, [program])
+
+
 UNITS = (
     Recipe(
         "finetune",
@@ -112,6 +127,7 @@ UNITS = (
         "{text} {model} finetune",
         is_asked=lambda config: config.finetunes,
         is_resumable=True,
+        work=count_finetuning,
     ),
     Recipe(
         "finetune",
@@ -122,5 +138,6 @@ UNITS = (
             {"initial": True} if case.config.sketch.gradient_at == "initial" else {}
         ),
         is_asked=lambda config: not config.finetunes,
+        work=lambda run: Work(8.0 * run.num_params),
     ),
 )

@@ -9,6 +9,8 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from raslik_jax.config import Config
 from raslik_jax.data.corpora.record import Question
 from raslik_jax.data.examples import Example
@@ -16,8 +18,10 @@ from raslik_jax.data.tokens import masking
 from raslik_jax.data.tokens.encoding import require_answers
 from raslik_jax.evaluate import likelihood, perplexity
 from raslik_jax.evaluate.tofu_metrics import QuestionRecord
+from raslik_jax.models import decode
 from raslik_jax.run import artifacts, memory
 from raslik_jax.run.artifacts import Variant
+from raslik_jax.run.programs import AbstractRun, Program, Work
 from raslik_jax.run.recipes import Recipe, variants_of
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.train.losses import BoundModel
@@ -201,6 +205,7 @@ def _of_variants(
     run: Callable[..., None],
     reads: str,
     settings: str,
+    work: Callable[[AbstractRun, int], Work],
     *,
     measures: bool = True,
     **own: Any,
@@ -213,8 +218,54 @@ def _of_variants(
         f"{settings} unlearn.parameters",
         members=variants_of,
         measures=measures,
+        work=lambda run, variant: work(run, len(run.workspace.epochs(*variant))),
         **own,
     )
+
+
+def count_answers(run: AbstractRun, prompts: int, models: int) -> Work:
+    """Greedy answers of some models to prompts as long as Alpaca's."""
+    settings, model = run.config.references, run.model
+    rows = min(settings.decode_batch_size, 1 << max(prompts - 1, 0).bit_length())
+    ends: Any = {"end_ids": np.zeros(8, np.int32), "pad_id": np.int32(0)}
+    program = run.program(
+        "decode",
+        decode.generate_batch,
+        model.initial,
+        model.base,
+        shapes=run.prompts(prompts, rows),
+        trips=settings.max_new_tokens - 1,
+        new_tokens=settings.max_new_tokens,
+        static={"decoder": model.decoder, "max_new_tokens": settings.max_new_tokens, **ends},
+    )
+    return Work(500.0 * models * prompts, [program] * models)
+
+
+def count_likelihoods(run: AbstractRun, rows: int) -> Program:
+    """The likelihood of given answers."""
+    model = run.model
+    step, shapes = likelihood.likelihood_step(model.decoder), run.planned(rows, num_buckets=2)
+    return run.program("likelihood", step, model.initial, model.base, shapes=shapes)
+
+
+def count_perplexities(run: AbstractRun, models: int) -> Work:
+    """Likelihoods of some rows under each model, and of its own answers."""
+    rows = len(perplexity.SETS) * run.config.evaluate.perplexity_examples + run.num_measured
+    return Work(100.0 * models * rows, [count_likelihoods(run, rows)] * models)
+
+
+def count_traced(run: AbstractRun, models: int) -> Work:
+    """Answers to the traced prompts, and the likelihood of the traced answers."""
+    rows = run.queries["retrieval"]
+    work = count_answers(run, rows, models)
+    return work._replace(programs=[*work.programs, *[count_likelihoods(run, rows)] * models])
+
+
+def count_questions(run: AbstractRun, models: int) -> Work:
+    """The dataset's own questions: answers, and the likelihood of given ones."""
+    asked, given = run.config.corpus.count_questions(run.config.evaluate.questions)
+    work = count_answers(run, asked, models)
+    return work._replace(programs=[*work.programs, *[count_likelihoods(run, given)] * models])
 
 
 UNITS = (
@@ -223,6 +274,7 @@ UNITS = (
         write_traced,
         "{queries}",
         "{traced}",
+        count_traced,
         writes=TRACED_FORMAT,
         is_asked=lambda config: config.evaluate.traced,
         measures=False,
@@ -232,6 +284,7 @@ UNITS = (
         write_answers,
         "{measured}",
         "{decoding} references.query_split",
+        lambda run, models: count_answers(run, run.num_measured, models),
         writes=ANSWERS_FORMAT,
     ),
     # They stand next to the answers: asking for another measure makes neither again.
@@ -240,6 +293,7 @@ UNITS = (
         write_perplexities,
         "{drawn} generate/{0}",
         "{perplexity}",
+        count_perplexities,
         is_asked=lambda config: config.evaluate.perplexity_examples,
     ),
     _of_variants(
@@ -247,6 +301,7 @@ UNITS = (
         write_questions,
         "references/questions",
         "{likelihood} {decoding}",
+        count_questions,
         is_asked=has_questions,
     ),
 )

@@ -97,6 +97,7 @@ UNITS = (
         f"{artifacts.RETRIEVAL.path} {{finetuned}}",
         "{decoding} sketch.query_output",
         writes=generate.ANSWERS_FORMAT,
+        work=lambda run: generate.count_answers(run, run.num_answered, 1),
     ),
     Recipe(
         "references/evaluation",
@@ -105,6 +106,7 @@ UNITS = (
         "{decoding} references.query_split references.base evaluate.marker_words",
         writes=generate.ANSWERS_FORMAT,
         measures=True,
+        work=lambda run: generate.count_answers(run, run.num_measured, 2),
     ),
     Recipe(
         "references/perplexity",
@@ -113,6 +115,7 @@ UNITS = (
         "{perplexity}",
         is_asked=lambda config: config.evaluate.perplexity_examples,
         measures=True,
+        work=lambda run: generate.count_perplexities(run, 2),
     ),
     Recipe(
         "references/questions",
@@ -130,5 +133,6 @@ UNITS = (
         "{likelihood} {decoding} references.base",
         is_asked=generate.has_questions,
         measures=True,
+        work=lambda run: generate.count_questions(run, 2),
     ),
 )

@@ -28,7 +28,9 @@ from raslik_jax.models import checkpoint, decode, quantize, sharding
 from raslik_jax.models import decoder as decoders
 from raslik_jax.parallel import meshes
 from raslik_jax.run import artifacts, memory
+from raslik_jax.run.programs import AbstractRun, Work
 from raslik_jax.run.recipes import Case, Recipe
+from raslik_jax.run.stages import generate
 from raslik_jax.run.workspace import Workspace, non_sf_by_rule
 from raslik_jax.train import loop, steps
 from raslik_jax.train.losses import BoundModel
@@ -340,6 +342,25 @@ def _reads(case: Case) -> str:
     return " ".join(reads)
 
 
+def count_attack(run: AbstractRun, attack: Attack) -> Work:
+    """A measure of robustness, on one model or on both before unlearning."""
+    name, config, models = attack.measure, run.config, 1 if attack.algorithm else 2
+    taken = ROBUSTNESS[name].cost(config.evaluate[name])
+    rows, count = config.evaluate.robustness_rows, models * taken.readings
+    prompts, given = min(rows, run.num_measured), generate.count_likelihoods(run, rows)
+    work = generate.count_answers(run, prompts, count + models * taken.answers)
+    found = [*work.programs, *[given] * (count + models * taken.given)]
+    found += [generate.count_likelihoods(run, taken.texts)] * models if taken.texts else []
+    if taken.steps:
+        own = config.unlearn
+        bound, held = run.model.decoder_for(remat=own.remat), own.micro_batch_size or own.batch_size
+        training = relearning(bound, 1e-3, held)
+        shapes = run.drawn(taken.rows, models * taken.steps)
+        # The adapter is folded into the weights, which are quantized no more.
+        found.append(run.training(name, training, run.model.initial, run.plain, shapes=shapes))
+    return work._replace(programs=found)
+
+
 UNITS = (
     Recipe(
         "generate/robustness-{0}",
@@ -354,5 +375,6 @@ UNITS = (
         writes={"robustness": 3},
         members=_attacks,
         measures=True,
+        work=count_attack,
     ),
 )

@@ -17,13 +17,14 @@ from raslik_jax.data.examples import Example
 from raslik_jax.data.tokens import tokenization
 from raslik_jax.index import search
 from raslik_jax.index.combine import check_agreement
-from raslik_jax.models import checkpoint, encoder
+from raslik_jax.models import checkpoint, decoder, encoder
 from raslik_jax.parallel import meshes
 from raslik_jax.retrieve import behaviors
 from raslik_jax.retrieve import strategies as strategies_lib
-from raslik_jax.retrieve.embeddings import embed_texts
+from raslik_jax.retrieve.embeddings import embed_texts, embedding_step
 from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.run import artifacts, memory
+from raslik_jax.run.programs import AbstractRun, Work, bind_shapes, encoder_config
 from raslik_jax.run.recipes import Recipe
 from raslik_jax.run.stages import generate
 from raslik_jax.run.stages import sketch as sketch_lib
@@ -199,6 +200,26 @@ def make_exact_scores(workspace: Workspace, folder: pathlib.Path) -> None:
     write_scores(workspace, "exact_kernel", folder, found_N)
 
 
+def count_scores(run: AbstractRun, queries: int, columns: int) -> Work:
+    """Cosines of the index's rows with queries, of which so many columns are kept."""
+    rows, products = run.sizes.train, 2.0 * run.sketch_size * queries
+    return Work(4.0 * rows * columns, [], rows * products, run.index_bytes)
+
+
+def count_embeddings(run: AbstractRun) -> Work:
+    """Sentence vectors of the training examples' prompts."""
+    rows, name = run.sizes.train, run.config.retrieve["embedding"].checkpoint
+    bound, weights = bind_shapes(encoder_config(name))
+    program = run.program(
+        "embedding",
+        embedding_step(bound),
+        weights,
+        shapes=run.prompts(rows, min(rows, 64)),
+        num_weights=decoder.count_parameters(weights),
+    )
+    return Work(4.0 * 768 * rows, [program])
+
+
 # What a strategy may name among its needs: the units that are made then. The last one leaves the
 # scores, in the folder of the need.
 SCORES: dict[str, tuple[Recipe, ...]] = {
@@ -210,6 +231,7 @@ SCORES: dict[str, tuple[Recipe, ...]] = {
             "{train} {queries} sketch/index retrieve/queries",
             "{kernel}",
             writes=SCORES_FORMAT,
+            work=lambda run: count_scores(run, run.queries["retrieval"], 1),
         ),
     ),
     "embeddings": (
@@ -218,6 +240,7 @@ SCORES: dict[str, tuple[Recipe, ...]] = {
             make_embeddings,
             "{train} {queries}",
             "retrieve.embedding retrieve.aggregate sketch.query_output",
+            work=count_embeddings,
         ),
     ),
     "exact_kernel": (
@@ -227,6 +250,9 @@ SCORES: dict[str, tuple[Recipe, ...]] = {
             "{rows} {queries} {sketched}",
             "{gradient} {kernel}",
             writes=SCORES_FORMAT,
+            work=lambda run: sketch_lib.count_sketches(
+                run, run.sizes.train, 4.0 * run.sizes.train, is_exact=True
+            ),
         ),
     ),
 }
@@ -240,6 +266,7 @@ _TRACED = Recipe(
     "{traced} references.base retrieve.select retrieve.num_forget",
     writes=generate.TRACED_FORMAT,
     is_asked=lambda config: config.evaluate.traced,
+    work=lambda run: generate.count_traced(run, 2),
 )
 
 

@@ -28,6 +28,7 @@ from raslik_jax.models import checkpoint, decoder
 from raslik_jax.parallel import meshes, processes
 from raslik_jax.run import artifacts, manifests, memory
 from raslik_jax.run.ahead import Ahead
+from raslik_jax.run.programs import AbstractRun, Work, platform_of
 from raslik_jax.run.recipes import Recipe
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.sketch import diagnose, gradients, projections, weights
@@ -392,6 +393,31 @@ def make_diagnosis(workspace: Workspace, folder: pathlib.Path) -> None:
     print("".join(f"    {line}" for line in lines), end="")
 
 
+def count_sketches(
+    run: AbstractRun, rows: int, disk_bytes: int | float = 0, *, is_exact: bool = False
+) -> Work:
+    """Gradients of rows, projected; the exact kernel takes them for the mean and the scores."""
+    settings, workspace = run.config.sketch, run.workspace
+    family, size, passes = settings.projection, run.sketch_size, 1
+    if is_exact:
+        family, size, passes = "binned", run.num_flat, 1 + run.config.retrieve.center
+    projection = jax.eval_shape(lambda: projections.init_projection(0, family, run.num_flat, size))
+    adapters = (run.model.initial,) * run.num_adapters
+    taken = functools.partial(differentiated, workspace)
+    with meshes.traced_for(platform_of(run.mesh)):
+        most = program_tokens(workspace.sketch_model.decoder.config)
+    planned: Any = {"num_buckets": settings.num_buckets, "targets": settings.targets}
+    program = run.program(
+        f"sketch {family} {size}",
+        sketch_step(workspace),
+        projection,
+        *jax.eval_shape(taken, adapters, workspace.sketch_model.base),
+        shapes=run.planned(rows, program_tokens=most, **planned),
+        passes=2 * run.num_adapters,
+    )
+    return Work(disk_bytes, [program] * passes)
+
+
 _FORMATS = {"index": INDEX_FORMAT, "projection": projections.SKETCH_FORMAT}
 # Of the gradients that scores are cosines of.
 GRADIENTS = (
@@ -402,6 +428,7 @@ GRADIENTS = (
         "{sketch} sketch.dtype sketch.chunk_rows",
         writes=_FORMATS,
         is_resumable=True,
+        work=lambda run: count_sketches(run, run.sizes.train, run.index_bytes),
     ),
     Recipe(
         "retrieve/queries",
@@ -409,6 +436,9 @@ GRADIENTS = (
         "{queries} {sketched}",
         "{sketch} sketch.query_output",
         writes=_FORMATS,
+        work=lambda run: count_sketches(
+            run, run.queries["retrieval"], 4.0 * run.sketch_size * run.queries["retrieval"]
+        ),
     ),
 )
 UNITS = (
@@ -419,5 +449,6 @@ UNITS = (
         "{sketch} sketch.diagnose",
         writes=_FORMATS,
         is_asked=lambda config: config.sketch.diagnose,
+        work=lambda run: count_sketches(run, run.config.sketch.diagnose),
     ),
 )

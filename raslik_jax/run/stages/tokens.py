@@ -175,5 +175,7 @@ UNITS = (
         "{sketch} {kernel} retrieve.token_rows",
         writes=SCORES_FORMAT,
         is_asked=lambda config: config.retrieve.token_rows and EVIDENCE in needs_of(config),
+        # A gradient, and the transpose of one, which takes two: for a row and for the answer.
+        work=lambda run: sketch_lib.count_sketches(run, 6 * run.config.retrieve.token_rows),
     ),
 )

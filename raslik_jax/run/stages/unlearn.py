@@ -17,6 +17,7 @@ from raslik_jax.models import checkpoint, sharding
 from raslik_jax.parallel import meshes
 from raslik_jax.run import artifacts, memory, probing
 from raslik_jax.run.artifacts import Variant
+from raslik_jax.run.programs import AbstractRun, Work
 from raslik_jax.run.recipes import Case, Recipe, variants_of
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.train import loop, steps
@@ -178,6 +179,31 @@ def _values(case: Case) -> dict[str, Any]:
     return values | ({"formats": {"probes": 2}} if case.config.unlearn.probe.steps else {})
 
 
+def count_unlearning(run: AbstractRun, variant: Variant) -> Work:
+    """An objective on an adapter or on all weights, kept after every epoch."""
+    settings, model, name = run.config.unlearn, run.model, variant.algorithm
+    params: Tree = model.initial
+    kept, is_whole = 4 * run.num_params, settings.parameters == "all"
+    if is_whole:
+        kept = run.base_bytes
+        params = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), model.base
+        )
+    objective = OBJECTIVES[name]
+    reads_retain = objective.retain is not None
+    forwards = len(objective.reads_reference) + objective.reads_backbone
+    program = run.training(
+        f"unlearn/{name}",
+        run.workspace.unlearning(name, 1e-5),
+        params,
+        steps.Frozen(base=model.base, reference=model.initial),
+        shapes=run.epochs_of(settings, max(run.sizes.forget, run.sizes.retain)),
+        batch=lambda shape: (shape.batch, shape.batch if reads_retain else None),
+        passes=(2 + settings.remat + is_whole) * (1 + reads_retain) + forwards,
+    )
+    return Work(settings.epochs * kept, [program])
+
+
 UNITS = (
     Recipe(
         "unlearn/{0}",
@@ -187,5 +213,6 @@ UNITS = (
         values=_values,
         members=variants_of,
         is_resumable=True,
+        work=count_unlearning,
     ),
 )
