@@ -14,7 +14,7 @@ _ROOMS = (
     "base parallel data models sketch index retrieve train evaluate run report incident cli".split()
 )
 # These stand beside the rooms: records of members reach the settings of a run.
-_USES_ALL = ("config", "run/fitting", "run/forecast")
+_USES_ALL = ("config",)
 # Modules that list members, settings or results for tools that compute nothing.
 _WITHOUT_JAX = (
     *("base/", "config"),
@@ -29,7 +29,14 @@ _WITHOUT_JAX = (
     *("run/artifacts", "run/manifests", "run/units", "run/workdir", "run/live"),
 )
 # Its batches are trees of jax.
-_WITH_JAX = ("data/batches", "base/axes", "incident/exporting", "incident/tracer", "report/writing")
+_WITH_JAX = (
+    "data/batches",
+    "base/axes",
+    "incident/exporting",
+    "incident/tracer",
+    "report/forecast",
+    "report/writing",
+)
 
 
 @functools.cache

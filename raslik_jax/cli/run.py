@@ -89,6 +89,7 @@ def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None
     if options.gpu:
         gpus.prepare()
     from raslik_jax.parallel import meshes  # for the same reason, here
+    from raslik_jax.report import forecast as shown
     from raslik_jax.report import tables, writing
     from raslik_jax.run import checking, cost, forecast
 
@@ -126,7 +127,7 @@ def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None
         rates["bytes_per_second"] = rates["bytes_per_second"] or measured.bytes_moved
         rates["origin"] = f"measured on this device ({measured.device}) where not given"
     print(f"{config.name}, seed {config.seed}, in {workdir}\n")
-    for table in (forecast.sizes_table(found.run), forecast.steps_table(found, **rates)):
+    for table in (shown.sizes_table(found.run), shown.steps_table(found, **rates)):
         print(tables.render_terminal(table) + "\n")
     if options.gpu:
         trials = forecast.find_devices(
@@ -139,5 +140,5 @@ def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None
             memory_bytes=gpu.usable_bytes,
             most=options.mesh.data or checking.most_devices(config, stages=options.stages),
         )
-        print(tables.render_terminal(forecast.devices_table(trials, gpu.usable_bytes)) + "\n")
-        print(forecast.describe_devices(trials, gpu.usable_bytes, gpu.title))
+        print(tables.render_terminal(shown.devices_table(trials, gpu.usable_bytes)) + "\n")
+        print(shown.describe_devices(trials, gpu.usable_bytes, gpu.title))

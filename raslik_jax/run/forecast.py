@@ -14,7 +14,6 @@ import numpy as np
 from raslik_jax.config import STAGES, Config
 from raslik_jax.data.tokens import encoding, prompts, tokenization
 from raslik_jax.models.sharding import LayoutError
-from raslik_jax.report.tables import Cell, Column, Table
 from raslik_jax.run import checking, cost, plan
 from raslik_jax.run.programs import AbstractRun, Program, Work, platform_of
 from raslik_jax.run.recipes import Recipe
@@ -207,72 +206,6 @@ def _notes(run: AbstractRun, is_compiled: bool) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def sizes_table(run: AbstractRun) -> Table:
-    """Returns the table of a run's sizes."""
-    sizes, gradient = run.sizes, 4 * run.num_gradient
-    is_lora = run.num_gradient == run.num_params
-    rows = {
-        "Model": checking.model_of(run.config)[0],
-        "Frozen weights": f"{run.num_weights:,}, {format_bytes(run.base_bytes)} on the device",
-        **run.layout,
-        **({} if is_lora else {"Weights in a gradient, P": f"{run.num_gradient:,}"}),
-        f"LoRA parameters{', P' if is_lora else ''}": f"{run.num_params:,}",
-        "Training examples, N": f"{sizes.train:,}, of them {sizes.targets:,} targets",
-        "Forget set, retain set": f"{sizes.forget:,} and {sizes.retain:,}",
-        "Queries": "; ".join(f"{name}: {count}" for name, count in run.queries.items()),
-        "Sketch, K": f"{run.sketch_size:,} of {run.num_gradient:,} coordinates",
-        "One gradient, one sketch": f"{format_bytes(gradient)} and {format_bytes(run.row_bytes)}, "
-        f"{gradient / run.row_bytes:.3g} to 1",
-        "Index, N x K": format_bytes(run.index_bytes),
-    }
-    return Table((Column("What"), Column("Size")), tuple(rows.items()))
-
-
-def steps_table(
-    found: Forecast, *, flops_per_second: float, bytes_per_second: float, origin: str = "as given"
-) -> Table:
-    """Returns the table of a run's stages: what is done, what is left, and what it takes.
-
-    Units of one stage that cost the same stand in one row. `origin` says where the rates come from.
-    """
-    groups: dict[tuple[Any, ...], list[Step]] = {}
-    for step in found.steps:
-        alike = step.stage, step.operations, step.bytes_moved, step.device_bytes
-        groups.setdefault(alike, []).append(step)
-    rows: list[tuple[str, ...]] = []
-    total = left = 0.0
-    for group in groups.values():
-        first, last = group[0], group[-1].name.removeprefix(f"{group[0].stage}/")
-        seconds = first.seconds(flops_per_second, bytes_per_second)
-        compiling = found.compile_seconds * sum(step.num_programs for step in group)
-        done, count = sum(step.is_done for step in group), len(group)
-        total += count * seconds + compiling
-        left += (count - done) * seconds + compiling
-        moved, disk = count * first.bytes_moved, sum(step.disk_bytes for step in group)
-        rows.append(
-            (
-                first.name + (f" ... {last}" if count > 1 else ""),
-                f"{done} of {count}",
-                f"{count * first.operations:.2e}" if first.operations else "-",
-                format_bytes(moved) if moved else "-",
-                format_seconds(count * seconds + compiling) if seconds or compiling else "-",
-                format_bytes(first.device_bytes) if first.device_bytes else "-",
-                format_bytes(disk) if disk else "-",
-            )
-        )
-    disk = sum(step.disk_bytes for step in found.steps)
-    rows.append(("all", "", "", "", format_seconds(total), "", format_bytes(disk)))
-    rows.append(("left to do", "", "", "", format_seconds(left), "", ""))
-    names = ("Done", "Operations", "Bytes moved", "Time", "Device memory", "Disk")
-    rates = (
-        f"Rates: {flops_per_second:.3g} operations and {bytes_per_second:.3g} bytes a second, "
-        f"{origin}; about {sum(step.num_programs for step in found.steps)} programs to compile, "
-        f"{found.compile_seconds:.2g} s each."
-    )
-    columns = (Column("Stage"), *(Column(name, "right") for name in names))
-    return Table(columns, tuple(rows), (rates, *found.notes))
-
-
 def format_bytes(count: int | float) -> str:
     """Returns a number of bytes with its unit."""
     for unit in ("B", "kB", "MB", "GB"):
@@ -345,41 +278,3 @@ def _trial_of(devices: int, layout: str, found: Forecast) -> Trial:
         if step.device_bytes:
             taken[step.stage] = max(step.device_bytes, taken.get(step.stage, 0.0))
     return Trial(devices, layout, bool(found.run.layout), taken)
-
-
-def devices_table(trials: Sequence[Trial], memory_bytes: int) -> Table:
-    """Returns the memory of a device by stage and number of devices; what is too much is marked.
-
-    A stage that fits on the first ones is not compiled again for more.
-    """
-    heads = [
-        f"{t.devices} device{'s' * (t.devices > 1)}{', weights split' * t.is_split}" for t in trials
-    ]
-    rows: list[tuple[str | Cell, ...]] = []
-    for stage in trials[0].taken:
-        cells: list[Cell] = []
-        for trial in trials:
-            taken = trial.taken.get(stage)
-            text = "fits" if taken is None else format_bytes(taken)
-            is_beyond = taken is not None and taken > memory_bytes
-            cells.append(Cell(f"{text}, too much" if is_beyond else text))
-        rows.append((stage, *cells))
-    columns = (Column("Stage"), *(Column(head, "right") for head in heads))
-    return Table(columns, tuple(rows), title="Memory of a device")
-
-
-def describe_devices(trials: Sequence[Trial], memory_bytes: int, title: str) -> str:
-    """Returns on how many devices all stages fit, in a sentence, and by which flags."""
-    of_device = f"{title} of {format_bytes(memory_bytes)}"
-    first, last = trials[0], trials[-1]
-    if left := last.beyond(memory_bytes):
-        taken = ", ".join(f"{stage} ({format_bytes(last.taken[stage])})" for stage in left)
-        return f"Does not fit on {last.devices} x {of_device}: {taken}."
-    most = format_bytes(max((first.taken | last.taken).values(), default=0.0))
-    if first is last:
-        return f"All stages fit on {last.devices} x {of_device}: at most {most}."
-    flags = f"--mesh.data={last.devices}{' --mesh.base=sharded' * last.is_split}"
-    return (
-        f"Does not fit on {first.devices} x {of_device}: {', '.join(first.beyond(memory_bytes))}. "
-        f"Fits on {last.devices} with {flags}: at most {most}."
-    )

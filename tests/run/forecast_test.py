@@ -20,6 +20,7 @@ from raslik_jax.config import (
     UnlearnConfig,
 )
 from raslik_jax.models.sharding import LayoutError
+from raslik_jax.report import forecast as shown
 from raslik_jax.report import tables
 from raslik_jax.run import forecast, programs
 from raslik_jax.run.stages import finetune
@@ -118,7 +119,7 @@ def test_every_stage_that_computes_has_its_operations():
     # What several units share is compiled once.
     assert units[0].num_programs > 0 and not any(step.num_programs for step in units[1:])
     found = found._replace(compile_seconds=1e4)
-    table = forecast.steps_table(found, flops_per_second=1e15, bytes_per_second=1e15)
+    table = shown.steps_table(found, flops_per_second=1e15, bytes_per_second=1e15)
     assert " h" in "".join(next(row for row in table.rows if row[0].startswith("unlearn/")))
 
 
@@ -194,7 +195,7 @@ class TestDevices:
 
         how = {"devices": devices, "layout": layout, "memory_bytes": memory * _GB, "most": most}
         trials = forecast.find_devices(result(first, False), forecast_on, **how)
-        return trials, asked, forecast.describe_devices(trials, memory * _GB, "G")
+        return trials, asked, shown.describe_devices(trials, memory * _GB, "G")
 
     is_split = False
 
@@ -207,7 +208,7 @@ class TestDevices:
         answers = {(2, "auto"): 90, (2, "sharded"): 81, (4, "auto"): 88, (4, "sharded"): 50}
         trials, asked, said = self._search({"sketch": 40, "unlearn": 140}, answers)
         assert asked == [(devices, layout, ("unlearn",)) for devices, layout in answers]
-        text = tables.render_terminal(forecast.devices_table(trials, 80 * _GB))
+        text = tables.render_terminal(shown.devices_table(trials, 80 * _GB))
         assert "4 devices, weights split" in text and "140 GB, too much" in text
         assert said == (
             "Does not fit on 1 x G of 80 GB: unlearn. "
