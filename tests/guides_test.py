@@ -14,11 +14,12 @@ from raslik_jax.models import decoder
 from raslik_jax.models.decoder import ARCHITECTURES
 from raslik_jax.models.lora import LoRAConfig
 from raslik_jax.retrieve.strategies import STRATEGIES
+from raslik_jax.run.plan import UNITS
 from raslik_jax.sketch.families import PROJECTIONS
 from raslik_jax.train.objectives import OBJECTIVES
 
 _GUIDES = pathlib.Path(__file__).resolve().parents[1] / "docs" / "guides"
-_FAMILIES = (ARCHITECTURES, DATASETS, METRICS, OBJECTIVES, PROJECTIONS, STRATEGIES)
+_FAMILIES = (ARCHITECTURES, DATASETS, METRICS, OBJECTIVES, PROJECTIONS, STRATEGIES, UNITS)
 
 
 def _run_blocks(page: str) -> dict[str, object]:
