@@ -289,9 +289,8 @@ def restorer(path: AnyPath) -> Callable[[], None]:
     def restore() -> None:
         if content is None:
             path.unlink(missing_ok=True)
-            return
-        with replacing(path) as partial:
-            partial.write_bytes(content)
+        else:
+            write_bytes(path, content)
 
     return restore
 

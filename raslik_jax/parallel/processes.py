@@ -164,7 +164,6 @@ def job(
     *,
     num_processes: int | None = None,
     process_id: int | None = None,
-    num_cpu_devices: int | None = None,
     heartbeat_s: int = 10,
 ) -> Iterator[None]:
     """Joins this process to a job, and ends it when the job loses another process.
@@ -179,16 +178,12 @@ def job(
       coordinator: host:port of process 0; "auto" where Slurm, Kubernetes or Open MPI has started
         the processes, which JAX then asks.
       num_processes, process_id: of the job, and this one's number from 0.
-      num_cpu_devices: run on so many CPU devices, for trying things out without accelerators.
       heartbeat_s: seconds without a heartbeat after which JAX counts a process as lost.
 
     Example:
       with processes.job("host0:1234", num_processes=2, process_id=rank):
         mesh = meshes.make_mesh()
     """
-    if num_cpu_devices is not None:
-        jax.config.update("jax_platforms", "cpu")
-        jax.config.update("jax_num_cpu_devices", num_cpu_devices)
     is_auto = coordinator == AUTO
     try:
         jax.distributed.initialize(

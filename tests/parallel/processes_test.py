@@ -155,11 +155,11 @@ def start_job(
     coordinator = "auto" if launcher else free_address()
     return [
         subprocess.Popen(
-            [sys.executable, str(WORKER), task, coordinator, str(processes), str(number),
-             str(devices), *rest],
+            [sys.executable, str(WORKER), task, coordinator, str(processes), str(number), *rest],
             env=os.environ
             | compiling.ENVIRONMENT
             | {"PYTHONPATH": str(WORKER.parents[2])}
+            | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
             | {name: value.format(number) for name, value in (launcher or {}).items()},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
