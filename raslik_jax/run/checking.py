@@ -33,6 +33,7 @@ from raslik_jax.run.units import Unit
 from raslik_jax.run.workspace import (
     StoredCorpus,
     adapter_source,
+    checkpoint_folder,
     load_adopted,
     lora_config_of,
     tokenizer_folders,
@@ -120,7 +121,7 @@ def check_model(config: Config) -> None:
         source = adapter_source(config)
         load_adopted(config, source, model_config)
         own = _check_own_tokenizer(config, model_config)
-        for line in filter(None, (_doubt_base(config, source, _folder_of(config)), own)):
+        for line in filter(None, (_doubt_base(config, source, checkpoint_folder(config)), own)):
             print(f"    {line}", file=sys.stderr)
     else:
         decoder.abstract(model_config, lora_config_of(config, model_config))
@@ -128,12 +129,12 @@ def check_model(config: Config) -> None:
             _check_references_base(config, model_config)
     if config.backbone.checkpoint:
         _doubt_checkpoint(config)
-        checkpoint.check_weights(_folder_of(config))
+        checkpoint.check_weights(checkpoint_folder(config))
 
 
 def _doubt_checkpoint(config: Config) -> None:
     """Prints a line where a checkpoint's folder has an adapter too, which is not applied."""
-    folder = _folder_of(config)
+    folder = checkpoint_folder(config)
     if not config.backbone.adapter and (folder / storage.ADAPTER_CONFIG).is_file():
         where = shown(str(folder), 120)
         line = f"{where} has an adapter too, which is not applied: give it as --adapter to apply it"
@@ -155,17 +156,11 @@ def _check_own_tokenizer(config: Config, shapes: decoder.ModelConfig) -> str:
     return f"{decides}; they differ from the checkpoint's in {differs}" if differs else ""
 
 
-def _folder_of(config: Config) -> pathlib.Path:
-    """Returns the folder of the checkpoint."""
-    settings = config.backbone
-    return checkpoint.resolve_folder(settings.checkpoint, revision=settings.revision or None)
-
-
 def _shapes_of(config: Config) -> decoder.ModelConfig:
     """Returns the settings of the model, of the checkpoint or of the one that is trained here."""
     if not config.backbone.checkpoint:
         return model_of(config)[1]
-    return checkpoint.read_config(_folder_of(config))
+    return checkpoint.read_config(checkpoint_folder(config))
 
 
 def checkpoint_shapes(config: Config, making: Collection[Unit]) -> decoder.ModelConfig | None:

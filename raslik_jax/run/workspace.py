@@ -189,10 +189,9 @@ class Workspace:
     @property
     def shapes(self) -> decoders.ModelConfig:
         """The settings of the model, from its config.json."""
-        settings = self.config.backbone
-        source = settings.checkpoint or self.root / "backbone" / "model"
-        revision = settings.revision or None
-        return checkpoint.read_config(checkpoint.resolve_folder(source, revision=revision))
+        is_own = not self.config.backbone.checkpoint
+        folder = self.root / "backbone" / "model" if is_own else checkpoint_folder(self.config)
+        return checkpoint.read_config(folder)
 
     @functools.cached_property
     def parts(self) -> int:
@@ -205,18 +204,9 @@ class Workspace:
 
     def _read_model(self, base_format: str) -> Model:
         settings = self.config.backbone
-        loaded = checkpoint.load_model(
-            settings.checkpoint or self.root / "backbone" / "model",
-            dtype=jnp.dtype(settings.dtype),
-            lora_config=self.lora_config,
-            revision=settings.revision or None,
-            base_format=None if base_format == "plain" else base_format,
-            double_quant=settings.double_quant and base_format == "nf4",
-            parts=self.parts,
-        )
-        origin = str(artifacts.TOKENIZER.place(self.root))
-        size = self.tokenizer.vocab_size
-        checkpoint.check_vocabulary(loaded.graphdef.config, size, origin=origin)
+        source = settings.checkpoint or self.root / "backbone" / "model"
+        own: Any = {"lora_config": self.lora_config, "revision": settings.revision or None}
+        loaded = self._load(source, base_format, **own)
         bound = decoders.bind(loaded.graphdef)
 
         @functools.cache
@@ -225,6 +215,21 @@ class Workspace:
             return meshes.place(decoders.init_lora(loaded.graphdef, key=key))
 
         return Model(bound, loaded.base, draw, self.lora_config, loaded.graphdef, loaded.identity)
+
+    def _load(self, source: str | pathlib.Path, form: str, **own: Any) -> checkpoint.LoadedModel:
+        """Returns a model of a checkpoint in a format; refuses one that lacks tokens of the run."""
+        settings = self.config.backbone
+        loaded = checkpoint.load_model(
+            source,
+            dtype=jnp.dtype(settings.dtype),
+            base_format=None if form == "plain" else form,
+            double_quant=settings.double_quant and form == "nf4",
+            parts=self.parts,
+            **own,
+        )
+        origin, size = str(artifacts.TOKENIZER.place(self.root)), self.tokenizer.vocab_size
+        checkpoint.check_vocabulary(loaded.graphdef.config, size, origin=origin)
+        return loaded
 
     def adapter(self, *parts: str) -> Tree:
         """Returns an adapter that a stage saved."""
@@ -266,16 +271,7 @@ class Workspace:
             _, shapes, _ = decoders.abstract(self.model.decoder.config, self.model.lora_config)
             zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
             return self.with_adapter(meshes.place(zeros))
-        loaded = checkpoint.load_model(
-            name,
-            dtype=jnp.dtype(settings.dtype),
-            base_format=None if settings.format == "plain" else settings.format,
-            double_quant=settings.double_quant,
-            parts=self.parts,
-        )
-        origin = str(artifacts.TOKENIZER.place(self.root))
-        size = self.tokenizer.vocab_size
-        checkpoint.check_vocabulary(loaded.graphdef.config, size, origin=origin)
+        loaded = self._load(name, settings.format)
         return BoundModel(decoders.bind(loaded.graphdef), {}, loaded.base)
 
     @functools.cached_property
@@ -377,8 +373,7 @@ class Workspace:
         settings, own = self.config.backbone, masking.end_ids(self.tokenizer, self.template)
         if not settings.checkpoint:
             return own
-        folder = checkpoint.resolve_folder(settings.checkpoint, revision=settings.revision or None)
-        return tuple(sorted({*own, *checkpoint.read_end_ids(folder)}))
+        return tuple(sorted({*own, *checkpoint.read_end_ids(checkpoint_folder(self.config))}))
 
     def generate(
         self,
@@ -543,6 +538,12 @@ def abstract_model(
     return Model(decoders.bind(graphdef), base, lambda: lora, lora_config, graphdef)
 
 
+def checkpoint_folder(config: Config) -> pathlib.Path:
+    """Returns the folder of --backbone.checkpoint, fetched from the hub if need be."""
+    settings = config.backbone
+    return checkpoint.resolve_folder(settings.checkpoint, revision=settings.revision or None)
+
+
 def adapter_source(config: Config) -> pathlib.Path:
     """Returns the folder of --backbone.adapter, fetched from the hub if need be."""
     settings = config.backbone
@@ -554,9 +555,8 @@ def tokenizer_folders(config: Config) -> tuple[pathlib.Path, ...]:
 
     The files that a trainer saved next to --backbone.adapter decide. The checkpoint has the rest.
     """
-    settings = config.backbone
-    folder = checkpoint.resolve_folder(settings.checkpoint, revision=settings.revision or None)
-    adapter = adapter_source(config) if settings.adapter else folder
+    folder = checkpoint_folder(config)
+    adapter = adapter_source(config) if config.backbone.adapter else folder
     has_own = any((adapter / name).is_file() for name in storage.TOKENIZER_FILES)
     return (adapter, folder) if has_own and adapter != folder else (folder,)
 
@@ -577,8 +577,7 @@ def load_adopted(
       shapes: The settings of the model.
       base: Its identity, where it is loaded.
     """
-    settings = config.backbone
-    folder = checkpoint.resolve_folder(settings.checkpoint, revision=settings.revision or None)
+    folder = checkpoint_folder(config)
     lora = adapters.load_adapter(source, shapes, base=base, base_folder=folder)
     adapters.check_effect(lora, source)
     return lora
