@@ -91,7 +91,7 @@ def _announce(title: str, name: str, flags: Mapping[str, str]) -> None:
 
 def _prepare(root: pathlib.Path, given: pathlib.Path, clean: pathlib.Path, *, update: bool) -> None:
     """Writes what an incident begins with; refuses what is in its way and of somebody else."""
-    if (root / "config.json").is_file() and not (given.is_dir() or update):
+    if artifacts.CONFIG.is_there(root) and not (given.is_dir() or update):
         place = shown(str(root), 120)
         raise ValueError(f"{place} holds another run: choose another --workdir, or pass --update")
     for folder in (given, clean):
@@ -135,7 +135,7 @@ def read_story(root: pathlib.Path) -> Story:
     rows = artifacts.TRAIN.read(root)
     made = (artifacts.measured_rows(HELD_OUT, kind) for kind in ("target", "normal"))
     target, normal = (part.read(root) for part in made)
-    config = config_from_json(files.read_json(root / "config.json"))
+    config = config_from_json(artifacts.CONFIG.read(root))
     (strategy,), (algorithm,) = config.retrieve.strategies, config.unlearn.algorithms
     last = Workspace(root, config).epochs(strategy, algorithm)[-1]
     variant = artifacts.Variant(strategy, algorithm)

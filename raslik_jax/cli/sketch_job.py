@@ -73,16 +73,15 @@ def run(options: Options) -> None:
 
 
 def _help(workdir: pathlib.Path) -> None:
-    from raslik_jax.base import files
     from raslik_jax.config import config_from_json
-    from raslik_jax.run import checking, units
+    from raslik_jax.run import artifacts, checking, units
     from raslik_jax.run.plan import plan_units
     from raslik_jax.run.stages import sketch as sketch_stage
     from raslik_jax.run.workspace import Workspace
 
     makes = "`raslik run` with --stages=corpus,backbone,finetune makes"
     mend = f"{makes} a work directory that can be helped"
-    config = config_from_json(files.read_json(workdir / "config.json", dict, mend=mend))
+    config = config_from_json(artifacts.CONFIG.read(workdir, mend))
     workspace = Workspace(workdir, config)
     plan = units.Plan(workdir, plan_units(config, workspace)).survey()
     if "sketch" not in plan.units:

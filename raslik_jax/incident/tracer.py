@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float32
 
-from raslik_jax.base.files import check_shape, read_json
+from raslik_jax.base.files import check_shape
 from raslik_jax.base.messages import shown, some_of
 from raslik_jax.base.settings import replaced
 from raslik_jax.config import MeshConfig, config_from_json
@@ -28,7 +28,7 @@ from raslik_jax.index.store import SketchStore
 from raslik_jax.retrieve import behaviors, noise, sets
 from raslik_jax.retrieve.chance import Chance
 from raslik_jax.retrieve.selectors import Selection
-from raslik_jax.run import checking
+from raslik_jax.run import artifacts, checking
 from raslik_jax.run.stages import chance as chance_stage
 from raslik_jax.run.stages import sketch as sketch_stage
 from raslik_jax.run.workspace import Workspace
@@ -98,7 +98,7 @@ def run_of(index: str | os.PathLike[str]) -> pathlib.Path:
     """Returns the work directory that an index lies in: the nearest above it with a config.json."""
     path = pathlib.Path(index).resolve()
     for folder in path.parents:
-        if (folder / "config.json").is_file():
+        if artifacts.CONFIG.is_there(folder):
             return folder
     raise ValueError(
         f"the index {path} must lie in the run that made it, no folder above it has a config.json: "
@@ -129,13 +129,13 @@ class Tracer:
         index or run is not there, the devices cannot hold model and gradients, or the index was not
         made with the run's model, adapter, tokenizer, template and examples.
         """
-        if pathlib.Path(index, "config.json").is_file():  # of a run
+        if artifacts.CONFIG.is_there(pathlib.Path(index)):  # of a run
             index = pathlib.Path(index, "sketch", "index")
         self.store = SketchStore.open(index)
         root = run_of(index) if run is None else pathlib.Path(run)
         made_with = self.store.identity
         check_shape(made_with, _IDENTITY, f"the identity of the index {shown(str(index), 100)}")
-        config = config_from_json(read_json(root / "config.json"))
+        config = config_from_json(artifacts.CONFIG.read(root))
         # The manifest and not the config says how: the run may have been changed since.
         names = ("gradient_at", "parameters", "loss", "targets", "normalize")
         changes = {f"sketch.{name}": made_with[name] for name in names}

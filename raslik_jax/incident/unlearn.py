@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from raslik_jax.base.files import hash_file, read_json
+from raslik_jax.base.files import hash_file
 from raslik_jax.base.messages import one_line, shown
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.config import STAGES, Config, MeshConfig, config_from_json, to_json
@@ -104,7 +104,7 @@ def unlearn(options: UnlearnOptions | None = None, **named: Any) -> UnlearnResul
     cleaned = pathlib.Path(options.cleaned_train_file or root / cleaned_name(source))
 
     processes.alone(lambda: _check_places(options, source, cleaned))
-    recorded = read_json(root / "config.json", dict)["retrieve"]
+    recorded = artifacts.CONFIG.read(root)["retrieve"]
     is_same = to_json(config)["retrieve"] == recorded
     _check_found(root, artifacts.read_finding(root) if is_same else "")
     print(f"sets: {describe_sets(config, strategy)}")
@@ -218,7 +218,7 @@ def _told(
 def make_config(options: UnlearnOptions) -> Config:
     """Returns the settings of the run, but for those that the options change."""
     root = pathlib.Path(options.run)
-    recorded = read_json(root / "config.json", dict, mend="give the folder of a trace")
+    recorded = artifacts.CONFIG.read(root, "give the folder of a trace")
     given = dict(options.settings)
     if options.forget_file:
         names = {"forget_file": options.forget_file, "retain_file": options.retain_file}

@@ -7,7 +7,7 @@ report reads it through the same one. Nothing here loads jax.
 import json
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 from jaxtyping import Float
@@ -86,6 +86,10 @@ def _load_rows(path: pathlib.Path) -> tuple[Example, ...]:
     return read_written(path) if path.stat().st_size else ()
 
 
+def _load_scores(path: pathlib.Path) -> list[float]:
+    return [row["score"] for row in read_json_lines(path, {"score": float})]
+
+
 def _load_json(path: pathlib.Path) -> Any:
     return read_json(path)
 
@@ -105,6 +109,10 @@ def _rows(unit: str, name: str) -> Artifact[tuple[Example, ...]]:
 
 def _array(unit: str, file: str) -> Artifact[np.ndarray]:
     return Artifact(unit, file, read_array, _save_array)
+
+
+def _text(unit: str, file: str) -> Artifact[str]:
+    return Artifact(unit, file, pathlib.Path.read_text, pathlib.Path.write_text)
 
 
 def _json(unit: str, file: str, load: Callable[..., Any] = _load_json) -> Artifact[Any]:
@@ -128,7 +136,13 @@ def _stem(model: str | int) -> str:
 
 # Of no unit ---------------------------------------------------------------------------------------
 
-CONFIG = _json("", "config.json")
+
+# The settings of the last run, as `config.to_json` gives them.
+CONFIG = _json(
+    "",
+    "config.json",
+    lambda path, mend="give the folder of a run": read_json(path, dict, mend=mend),
+)
 VERSIONS = _json("", "versions.json")
 # The answer that `raslik trace` traces.
 TRACED_QUERY = _rows("", "queries")
@@ -343,14 +357,11 @@ def read_sigma(root: pathlib.Path, number: int) -> Float[np.ndarray, " N"]:
     return np.full(number, np.nan) if found is None else found
 
 
-_PIECES = [list]
-_SHARES = {"id": str, "score": float, "row": _PIECES, "query": str, "answer": _PIECES}
+_SHARES = {"id": str, "score": float, "row": [list], "query": str, "answer": [list]}
 _SHARES |= {"cosine": float, "alike": [str]}
 TOKEN_SHARES = _json("retrieve/tokens", "tokens.json", lambda path: read_json(path, [_SHARES]))
 DIAGNOSIS = _json("retrieve/diagnosis", "diagnosis.json")
-DIAGNOSIS_TABLE = Artifact(
-    "retrieve/diagnosis", "table.txt", pathlib.Path.read_text, pathlib.Path.write_text
-)
+DIAGNOSIS_TABLE = _text("retrieve/diagnosis", "table.txt")
 # The sizes of all sets, and the ids of the rows that no set may have.
 SIZES = _json(
     "retrieve/sizes",
@@ -393,12 +404,8 @@ def set_rows(strategy: str, kind: str) -> Artifact[tuple[Example, ...]]:
 
 def set_scores(strategy: str, kind: str) -> Artifact[list[float]]:
     """Returns the same file, of which the scores are read: in the direction of the set."""
-
-    def load(path: pathlib.Path) -> list[float]:
-        return [row["score"] for row in read_json_lines(path, {"score": float})]
-
     rows = set_rows(strategy, kind)
-    return Artifact(rows.unit, rows.file, load, rows.save)
+    return Artifact(rows.unit, rows.file, _load_scores, rows.save)
 
 
 def set_summary(strategy: str) -> Artifact[Any]:
@@ -471,8 +478,7 @@ _METRICS = {
 
 def _load_metrics(path: pathlib.Path) -> Metrics:
     mend = "run the stages up to evaluate; a run that said 'nothing is measured' has no report"
-    found: Metrics = read_json(path, _METRICS, mend=mend)
-    return found
+    return cast(Metrics, read_json(path, _METRICS, mend=mend))
 
 
 METRICS: Artifact[Metrics] = Artifact("evaluate", "metrics.json", _load_metrics, write_json)
@@ -491,8 +497,4 @@ def read_metrics(root: pathlib.Path) -> Metrics:
     return METRICS.read(root)
 
 
-def _text(file: str) -> Artifact[str]:
-    return Artifact("report", file, pathlib.Path.read_text, pathlib.Path.write_text)
-
-
-TABLE, REPORT, PAGE = _text("table.txt"), _text("report.md"), _text("report.html")
+TABLE, REPORT, PAGE = (_text("report", name) for name in ("table.txt", "report.md", "report.html"))

@@ -207,7 +207,7 @@ def _check_references_base(config: Config, model_config: decoder.ModelConfig) ->
         raise ValueError(f"--references.base {must}, got {'; '.join(differing)}: correct it")
 
 
-def _doubt_base(config: Config, adapter: pathlib.Path, checkpoint_folder: pathlib.Path) -> str:
+def _doubt_base(config: Config, adapter: pathlib.Path, folder: pathlib.Path) -> str:
     """Returns a line where an adapter calls its base otherwise than the checkpoint is called.
 
     Names are compared by their last part, without the name of a quantization. They prove nothing,
@@ -215,7 +215,7 @@ def _doubt_base(config: Config, adapter: pathlib.Path, checkpoint_folder: pathli
     """
     named = mistaken.base_name(adapter)
     shape = {"_name_or_path?": (str, None)}
-    own = storage.read_json(checkpoint_folder / "config.json", shape).get("_name_or_path")
+    own = storage.read_json(folder / "config.json", shape).get("_name_or_path")
     name = config.backbone.checkpoint
     if not named or _bare_name(named) in {_bare_name(one) for one in (name, own) if one}:
         return ""

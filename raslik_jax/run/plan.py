@@ -6,7 +6,6 @@ import pathlib
 import shutil
 from collections.abc import Callable, Sequence
 
-from raslik_jax.base.files import read_json
 from raslik_jax.base.messages import shown, some_of
 from raslik_jax.config import STAGES, Config, config_from_json
 from raslik_jax.run import artifacts, checking
@@ -95,7 +94,7 @@ def open_run(root: pathlib.Path, *needs: str) -> Workspace:
 
     A unit that is needed must be whole, and made as config.json has it from the files there now.
     """
-    recorded = read_json(root / "config.json", dict, mend="give the folder of a run")
+    recorded = artifacts.CONFIG.read(root)
     workspace = Workspace(root, config_from_json(recorded))
     done = Plan(root, plan_units(workspace.config, workspace)).survey().done
     lacking = [name for name in needs if name not in done]

@@ -7,7 +7,6 @@ import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from raslik_jax.base.files import read_json
 from raslik_jax.base.messages import shown
 from raslik_jax.config import Config, to_json
 from raslik_jax.run import artifacts, written
@@ -71,14 +70,14 @@ def open_workdir(
     """
 
     def record() -> None:
-        written.write_json(root, root / "config.json", to_json(config))
-        written.write_json(root, root / artifacts.VERSIONS.file, versions())
+        written.write_json(root, artifacts.CONFIG.place(root), to_json(config))
+        written.write_json(root, artifacts.VERSIONS.place(root), versions())
 
-    recorded = root / "config.json"
+    recorded = artifacts.CONFIG.place(root)
     with locked(root, "--workdir"):
         differing: list[str] = []
         mend = "choose another --workdir"
-        old: dict[str, Any] = read_json(recorded, dict, mend=mend) if recorded.is_file() else {}
+        old: dict[str, Any] = artifacts.CONFIG.read(root, mend) if recorded.is_file() else {}
         if old and "corpus" not in old:
             place = shown(str(recorded), 160)
             raise ValueError(f"{place} must be of a run, got one of something else: {mend}")

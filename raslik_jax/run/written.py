@@ -15,6 +15,7 @@ from typing import Any
 from raslik_jax.base import files
 from raslik_jax.base.messages import shown
 from raslik_jax.config import STAGES
+from raslik_jax.run import artifacts
 from raslik_jax.run.manifests import MANIFEST
 
 RECORD = "written.json"
@@ -71,7 +72,7 @@ def _is_result(folder: pathlib.Path) -> bool:
 def _is_run(folder: pathlib.Path) -> bool:
     """Returns whether a folder is the work directory of a run."""
     with contextlib.suppress(ValueError):
-        return "corpus" in files.read_json(folder / "config.json", dict)
+        return "corpus" in artifacts.CONFIG.read(folder)
     return False
 
 
