@@ -5,6 +5,7 @@ checkpoints and goes on from them.
 """
 
 import contextlib
+import math
 import pathlib
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -294,23 +295,53 @@ def _shape_of(batch: Any) -> Any:
 
 
 def make_schedule(
-    peak: float, num_steps: int, *, kind: Literal["linear", "cosine", "constant"], warmup: float
+    peak: float,
+    num_steps: int,
+    *,
+    kind: Literal["linear", "cosine", "constant"],
+    warmup: float = 0.0,
+    warmup_steps: int = 0,
 ) -> optax.Schedule:
-    """Returns a schedule: linear warm-up over a share of the steps, then decay to zero."""
-    warmup_steps = max(1, round(warmup * num_steps)) if warmup else 0
-    decay_steps = max(1, num_steps - warmup_steps)
+    """Returns a schedule: linear warm-up from 0, then decay to zero, as in transformers.
+
+    Args:
+      peak: the rate after the warm-up.
+      num_steps: of the whole training.
+      kind: of the decay.
+      warmup: share of the steps spent warming up, rounded up.
+      warmup_steps: their number, in place of the share.
+    """
+    rising = warmup_steps or math.ceil(warmup * num_steps)
+    decay_steps = max(1, num_steps - rising)
     decay = {
         "linear": optax.linear_schedule(peak, 0.0, decay_steps),
         "cosine": optax.cosine_decay_schedule(peak, decay_steps),
         "constant": optax.constant_schedule(peak),
     }[kind]
-    rise = optax.linear_schedule(0.0, peak, warmup_steps)
-    return optax.join_schedules([rise, decay], [warmup_steps]) if warmup_steps else decay
+    rise = optax.linear_schedule(0.0, peak, rising)
+    return optax.join_schedules([rise, decay], [rising]) if rising else decay
 
 
 def adamw(
+    rate: optax.ScalarOrSchedule,
+    *,
+    weight_decay: float = 0.0,
+    clip: float = 1.0,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-8,
+) -> optax.GradientTransformation:
+    """Returns AdamW behind clipping by global norm; 0 clips nothing."""
+    adam = optax.adamw(rate, beta1, beta2, epsilon, weight_decay=weight_decay)
+    return optax.chain(optax.clip_by_global_norm(clip), adam) if clip else adam
+
+
+def sgd(
     rate: optax.ScalarOrSchedule, *, weight_decay: float = 0.0, clip: float = 1.0
 ) -> optax.GradientTransformation:
-    """Returns AdamW (0.9, 0.999, 1e-8) behind clipping by global norm."""
-    adam = optax.adamw(rate, weight_decay=weight_decay)
-    return optax.chain(optax.clip_by_global_norm(clip), adam)
+    """Returns plain gradient descent behind clipping by global norm; 0 clips nothing.
+
+    Weight decay is added to the clipped gradient, as `torch.optim.SGD` does.
+    """
+    parts = [optax.clip_by_global_norm(clip)] if clip else []
+    return optax.chain(*parts, optax.add_decayed_weights(weight_decay), optax.sgd(rate))

@@ -1,0 +1,340 @@
+"""The recipe of an adapter: what its trainer left of how it was trained.
+
+Trainers write their settings in several formats. Each format is a table from its own keys to the
+names of Hugging Face's TrainingArguments and TRL's SFTConfig; one function turns these into
+settings of a run. The module loads no jax. It reads JSON, YAML and Markdown, never a pickle.
+
+Formats: `training_args.json` (TrainingArguments.to_json_string), `trainer_state.json`
+(transformers.TrainerState), YAML of axolotl and LLaMA-Factory, and the list "Training
+hyperparameters" of a model card that transformers wrote.
+"""
+
+import math
+import pathlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from raslik_jax.base.files import read_json, read_text
+from raslik_jax.base.messages import shown, some_of
+
+# Names of a format's keys -> TrainingArguments or SFTConfig; a name that is the same is not listed.
+_AXOLOTL = {
+    "micro_batch_size": "per_device_train_batch_size",
+    "num_epochs": "num_train_epochs",
+    "optimizer": "optim",
+    "lr_scheduler": "lr_scheduler_type",
+    "sequence_len": "max_length",
+    "sample_packing": "packing",
+    "peft_use_dora": "use_dora",
+    "adam_eps": "adam_epsilon",
+    "train_on_inputs": "train_on_prompt",
+}
+_LLAMA_FACTORY = {"cutoff_len": "max_length", "neat_packing": "packing"}
+_CARD = {
+    "train_batch_size": "per_device_train_batch_size",
+    "num_epochs": "num_train_epochs",
+    "training_steps": "max_steps",
+    "lr_scheduler_warmup_steps": "warmup_steps",
+    "lr_scheduler_warmup_ratio": "warmup_ratio",
+    "total_train_batch_size": "total_train_batch_size",
+    "num_devices": "world_size",
+    "optimizer": "optim",
+}
+# TrainingArguments -> fields of `objectives.RetrainSettings` that have the same meaning.
+_SETTINGS = {
+    "learning_rate": "learning_rate",
+    "weight_decay": "weight_decay",
+    "adam_beta1": "beta1",
+    "adam_beta2": "beta2",
+    "adam_epsilon": "epsilon",
+    "max_grad_norm": "clip",
+    "warmup_ratio": "warmup",
+    "warmup_steps": "warmup_steps",
+    "max_length": "max_len",
+    "max_steps": "steps",
+    "num_train_epochs": "epochs",
+    "seed": "seed",
+}
+_OPTIMIZERS = {
+    **dict.fromkeys(
+        ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused", "adamw"), "adamw"
+    ),
+    "sgd": "sgd",
+}
+_SCHEDULES = {
+    "linear": "linear",
+    "cosine": "cosine",
+    "constant": "constant",
+    "constant_with_warmup": "constant",
+}
+# What TRL counts in the loss follows from the rows.
+BY_ROWS = "rows"
+# Settings that this program does not have; a value other than these changes the training.
+_OFF: tuple[Any, ...] = (None, False, 0, 0.0, "", [], {}, "none", "None", "no")
+_LACKING = {
+    "use_dora": "DoRA",
+    "neftune_noise_alpha": "NEFTune's noise",
+    "packing": "packing",
+    "label_smoothing_factor": "label smoothing",
+    "use_liger_kernel": None,  # the same loss by another kernel
+    "group_by_length": "batches grouped by length",
+    "modules_to_save": "training of whole modules beside the adapter",
+    "loraplus_lr_ratio": "LoRA+",
+    "loraplus_learning_rate": "LoRA+",
+    "use_galore": "GaLore",
+    "use_badam": "BAdam",
+}
+
+
+class Value(NamedTuple):
+    """A value of the recipe, and the file and key that gave it."""
+
+    value: Any
+    origin: str
+
+
+class Recipe(NamedTuple):
+    """How an adapter was trained, as far as files say.
+
+    Attributes:
+      settings: by the name of a field of `objectives.RetrainSettings`.
+      lacks: what the files name and this program cannot repeat, a phrase each with its origin.
+      differences: where two files contradict each other; the first one decides.
+    """
+
+    settings: dict[str, Value]
+    lacks: tuple[str, ...] = ()
+    differences: tuple[str, ...] = ()
+
+
+def find_files(adapter: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the files next to an adapter that say how it was trained, the fullest first.
+
+    A trainer saves its state in checkpoint-N folders and its card above them, so both are searched.
+    """
+    folders = [adapter]
+    if adapter.name.startswith("checkpoint-"):
+        folders.append(adapter.parent)
+    steps = [(int(p.name[11:]), p) for p in adapter.glob("checkpoint-*") if p.name[11:].isdecimal()]
+    folders += [path for _, path in sorted(steps)[-1:]]
+    found: list[pathlib.Path] = []
+    for name in ("training_args.json", "*.yml", "*.yaml", "README.md", "trainer_state.json"):
+        found += next(filter(None, (sorted(folder.glob(name)) for folder in folders)), [])
+    return found
+
+
+def read_recipe(files: Sequence[pathlib.Path]) -> Recipe:
+    """Returns the recipe that files describe; earlier files decide.
+
+    Raises:
+      ValueError: for a file that is damaged, of a format that is not known, or a pickle.
+    """
+    known: dict[str, Value] = {}
+    differences: list[str] = []
+    for path in files:
+        for name, value in _arguments(path).items():
+            before = known.setdefault(name, Value(value, f"{path.name}: {name}"))
+            if not _is_equal(before.value, value):
+                got = f"{shown(before.value)} in {before.origin}, {shown(value)} in {path.name}"
+                differences.append(f"{name} is {got}")
+    settings = dict(_settings(known))
+    return Recipe(settings, tuple(_lacks(known)), tuple(differences))
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, int | float) and isinstance(other, int | float):
+        return math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-12)
+    return bool(one == other)
+
+
+def _arguments(path: pathlib.Path) -> dict[str, Any]:
+    """Returns the names and values of a file as TrainingArguments has them."""
+    if path.suffix in (".bin", ".pt", ".pth", ".pkl"):
+        raise ValueError(
+            f"{path.name} is a pickle, which may run code and is not read: print it where it was "
+            "made, by `python -c \"import torch; print(torch.load('training_args.bin', "
+            'weights_only=False).to_json_string())" > training_args.json`, and give that file'
+        )
+    if path.name == "trainer_state.json":
+        return _of_state(read_json(path, {"log_history": list, "global_step": int}))
+    if path.suffix == ".json":
+        return read_json(path, dict)
+    if path.suffix in (".yml", ".yaml"):
+        return _of_yaml(path)
+    if path.suffix == ".md":
+        return _of_card(read_text(path))
+    must = "must be training_args.json, trainer_state.json, YAML of axolotl or LLaMA-Factory"
+    raise ValueError(f"a recipe {must}, or a model card, got {shown(path.name)}: give one of these")
+
+
+def _renamed(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    return {names.get(name, name): value for name, value in values.items()}
+
+
+def _of_yaml(path: pathlib.Path) -> dict[str, Any]:
+    """Returns the settings of axolotl or LLaMA-Factory; {} for YAML of something else."""
+    import yaml  # it takes long to load
+
+    try:
+        values = yaml.safe_load(read_text(path))
+    except yaml.YAMLError as error:
+        place = getattr(error, "problem_mark", None)
+        line = f", line {place.line + 1}" if place else ""
+        raise ValueError(f"{shown(str(path), 120)}{line} must be YAML: correct it") from None
+    if not isinstance(values, dict):
+        return {}
+    is_llama_factory = bool({"finetuning_type", "cutoff_len", "lora_target"} & {*values})
+    if not is_llama_factory and not {"base_model", "micro_batch_size"} & {*values}:
+        return {}
+    found = _renamed(values, _LLAMA_FACTORY if is_llama_factory else _AXOLOTL)
+    rate = found.get("learning_rate")
+    if isinstance(rate, str):  # YAML 1.1 reads 2e-5 as text
+        found["learning_rate"] = float(rate)
+    return found
+
+
+def _of_card(text: str) -> dict[str, Any]:
+    """Returns the list "Training hyperparameters" of a model card; {} where it has none."""
+    part = text.partition("### Training hyperparameters")[2].partition("\n#")[0]
+    listed = dict(re.findall(r"^- (\w+): (.+)$", part, re.MULTILINE))
+    found: dict[str, Any] = {}
+    for name, value in _renamed(listed, _CARD).items():
+        try:
+            found[name] = float(value) if re.search(r"[.e]", value) else int(value)
+        except ValueError:
+            found[name] = value
+    optimizer = str(found.get("optim", ""))
+    if by := re.search(r"Use (?:OptimizerNames\.)?(\w+)", optimizer):
+        found["optim"] = by[1].lower()
+    elif optimizer:
+        found["optim"] = "adamw" if optimizer.startswith("Adam") else optimizer
+    for key, pattern in (
+        ("adam_beta1", r"betas=\(([\d.e-]+),"),
+        ("adam_beta2", r"betas=\([\d.e-]+,\s*([\d.e-]+)\)"),
+        ("adam_epsilon", r"epsilon=([\d.e-]+)"),
+    ):
+        if match := re.search(pattern, optimizer):
+            found[key] = float(match[1])
+    return found
+
+
+def _of_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what the state of a trainer says: sizes, and the schedule that its rates follow."""
+    found: dict[str, Any] = {}
+    if state.get("train_batch_size"):
+        found["per_device_train_batch_size"] = state["train_batch_size"]
+    # Of a training that was ended by its number of steps the number of epochs is only a bound.
+    epochs = state.get("num_train_epochs") or 0
+    by_epochs = epochs and math.isclose(float(state.get("epoch") or 0), epochs, abs_tol=0.01)
+    name = "num_train_epochs" if by_epochs else "max_steps"
+    if state.get(name):
+        found[name] = state[name]
+    rates = [
+        (int(entry["step"]), float(entry["learning_rate"]))
+        for entry in state["log_history"]
+        if isinstance(entry, dict) and {"step", "learning_rate"} <= {*entry}
+    ]
+    fitted = fit_schedule(rates, int(state.get("max_steps") or 0))
+    if fitted:
+        kind, peak, warmup = fitted
+        found |= {"learning_rate": peak, "lr_scheduler_type": kind, "warmup_steps": warmup}
+    return found
+
+
+def factor(kind: str, step: int, *, warmup: int, steps: int) -> float:
+    """Returns the share of the peak rate at a step counted from 0, as in transformers."""
+    if step < warmup:
+        return step / max(1, warmup)
+    if kind == "constant":
+        return 1.0
+    done = (step - warmup) / max(1, steps - warmup)
+    return (
+        max(0.0, 1 - done) if kind == "linear" else max(0.0, 0.5 * (1 + math.cos(math.pi * done)))
+    )
+
+
+def fit_schedule(rates: Sequence[tuple[int, float]], steps: int) -> tuple[str, float, int] | None:
+    """Returns kind, peak and warm-up steps of the schedule that gives logged rates.
+
+    Older trainers log the rate of the next step, newer ones that of the step itself: both are
+    tried. None where there are fewer than two rates, or no schedule gives them to a thousandth.
+
+    Args:
+      rates: pairs of a step, counted from 1, and its rate.
+      steps: of the whole training.
+    """
+    if len(rates) < 2 or steps < 1:
+        return None
+    most = max(rate for _, rate in rates)
+    best: tuple[float, tuple[str, float, int]] | None = None
+    for kind in ("linear", "cosine", "constant"):
+        for warmup in range(steps // 2 + 1):
+            for shift in (1, 0):
+                shares = [factor(kind, s - shift, warmup=warmup, steps=steps) for s, _ in rates]
+                norm = sum(share * share for share in shares)
+                if not norm:
+                    continue
+                peak = sum(share * rate for share, (_, rate) in zip(shares, rates, strict=True))
+                peak /= norm
+                off = max(
+                    abs(peak * share - rate) for share, (_, rate) in zip(shares, rates, strict=True)
+                )
+                if best is None or off < best[0] * (1 - 1e-6):
+                    best = off, (kind, peak, warmup)
+    if best is None or best[0] > 1e-3 * most:
+        return None
+    kind, peak, warmup = best[1]
+    return kind, float(f"{peak:.4g}"), warmup
+
+
+def _settings(known: Mapping[str, Value]) -> Iterator[tuple[str, Value]]:
+    """Yields the settings of a run that the trainer's arguments stand for."""
+    for name, setting in _SETTINGS.items():
+        found = known.get(name)
+        if found is None or found.value is None or (name == "max_steps" and found.value <= 0):
+            continue
+        if name == "warmup_steps" and 0 < found.value < 1:  # a ratio, since transformers 5
+            setting = "warmup"
+        yield setting, found
+    if found := known.get("optim"):
+        if found.value in _OPTIMIZERS:
+            yield "optimizer", found._replace(value=_OPTIMIZERS[found.value])
+    if found := known.get("lr_scheduler_type"):
+        if found.value in _SCHEDULES:
+            yield "schedule", found._replace(value=_SCHEDULES[found.value])
+    one = known.get("per_device_train_batch_size")
+    whole = known.get("total_train_batch_size")
+    if whole:
+        yield "batch_size", whole
+    elif one:
+        parts = [
+            known[name] for name in ("gradient_accumulation_steps", "world_size") if name in known
+        ]
+        size = math.prod([one.value, *(part.value for part in parts)])
+        yield "micro_batch_size", one
+        origin = " x ".join([one.origin, *(part.origin for part in parts)])
+        yield "batch_size", Value(size, origin)
+    if found := known.get("train_on_prompt"):
+        yield "targets", found._replace(value="all" if found.value else "response")
+    elif {"completion_only_loss", "assistant_only_loss"} & {*known}:
+        # Of TRL. Without either the rows decide: all tokens of a conversation count and, if a row
+        # has a prompt and a completion, those of the completion.
+        names = ("completion_only_loss", "assistant_only_loss")
+        flags = [known.get(name, Value(None, "")) for name in names]
+        given = next((flag for flag in flags if flag.value), flags[0])
+        by = {True: "response", False: "all", None: BY_ROWS}
+        yield "targets", given._replace(value=by[given.value])
+
+
+def _lacks(known: Mapping[str, Value]) -> Iterator[str]:
+    """Yields what the trainer did that this program cannot repeat."""
+    for name, what in _LACKING.items():
+        found = known.get(name)
+        if what and found and found.value not in _OFF:
+            yield f"{what} ({found.origin} is {shown(found.value)})"
+    for name, table in (("optim", _OPTIMIZERS), ("lr_scheduler_type", _SCHEDULES)):
+        found = known.get(name)
+        if found and found.value not in table:
+            have = some_of(sorted({*table}), 4, quoted=False)
+            yield f"{found.origin} is {shown(found.value)}, this program has {have}"

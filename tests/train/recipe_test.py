@@ -1,0 +1,230 @@
+"""A recipe says what the trainer's own files say, and names what cannot be repeated."""
+
+import json
+
+import pytest
+
+from raslik_jax.train import recipe
+
+# What TRL 1.16 and transformers 5.23 write, cut to what matters here.
+_ARGUMENTS = {
+    "learning_rate": 0.01,
+    "lr_scheduler_type": "cosine",
+    "warmup_steps": 5,
+    "max_steps": 20,
+    "num_train_epochs": 3.0,
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 3,
+    "optim": "adamw_torch",
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.95,
+    "adam_epsilon": 1e-08,
+    "weight_decay": 0.1,
+    "max_grad_norm": 0.5,
+    "seed": 3,
+    "max_length": 1024,
+    "completion_only_loss": None,
+    "assistant_only_loss": True,
+    "packing": False,
+    "neftune_noise_alpha": None,
+    "label_smoothing_factor": 0.0,
+}
+_AXOLOTL = """
+base_model: NousResearch/Llama-3.2-1B
+adapter: lora
+lora_r: 16
+sequence_len: 2048
+sample_packing: true
+gradient_accumulation_steps: 2
+micro_batch_size: 2
+num_epochs: 1
+optimizer: adamw_8bit
+lr_scheduler: cosine
+learning_rate: 2e-4
+train_on_inputs: false
+warmup_ratio: 0.1
+weight_decay: 0.0
+"""
+_LLAMA_FACTORY = """
+model_name_or_path: Qwen/Qwen2.5-0.5B-Instruct
+stage: sft
+finetuning_type: lora
+lora_target: all
+cutoff_len: 2048
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 8
+learning_rate: 1.0e-4
+num_train_epochs: 3.0
+lr_scheduler_type: cosine
+warmup_ratio: 0.1
+bf16: true
+"""
+_CARD = """
+# mine
+
+### Training hyperparameters
+
+The following hyperparameters were used during training:
+- learning_rate: 2e-05
+- train_batch_size: 8
+- eval_batch_size: 8
+- seed: 42
+- gradient_accumulation_steps: 4
+- total_train_batch_size: 32
+- optimizer: Use OptimizerNames.ADAMW_TORCH with betas=(0.9,0.98) and epsilon=1e-07
+- lr_scheduler_type: linear
+- lr_scheduler_warmup_steps: 10
+- num_epochs: 2
+
+### Framework versions
+
+- PEFT 0.18.0
+"""
+
+
+def _read(tmp_path, **files):
+    paths = []
+    for name, content in files.items():
+        path = tmp_path / name.replace("__", ".")
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+        paths.append(path)
+    return recipe.read_recipe(paths)
+
+
+def _values(found):
+    return {name: value.value for name, value in found.settings.items()}
+
+
+def test_trainers_arguments(tmp_path):
+    found = _read(tmp_path, training_args__json=_ARGUMENTS)
+    assert _values(found) == {
+        "learning_rate": 0.01,
+        "weight_decay": 0.1,
+        "beta1": 0.9,
+        "beta2": 0.95,
+        "epsilon": 1e-8,
+        "clip": 0.5,
+        "warmup_steps": 5,
+        "max_len": 1024,
+        "steps": 20,
+        "epochs": 3.0,
+        "seed": 3,
+        "optimizer": "adamw",
+        "schedule": "cosine",
+        "micro_batch_size": 4,
+        "batch_size": 12,
+        "targets": "response",
+    }
+    assert found.settings["batch_size"].origin == (
+        "training_args.json: per_device_train_batch_size x "
+        "training_args.json: gradient_accumulation_steps"
+    )
+    assert found.lacks == found.differences == ()
+
+
+def test_axolotl(tmp_path):
+    found = _read(tmp_path, config__yml=_AXOLOTL)
+    assert _values(found) == {
+        "learning_rate": 2e-4,
+        "weight_decay": 0.0,
+        "warmup": 0.1,
+        "max_len": 2048,
+        "epochs": 1,
+        "schedule": "cosine",
+        "micro_batch_size": 2,
+        "batch_size": 4,
+        "targets": "response",
+    }
+    assert [text.split(" (")[0].split(" is ")[0] for text in found.lacks] == [
+        "packing",
+        "config.yml: optim",
+    ]
+
+
+def test_llama_factory(tmp_path):
+    assert _values(_read(tmp_path, sft__yaml=_LLAMA_FACTORY)) == {
+        "learning_rate": 1e-4,
+        "warmup": 0.1,
+        "max_len": 2048,
+        "epochs": 3.0,
+        "schedule": "cosine",
+        "micro_batch_size": 1,
+        "batch_size": 8,
+    }
+
+
+def test_a_model_card(tmp_path):
+    assert _values(_read(tmp_path, README__md=_CARD)) == {
+        "learning_rate": 2e-5,
+        "beta1": 0.9,
+        "beta2": 0.98,
+        "epsilon": 1e-7,
+        "warmup_steps": 10,
+        "epochs": 2,
+        "seed": 42,
+        "optimizer": "adamw",
+        "schedule": "linear",
+        "batch_size": 32,
+    }
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize("kind", ["linear", "cosine", "constant"])
+@pytest.mark.parametrize("warmup", [0, 7])
+def test_a_state_gives_the_schedule_of_its_rates(kind, warmup, shift, tmp_path):
+    rates = [
+        {"step": s, "learning_rate": 3e-4 * recipe.factor(kind, s - shift, warmup=warmup, steps=60)}
+        for s in (1, 4, 5, 10, 20, 30, 40, 50, 60)
+    ]
+    state = {"global_step": 60, "max_steps": 60, "train_batch_size": 8, "log_history": rates}
+    state |= {"num_train_epochs": 3, "epoch": 2.4}  # ended by its steps
+    found = _values(_read(tmp_path, trainer_state__json=state))
+    assert found.pop("learning_rate") == pytest.approx(3e-4, rel=1e-3)
+    assert found == {
+        "schedule": kind,
+        "warmup_steps": warmup,
+        "steps": 60,
+        "micro_batch_size": 8,
+        "batch_size": 8,
+    }
+
+
+def test_rates_of_no_known_schedule_give_none():
+    assert recipe.fit_schedule([(s, 1e-4 * (s % 3 + 1)) for s in range(1, 30)], 30) is None
+    assert recipe.fit_schedule([(10, 1e-4)], 30) is None
+
+
+def test_the_first_file_decides_and_a_difference_is_named(tmp_path):
+    found = _read(tmp_path, training_args__json=_ARGUMENTS, README__md=_CARD)
+    assert _values(found)["learning_rate"] == 0.01
+    assert sorted(text.split(" is ")[0] for text in found.differences) == [
+        "adam_beta2",
+        "adam_epsilon",
+        "gradient_accumulation_steps",
+        "learning_rate",
+        "lr_scheduler_type",
+        "num_train_epochs",
+        "per_device_train_batch_size",
+        "seed",
+        "warmup_steps",
+    ]
+
+
+def test_a_pickle_is_not_read(tmp_path):
+    (tmp_path / "training_args.bin").write_bytes(b"\x80\x04.")
+    with pytest.raises(ValueError, match="pickle.*to_json_string"):
+        recipe.read_recipe([tmp_path / "training_args.bin"])
+
+
+def test_files_are_found_beside_an_adapter_and_in_its_last_checkpoint(tmp_path):
+    for place in (
+        "README.md",
+        "checkpoint-9/trainer_state.json",
+        "checkpoint-20/trainer_state.json",
+    ):
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / place).write_text("{}")
+    names = ["README.md", "checkpoint-20/trainer_state.json"]
+    assert recipe.find_files(tmp_path) == [tmp_path / name for name in names]
+    inner = [tmp_path / "README.md", tmp_path / "checkpoint-9" / "trainer_state.json"]
+    assert recipe.find_files(tmp_path / "checkpoint-9") == inner
