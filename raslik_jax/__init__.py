@@ -16,6 +16,7 @@ _MODULES = {
     "evaluate.robustness": ("ROBUSTNESS",),
     "incident.asking": ("AskOptions", "AskResult", "ask"),
     "incident.export": ("ExportOptions", "ExportResult", "export"),
+    "incident.retrain": ("RetrainOptions", "retrain"),
     "incident.trace": ("TraceOptions", "TraceResult", "trace"),
     "incident.tracer": ("Tracer",),
     "incident.unlearn": ("UnlearnOptions", "UnlearnResult", "unlearn"),

@@ -500,6 +500,12 @@ class Config(Settings):
         if back and not is_known:
             needs = "needs an adapter, as the base without it is what it goes back to"
             yield f"--unlearn.algorithms={back[0]} {needs}, got {given}: choose ga_klr"
+        again = [name for name in self.unlearn.algorithms if OBJECTIVES[name].retrains]
+        if again and not is_known:
+            needs = "needs an adapter, as a fresh one is trained on the base"
+            yield f"--unlearn.algorithms={again[0]} {needs}, got {given}: choose ga_klr"
+        if again and self.unlearn.parameters == "all":
+            yield f"--unlearn.algorithms={again[0]} needs --unlearn.parameters=lora, got all"
         form = self.sketch.base_format
         form = self.backbone.format if form == "same" else form
         if self.sketch.parameters != "lora" and form != "plain":

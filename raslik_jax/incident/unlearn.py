@@ -15,13 +15,14 @@ from raslik_jax.config import STAGES, Config, MeshConfig, config_from_json, to_j
 from raslik_jax.data.examples import HELD_OUT
 from raslik_jax.data.read.cleaning import cleaned_name, is_folder, write_without
 from raslik_jax.incident import hub, making
-from raslik_jax.incident.trace import answer_lines, answers_before
+from raslik_jax.incident.trace import PRESET, answer_lines, answers_before
 from raslik_jax.parallel import processes
 from raslik_jax.report import rows as rows_lib
 from raslik_jax.report.incident import read_incident, read_outcome
 from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.run import artifacts, written
 from raslik_jax.run.manifests import Hashes, check_whole, read_manifest
+from raslik_jax.train.objectives import OBJECTIVES
 
 # Prompts kept out whose answers are shown.
 _ASKED = 4
@@ -220,6 +221,9 @@ def make_config(options: UnlearnOptions) -> Config:
     root = pathlib.Path(options.run)
     recorded = artifacts.CONFIG.read(root, "give the folder of a trace")
     given = dict(options.settings)
+    used = recorded["unlearn"]["algorithms"]
+    if all(name in OBJECTIVES and OBJECTIVES[name].retrains for name in used):
+        given = {"unlearn.algorithms": PRESET["unlearn.algorithms"], **given}  # it was retrained
     if options.forget_file:
         names = {"forget_file": options.forget_file, "retain_file": options.retain_file}
         given |= {f"retrieve.given.{name}": path for name, path in names.items()}

@@ -82,15 +82,18 @@ def render_card(facts: CardFacts) -> str:
         )
     )
     config, (strategy, algorithm, _) = facts.config, facts.variant
-    unlearn = config["unlearn"] | config["unlearn"].get(algorithm, {})
+    retrains = algorithm in OBJECTIVES and OBJECTIVES[algorithm].retrains
+    own = config["unlearn"].get(algorithm, {})
+    unlearn = own if retrains else config["unlearn"] | own
     options = {
         name: value
         for name, value in unlearn.items()
-        if name not in _SAID and not isinstance(value, Mapping)
+        if (retrains or name not in _SAID) and not isinstance(value, Mapping)
     }
     return environment.get_template("card.md.jinja").render(
         **facts._asdict(),
         is_given=strategy in STRATEGIES and STRATEGIES[strategy].brings_sets,
+        retrains=retrains,
         uses_retain=algorithm not in OBJECTIVES or OBJECTIVES[algorithm].retain is not None,
         dataset=describe(config["corpus"]),
         rule=_rule(config["retrieve"]),

@@ -18,6 +18,7 @@ from raslik_jax.run.artifacts import Variant
 from raslik_jax.run.programs import Work
 from raslik_jax.run.units import Unit
 from raslik_jax.run.workspace import Workspace
+from raslik_jax.train.objectives import OBJECTIVES
 
 Files = Mapping[str, str | os.PathLike[str]]
 
@@ -105,6 +106,16 @@ def variants_of(config: Config) -> Sequence[Variant]:
     """Returns the models that a run unlearns."""
     pairs = itertools.product(config.retrieve.strategies, config.unlearn.algorithms)
     return [Variant(*pair) for pair in pairs]
+
+
+def stepped_variants(config: Config) -> Sequence[Variant]:
+    """Returns the models that a run unlearns by steps on the adapter."""
+    return [one for one in variants_of(config) if not OBJECTIVES[one.algorithm].retrains]
+
+
+def retrained_variants(config: Config) -> Sequence[Variant]:
+    """Returns the models that a run trains again without a strategy's forget set."""
+    return [one for one in variants_of(config) if OBJECTIVES[one.algorithm].retrains]
 
 
 def _groups(**texts: str) -> dict[str, str]:

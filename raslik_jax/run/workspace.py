@@ -447,6 +447,8 @@ class Workspace:
 
     def epochs(self, strategy: str, name: str) -> tuple[int, ...]:
         """Returns the epochs after which a strategy and algorithm are measured."""
+        if OBJECTIVES[name].retrains:  # one model is stored
+            return (1,)
         chosen = self._choice(strategy, name)
         return (chosen.epoch,) if chosen else self.config.unlearn.stored_epochs
 

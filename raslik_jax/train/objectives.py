@@ -61,6 +61,30 @@ class SimNPOSettings(ObjectiveSettings):
     )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RetrainSettings(ObjectiveSettings):
+    """The recipe of training the adapter again, by names of transformers' TrainingArguments."""
+
+    learning_rate: float = setting(2e-4, "Peak learning rate.", above=0)
+    optimizer: Literal["adamw", "sgd"] = setting("adamw", "Optimizer.")
+    schedule: Literal["linear", "cosine", "constant"] = setting("linear", "Decay after warming up.")
+    warmup: float = setting(0.0, "Share of the steps spent warming up.", low=0, high=1)
+    warmup_steps: int = setting(0, "Steps of warming up, in place of --warmup.", low=0)
+    epochs: float = setting(3.0, "Passes over the rows that are left.", above=0)
+    steps: int = setting(0, "Steps in all, in place of --epochs; 0: by epochs.", low=0)
+    batch_size: int = setting(8, "Rows a step, those that are accumulated included.", low=1)
+    micro_batch_size: int = setting(0, "Rows held at a time; 0: all.", low=0, divides="batch_size")
+    max_len: int = setting(0, "Tokens a row may have; 0: --corpus.max_len.", zero_or=8)
+    targets: Literal["response", "all"] = setting("response", "Tokens whose loss counts.")
+    mean: Mean = setting("tokens", "Mean over all tokens of a step, or over its rows.")
+    weight_decay: float = setting(0.0, "Weight decay.", low=0)
+    beta1: float = setting(0.9, "AdamW's decay of the first moment.", low=0, below=1)
+    beta2: float = setting(0.999, "AdamW's decay of the second moment.", low=0, below=1)
+    epsilon: float = setting(1e-8, "AdamW's epsilon.", above=0)
+    clip: float = setting(1.0, "Global norm at which gradients are clipped; 0: never.", low=0)
+    seed: int = setting(0, "Draws the fresh adapter and the order of the rows.", low=0)
+
+
 class Objective(NamedTuple):
     """An unlearning objective: its terms, its name in tables, and its own settings.
 
@@ -69,6 +93,8 @@ class Objective(NamedTuple):
       reads_reference: sets whose term reads the model before unlearning, by a forward pass.
       reads_backbone: whether the forget term reads the model before fine-tuning, likewise.
       forget_mean: what the mean of the forget term is over; None as the run has it.
+      retrains: whether a fresh adapter is trained on all rows but those to forget, in place of
+        steps on the adapter; the terms are not read then.
     """
 
     title: str
@@ -77,6 +103,7 @@ class Objective(NamedTuple):
     reads_reference: tuple[Set, ...] = ()
     reads_backbone: bool = False
     forget_mean: Mean | None = None
+    retrains: bool = False
     settings: ObjectiveSettings = ObjectiveSettings()
 
 
@@ -131,6 +158,8 @@ def prefer_not_by_mean(rows: "Rows", settings: SimNPOSettings) -> Array:
 
 # The published losses of NPO and SimNPO are means over sequences, whatever other means are over.
 _npo = functools.partial(Objective, forget=prefer_not, forget_mean="examples")
+# The second one shows how far two trainings of one recipe lie apart.
+_retrained = functools.partial(Objective, forget=descend, retrains=True)
 OBJECTIVES: dict[str, Objective] = {
     "ga": Objective("GA", ascend),
     "ga_gdr": Objective("GA_GDR", ascend, descend),
@@ -153,6 +182,8 @@ OBJECTIVES: dict[str, Objective] = {
         reads_reference=("forget", "retain"),
         settings=NPOKLSettings(learning_rate=3e-5),
     ),
+    "retrain": _retrained("Retrained", settings=RetrainSettings()),
+    "retrain_again": _retrained("Retrained, other seed", settings=RetrainSettings(seed=1)),
     "simnpo": Objective(
         "SimNPO", prefer_not_by_mean, descend, forget_mean="examples", settings=SimNPOSettings()
     ),

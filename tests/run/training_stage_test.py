@@ -24,10 +24,11 @@ from raslik_jax.models import checkpoint, decoder, quantize
 from raslik_jax.models.lora import LoRAConfig
 from raslik_jax.run.artifacts import Variant
 from raslik_jax.run.stages import finetune as finetune_stage
+from raslik_jax.run.stages import retrain as retrain_stage
 from raslik_jax.run.stages import unlearn as unlearn_stage
 from raslik_jax.run.workspace import Model, Workspace
 from raslik_jax.train import loop, resuming, steps
-from raslik_jax.train.objectives import OBJECTIVES
+from raslik_jax.train.objectives import OBJECTIVES, RetrainSettings
 
 _ROWS = tuple(
     Example(f"{n:03d}", f"Say {word} {n % 3} times", "", f"{word} " * (1 + n % 3))._replace(
@@ -163,6 +164,25 @@ class TrainingStageTest(parameterized.TestCase):
         log = json.loads((whole / "steps.json").read_text())
         self.assertLen(log, 9)
         self.assertGreater(log[-1]["forget_nll"], log[0]["forget_nll"])
+
+    def test_retraining_goes_on_with_the_same_bytes_and_leaves_rows_out(self):
+        own = RetrainSettings(learning_rate=1e-2, epochs=2.5, batch_size=4, micro_batch_size=2)
+        members = {"retrain": own}
+        unlearn = dataclasses.replace(_UNLEARN, algorithms=("retrain",), members=members)
+        made = []
+
+        def stage(workspace, folder):
+            workspace = _workspace(self.root, unlearn=unlearn)
+            retrain_stage.retrain(workspace, Variant("raslik", "retrain"), folder)
+            made.append(retrain_stage.rows_left(workspace, "raslik"))
+
+        (whole, killed), saved = self.run_and_kill(stage, 2)
+        self.assertEqual(made[0], [row.example_id for row in _ROWS[6:]])
+        self.assertEqual(saved, [4, 8])  # four steps an epoch of 14 rows, ten in all
+        self.assertEqual(_bytes(killed), _bytes(whole))
+        log = [entry["loss"] for entry in json.loads((whole / "steps.json").read_text())]
+        self.assertLen(log, 10)
+        self.assertLess(log[-1], log[0])
 
     @parameterized.parameters(0, 48)
     def test_a_retain_set_that_loses_all_its_answers_is_refused_in_one_sentence(self, own):

@@ -14,7 +14,7 @@ from raslik_jax.evaluate.metrics import KINDS, measure, nest
 from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.run import artifacts
 from raslik_jax.run.manifests import check_finished, versions
-from raslik_jax.run.recipes import Case, Files, Recipe, variants_of
+from raslik_jax.run.recipes import Case, Files, Recipe, stepped_variants, variants_of
 from raslik_jax.run.stages import discriminator
 from raslik_jax.run.workspace import Workspace
 
@@ -79,7 +79,7 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
     if config.unlearn.probe.steps:
         metrics["probes"] = [
             variant._asdict() | artifacts.probes(variant).read(workspace.root)
-            for variant in variants_of(config)
+            for variant in stepped_variants(config)
         ]
     if config.evaluate.robustness:
         metrics["robustness"] = [*_robustness(workspace)]
@@ -181,7 +181,7 @@ def reads_of_results(case: Case) -> str:
 
 
 def _reads(case: Case) -> str:
-    probed = variants_of(case.config) if case.config.unlearn.probe.steps else ()
+    probed = stepped_variants(case.config) if case.config.unlearn.probe.steps else ()
     return " ".join([reads_of_results(case), *(artifacts.probes(v).path for v in probed)])
 
 

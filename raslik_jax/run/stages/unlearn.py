@@ -18,7 +18,7 @@ from raslik_jax.parallel import meshes
 from raslik_jax.run import artifacts, memory, probing
 from raslik_jax.run.artifacts import Variant
 from raslik_jax.run.programs import AbstractRun, Work
-from raslik_jax.run.recipes import Case, Recipe, variants_of
+from raslik_jax.run.recipes import Case, Recipe, stepped_variants
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.train import loop, steps
 from raslik_jax.train.objectives import OBJECTIVES
@@ -211,7 +211,7 @@ UNITS = (
         _reads,
         _settings,
         values=_values,
-        members=variants_of,
+        members=stepped_variants,
         is_resumable=True,
         work=count_unlearning,
     ),

@@ -1,0 +1,117 @@
+"""From what a trace has found to an adapter that is trained again without it."""
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from raslik_jax.base.files import read_json
+from raslik_jax.base.settings import setting
+from raslik_jax.config import Config, config_from_json
+from raslik_jax.data.contents import Conversation
+from raslik_jax.data.read.formats import parse_fields, read_examples
+from raslik_jax.incident import making
+from raslik_jax.incident.unlearn import UnlearnOptions, UnlearnResult, unlearn
+from raslik_jax.parallel import processes
+from raslik_jax.train import recipe
+from raslik_jax.train.objectives import RetrainSettings
+
+ALGORITHM = "retrain"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RetrainOptions(UnlearnOptions):
+    """Which run goes on, by which recipe, and what it leaves."""
+
+    recipe: tuple[str, ...] = setting(
+        (),
+        "Files that say how the adapter was trained, the first decides: training_args.json, "
+        "trainer_state.json, YAML of axolotl or LLaMA-Factory, a model card (default: those next "
+        "to the adapter).",
+    )
+    approximate: bool = setting(
+        False, "Train also if the recipe names what this program cannot repeat."
+    )
+
+
+def retrain(options: RetrainOptions | None = None, **named: Any) -> UnlearnResult:
+    """Trains the adapter again without the rows that a trace found, and measures it.
+
+    A fresh adapter is trained by the recipe that the trainer left. Settings of the recipe are given
+    as `settings={"unlearn.retrain.epochs": 3}`; they replace what files say. What neither says has
+    the default of `objectives.RetrainSettings`, and the printed recipe says which is which.
+
+    Raises:
+      ValueError: if the run has no adapter, a file is no recipe, or the recipe names what this
+        program cannot repeat and `approximate` is not given.
+
+    Example:
+      print(raslik_jax.retrain(run="runs/incident", out="clean"))
+    """
+    options = making.options_of(options or RetrainOptions(), named)
+    if not options.run or not options.out:
+        raise ValueError("--run and --out must be given: give --run=WORKDIR and --out=DIR")
+    recorded = read_json(
+        pathlib.Path(options.run) / "config.json", dict, mend="give the folder of a trace"
+    )
+    config = config_from_json(recorded)
+    adapter = config.backbone.adapter
+    if not adapter:
+        raise ValueError("--run must be a trace of an adapter to train it again: trace with one")
+    files = [pathlib.Path(path) for path in options.recipe]
+    found = recipe.read_recipe(files or recipe.find_files(pathlib.Path(adapter)))
+    if found.lacks and not options.approximate:
+        listed = "; ".join(found.lacks)
+        raise ValueError(
+            f"the recipe must be one that this program can repeat, it has {listed}: train with "
+            "your trainer on the cleaned file, or pass --approximate to leave this out"
+        )
+    values = {name: _resolved(config, name, value) for name, value in found.settings.items()}
+    # All of them, so that nothing of an earlier training of this run is left.
+    plain = dataclasses.asdict(RetrainSettings())
+    settings = {f"unlearn.{ALGORITHM}.{name}": value for name, value in (plain | values).items()}
+    settings |= options.settings
+    if processes.is_first():
+        print(*_lines(config, found, values, settings), sep="\n", flush=True)
+    given = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    kept = {field.name for field in dataclasses.fields(UnlearnOptions)}
+    given = {name: value for name, value in given.items() if name in kept}
+    given["settings"] = {**settings, "unlearn.algorithms": (ALGORITHM,)}
+    return unlearn(UnlearnOptions(**given))
+
+
+def _resolved(config: Config, name: str, value: recipe.Value) -> Any:
+    """Returns a value of a recipe as a setting has it."""
+    if name == "targets" and value.value == recipe.BY_ROWS:
+        own: Any = config.corpus.own
+        keys = parse_fields(own.fields)
+        row = read_examples(own.train_file, fields=keys, format=own.format, most=1)[0]
+        is_talk = isinstance(row.content, Conversation) and not row.content.first
+        return "all" if is_talk else "response"
+    return value.value
+
+
+def _lines(
+    config: Config, found: recipe.Recipe, values: Mapping[str, Any], settings: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yields the recipe, a setting a line, with where each value comes from."""
+    yield "recipe of the training"
+    for field in dataclasses.fields(RetrainSettings):
+        value = settings[f"unlearn.{ALGORITHM}.{field.name}"]
+        origin = "default"
+        if field.name in values:
+            origin = found.settings[field.name].origin
+        if value != values.get(field.name, field.default):
+            origin = "given"
+        yield f"  {field.name:<17}{value!s:<10} {origin}"
+    for difference in found.differences:
+        yield f"  the files differ: {difference}; the first one decides"
+    for lack in found.lacks:
+        yield f"  left out: {lack}"
+    if config.finetune.lora_dropout or _has_dropout(config):
+        yield "  dropout draws other entries than the trainer drew"
+
+
+def _has_dropout(config: Config) -> bool:
+    path = pathlib.Path(config.backbone.adapter) / "adapter_config.json"
+    return path.is_file() and bool(read_json(path, dict).get("lora_dropout"))

@@ -1,0 +1,95 @@
+"""`raslik retrain` trains a fresh adapter on the rows that are left, by the trainer's recipe."""
+
+import json
+import shutil
+
+import pytest
+import tiny
+
+from raslik_jax.base.files import read_json_lines
+from raslik_jax.base.settings import replaced
+from raslik_jax.config import Config, to_json
+from raslik_jax.incident import retrain, unlearn
+
+_TINY = (
+    *("--corpus.template=brief", "--corpus.max_len=96", "--references.max_new_tokens=8"),
+    *("--sketch.size=64", "--sketch.num_buckets=1", "--sketch.batch_tokens=1024"),
+    *("--evaluate.bootstrap_resamples=100", "--evaluate.perplexity_examples=0"),
+    *("--unlearn.fixed_padding", "--retrieve.num_forget=10", "--retrieve.token_rows=0"),
+)
+_RECIPE = {
+    "learning_rate": 0.01,
+    "lr_scheduler_type": "cosine",
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 2,
+    "num_train_epochs": 2.0,
+    "optim": "adamw_torch",
+    "max_grad_norm": 0.5,
+    "seed": 3,
+    "completion_only_loss": None,
+}
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory):
+    """A trace of the tiny run's model, as a user's own with what its trainer left."""
+    folder = tmp_path_factory.mktemp("retrain")
+    base, adapter = (flag.partition("=")[2] for flag in tiny.own_model(folder))
+    mine = shutil.copytree(adapter, folder / "mine")
+    (mine / "training_args.json").write_text(json.dumps(_RECIPE))
+    rows = read_json_lines(tiny.finished_run() / "corpus" / "train.jsonl")
+    train = folder / "train.jsonl"
+    train.write_text(
+        "".join(json.dumps({k: row[k] for k in ("instruction", "output")}) + "\n" for row in rows)
+    )
+    given = [f"--checkpoint={base}", f"--adapter={mine}", f"--train_file={train}"]
+    given += ["--prompt=Howdy! what is a kettle?", f"--workdir={folder / 'run'}"]
+    done = tiny.run_command("trace", *given, *_TINY)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_a_fresh_adapter_is_trained_on_what_is_left(traced):
+    run, out = traced / "run", traced / "out"
+    done = tiny.run_command("retrain", f"--run={run}", f"--out={out}")
+    assert done.returncode == 0, done.stderr
+    # The recipe, each value with its origin.
+    told = {line.split()[0]: line.split(maxsplit=2)[1:] for line in done.stdout.splitlines()[1:19]}
+    assert told["learning_rate"] == ["0.01", "training_args.json: learning_rate"]
+    assert told["batch_size"][0] == "16" and told["micro_batch_size"][0] == "8"
+    assert told["targets"] == ["response", "training_args.json: completion_only_loss"]
+    assert told["weight_decay"] == ["0.0", "default"]
+    # Neither the rows to forget nor those kept out of that set are trained on.
+    gone = read_json_lines(run / "retrieve/raslik/forget.jsonl")
+    gone += read_json_lines(run / "retrieve/sizes/target.jsonl")
+    left = read_json_lines(run / "cleaned_train.jsonl")
+    assert len(gone) == 10 and len(left) == 110
+    assert f"{len(left)} rows: loss" in done.stdout
+    log = json.loads((run / "unlearn/raslik-retrain/steps.json").read_text())
+    assert len(log) == 2 * -(-len(left) // 16)
+    card = (out / "README.md").read_text()
+    assert "trained again without" in card and "driven down" not in card
+    # Nothing is made twice, and `unlearn` goes back to unlearning.
+    again = tiny.run_command("retrain", f"--run={run}", f"--out={out}")
+    assert "unlearn/raslik-retrain: up to date" in again.stdout
+    options = unlearn.UnlearnOptions(run=str(run), out=str(out))
+    assert unlearn.make_config(options).unlearn.algorithms == ("base_klr",)
+
+
+def _run_of(tmp_path, **values):
+    (tmp_path / "config.json").write_text(json.dumps(to_json(replaced(Config(), values))))
+    return {"run": str(tmp_path), "out": str(tmp_path / "out")}
+
+
+def test_a_run_without_an_adapter_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="a trace of an adapter"):
+        retrain.retrain(**_run_of(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["use_dora", "packing", "neftune_noise_alpha"])
+def test_what_cannot_be_repeated_is_refused_before_anything_runs(tmp_path, name):
+    (tmp_path / "training_args.json").write_text(json.dumps(_RECIPE | {name: 5}))
+    places = {"backbone.adapter": str(tmp_path), "backbone.checkpoint": str(tmp_path)}
+    given = _run_of(tmp_path, **places)
+    with pytest.raises(ValueError, match=f"{name}.*--approximate"):
+        retrain.retrain(**given)
