@@ -109,18 +109,14 @@ def best_positions(
 
     A ValueError where fewer are above minus infinity; there, `name` says what `count` is.
     """
-    check_count(count, int(np.sum(score_N > -np.inf)), name)
+    eligible = int(np.sum(score_N > -np.inf))
+    if not 0 <= count <= eligible:
+        raise ValueError(
+            f"{name} must be 0 to the {eligible} that can be chosen, got {count}: ask for fewer"
+        )
     if count == 0:
         return np.zeros(0, np.int64)
     threshold = np.partition(score_N, len(score_N) - count)[len(score_N) - count]
     within = np.flatnonzero(score_N >= threshold)  # all ties of the last one among them
     order = np.lexsort((np.array([ids[i] for i in within.tolist()]), -score_N[within]))
     return within[order[:count]]
-
-
-def check_count(count: int, eligible: int, name: str = "the number of rows") -> None:
-    """Raises a ValueError where more rows are asked for than can be found."""
-    if not 0 <= count <= eligible:
-        raise ValueError(
-            f"{name} must be 0 to the {eligible} that can be chosen, got {count}: ask for fewer"
-        )

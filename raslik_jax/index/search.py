@@ -14,7 +14,7 @@ mean_q s(x) = <v, x - mu> / |x - mu| with v = mean_q (q - mu) / |q - mu|.
 """
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -258,20 +258,22 @@ def score_store(
     rows that are deleted or zero score minus infinity.
     """
     store.require_complete()
-    columns = columns_of_store(store, query_QK, center=center, aggregate=aggregate)
-    return join_columns(_score_columns(store, columns), store.is_eligible_N, aggregate)
+    queries = queries_of_store(store, query_QK, center=center)
+    score_NG = _score_columns(store, queries, aggregate)
+    return join_columns(score_NG, store.is_eligible_N, aggregate)
 
 
 def score_each(store: SketchStore, queries: Queries) -> Float32[np.ndarray, "N Q"]:
     """Returns every row's score with each query, as `score_store` does; also of barred rows."""
     store.require_complete()
-    seed = store.rotation_seed
-    return _score_columns(
-        store, to_columns(queries, aggregate="mean_rank", dtype=store.dtype, rotation_seed=seed)
-    )
+    return _score_columns(store, queries, "mean_rank")
 
 
-def _score_columns(store: SketchStore, columns: Columns) -> Float32[np.ndarray, "N G"]:
+def _score_columns(
+    store: SketchStore, queries: Queries, aggregate: Aggregate
+) -> Float32[np.ndarray, "N G"]:
+    how: Any = {"dtype": store.dtype, "rotation_seed": store.rotation_seed}
+    columns = to_columns(queries, aggregate=aggregate, **how)
     # Each process scores some of the chunks, each of its devices some of those.
     devices, first, step = meshes.own_devices(), processes.number(), processes.count()
     columns_of = [jax.device_put(columns, device) for device in devices]
@@ -307,15 +309,6 @@ def queries_of_rows(
     if store.dtype == "sign":  # centered before their signs were taken, or never
         return center_queries(row_MK)
     return queries_of_store(store, row_MK, center=center)
-
-
-def columns_of_store(
-    store: SketchStore, query_QK: Float[np.ndarray, "Q K"], *, center: bool, aggregate: Aggregate
-) -> Columns:
-    """Returns queries ready to be multiplied with the rows of an index."""
-    queries = queries_of_store(store, query_QK, center=center)
-    seed = store.rotation_seed
-    return to_columns(queries, aggregate=aggregate, dtype=store.dtype, rotation_seed=seed)
 
 
 def join_columns(

@@ -18,9 +18,6 @@ import numpy as np
 import scipy.sparse
 from jaxtyping import Float
 
-# Scores held at a time: 64 queries over 52,000 documents are 27 MB.
-_QUERIES_AT_ONCE = 64
-
 
 class Bm25Index(NamedTuple):
     """What one occurrence of a word in a query adds to each document's score; columns of words."""
@@ -61,20 +58,13 @@ def score_queries(index: Bm25Index, queries: Sequence[Sequence[str]]) -> Float[n
 
     A word counts as often as the query has it; a word that no document has adds nothing.
     """
-    score_QN = np.zeros((len(queries), index.weight_NW.shape[0]))
-    for start in range(0, len(queries), _QUERIES_AT_ONCE):
-        part = queries[start : start + _QUERIES_AT_ONCE]
-        found = [collections.Counter(w for w in query if w in index.column_of) for query in part]
-        words = sorted(set().union(*found))
-        if not words:
-            continue
-        place = {word: i for i, word in enumerate(words)}
-        asked_QS = np.zeros((len(part), len(words)))
-        for row, counter in enumerate(found):
-            for word, count in counter.items():
-                asked_QS[row, place[word]] = count
-        used_NS = index.weight_NW[:, [index.column_of[word] for word in words]]
-        # Both sparse: a query has few of the words of all queries together.
-        product_NQ = used_NS.tocsr() @ scipy.sparse.csr_array(asked_QS.T)
-        score_QN[start : start + len(part)] = product_NQ.toarray().T
-    return score_QN
+    found = [collections.Counter(w for w in query if w in index.column_of) for query in queries]
+    place = {word: i for i, word in enumerate(sorted(set().union(*found)))}
+    asked_QS = np.zeros((len(queries), len(place)))
+    for row, counter in enumerate(found):
+        for word, count in counter.items():
+            asked_QS[row, place[word]] = count
+    used_NS = index.weight_NW[:, [index.column_of[word] for word in place]]
+    # Both sparse: a query has few of the words of all queries together.
+    product_NQ = used_NS.tocsr() @ scipy.sparse.csr_array(asked_QS.T)
+    return np.ascontiguousarray(product_NQ.toarray().T)

@@ -42,17 +42,6 @@ class Bm25Test(parameterized.TestCase):
         self.assertTrue((scores_N[:9] > 0).all())
         self.assertEqual(scores_N[9], 0)
 
-    def test_more_queries_than_one_block(self):
-        generator = np.random.default_rng(0)
-        words = [f"w{i}" for i in range(40)]
-        documents = [list(generator.choice(words, size=10)) for _ in range(30)]
-        queries = [list(generator.choice([*words, "unknown"], size=5)) for _ in range(150)] + [[]]
-        np.testing.assert_allclose(
-            bm25.score_queries(bm25.index_documents(documents), queries),
-            _reference(documents, queries),
-            atol=1e-12,
-        )
-
     @pytest.mark.heavy
     def test_real_alpaca_to_1e9_and_fifty_times_faster(self):
         rows = read_examples(shared_data() / "alpaca" / "alpaca_data.json.xz")
