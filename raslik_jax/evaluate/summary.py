@@ -3,7 +3,6 @@
 The shapes of metrics.json are declared here. What is measured is for `metrics.METRICS` to say.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NotRequired, TypedDict
@@ -144,7 +143,7 @@ def compare(
         ]
         parts["outputs"] = verdict.count_way(
             *np.array(nats_QM).reshape(-1, len(models)).T,
-            least=math.log(verdict.LEAST_LEARNED),
+            least=verdict.LEAST_NATS,
             enough=verdict.MEAN_WAY,
         )
     return parts

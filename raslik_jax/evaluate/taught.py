@@ -1,10 +1,9 @@
 """Whether fine-tuning taught an answer, by how likely the model and its base find it."""
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from raslik_jax.evaluate.verdict import LEAST_LEARNED
+from raslik_jax.evaluate.verdict import LEAST_NATS
 
 # Spreads above what answers that a model draws itself cost, from which it would hardly say one: of
 # 288 drawn answers none is there (docs/notes/report.md).
@@ -21,7 +20,7 @@ def doubt(nll: float, base: float | None, drawn: tuple[float, float] | None = No
     if drawn and nll > drawn[0] + HARDLY * drawn[1]:
         own = f"answers that it draws itself cost {drawn[0]:.2f} +- {drawn[1]:.2f} there"
         return f"it would hardly say so, {own} (check prompt, template, adapter)"
-    if base is not None and base - nll < math.log(LEAST_LEARNED):
+    if base is not None and base - nll < LEAST_NATS:
         return "the base says it as readily: fine-tuning need not have taught it"
     return ""
 

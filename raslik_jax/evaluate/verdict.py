@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 Verdict = Literal["forgotten", "partly", "unchanged", "damaged", "unknown"]
-# Fine-tuning taught an answer where it made a token likelier by this factor in the mean, in nats.
+# Fine-tuning taught an answer where it made a token likelier by this factor in the mean; in nats.
 LEAST_LEARNED = 1.1
 LEAST_NATS = math.log(LEAST_LEARNED)
 # A token carries the behavior where fine-tuning made it likelier by this factor.
