@@ -187,7 +187,9 @@ def _numpy_step(name, options, direction="reverse"):
     return np.asarray(_MOVED["w"], np.float64) - grad
 
 
-_CASES = [(name, name, "reverse", "examples") for name, one in OBJECTIVES.items() if not one.retrains] + [
+_CASES = [
+    (name, name, "reverse", "examples") for name, one in OBJECTIVES.items() if not one.retrains
+] + [
     ("ga_klr_forward", "ga_klr", "forward", "tokens"),
     ("npo_gdr_tokens", "npo_gdr", "reverse", "tokens"),
 ]
