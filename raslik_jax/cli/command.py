@@ -11,6 +11,7 @@ import platform
 import signal
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, TextIO
 
@@ -181,10 +182,14 @@ def _watch_signals(when_stopped: str) -> None:
     os.set_blocking(target, False)
     is_first = [True]
 
-    def interrupt(number: int, frame: object) -> None:
+    def interrupt(number: int, frame: types.FrameType | None) -> None:
         if is_first:
             is_first.clear()
-            raise KeyboardInterrupt
+            if frame and frame.f_code.co_name == "_xla_gc_callback":
+                # Python ignores what is raised there: it ends at once, as at a second signal.
+                os.kill(os.getpid(), number)
+            else:
+                raise KeyboardInterrupt
 
     def end_at_second() -> None:
         for _ in range(2):

@@ -110,6 +110,18 @@ def test_a_signal_stops_a_command_and_a_second_one_at_any_moment(number, work, c
     assert (process.returncode, said) == (130, "stopped; go on\n")
 
 
+def test_a_signal_in_a_callback_of_the_garbage_collector_is_not_lost():
+    body = """
+    import gc, os, signal, time
+    def _xla_gc_callback(*args):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+    gc.callbacks.append(_xla_gc_callback)
+    gc.collect()
+    time.sleep(60)"""
+    assert end_of(body) == (130, "stopped; go on\n")
+
+
 def test_a_line_is_in_a_pipe_when_it_is_printed():
     done = ended("import os; print('said'); os._exit(3)", PYTHONUNBUFFERED="")
     assert (done.returncode, done.stdout) == (3, "said\n")
