@@ -46,7 +46,9 @@ def table() -> str:
         ("experiments without studies", _EXPERIMENTS, lines_of(_TOP / "experiments")),
         ("tests", _TESTS, lines_of(_TOP / "tests")),
     ]
-    return "".join(f"| {name} | {most:,} | {-(-size // 50) * 50:,} |\n" for name, most, size in rows)
+    return "".join(
+        f"| {name} | {most:,} | {-(-size // 50) * 50:,} |\n" for name, most, size in rows
+    )
 
 
 def test_every_room_keeps_to_its_budget():

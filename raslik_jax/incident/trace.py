@@ -176,7 +176,13 @@ def make_config(options: TraceOptions) -> Config:
         raise ValueError(f"{must}, --prompt and --response set it: give those instead")
     has_base = options.adapter or "backbone.adapter" in own
     preset = PRESET if has_base or "unlearn.algorithms" in own else {**PRESET, **WHOLE}
-    return making.changed(Config(), {**preset, "name": workdir.name, **own, **given})
+    return making.changed(Config(), {**preset, "name": _name_of(workdir), **own, **given})
+
+
+def _name_of(workdir: pathlib.Path) -> str:
+    """Returns a name for the run of a work directory, whatever characters its path has."""
+    name = one_line(workdir.absolute().name.replace("\\", "-")).replace("\\", "-")
+    return name.strip(". ") or "incident"
 
 
 def write_query(options: TraceOptions, config: Config) -> Callable[[], None]:

@@ -260,6 +260,15 @@ def test_unlearning_says_which_sets_it_takes():
     assert said.startswith("the rows of 'mine.jsonl'; --retrieve.strategies=raslik takes")
 
 
+@pytest.mark.parametrize(
+    ("workdir", "name"), [("runs/a", "a"), ("a\x01b", "a-x01b"), ("a\\b", "a-b"), ("/", "incident")]
+)
+def test_any_work_directory_gives_a_run_a_name(workdir, name):
+    given = {"checkpoint": "base", "adapter": "mine", "train_file": "x", "prompt": "Why?"}
+    options = trace.TraceOptions(**given, response="So.", workdir=workdir)
+    assert trace.make_config(options).name == name
+
+
 def test_a_model_without_an_adapter_unlearns_by_ascent_as_it_has_no_base_to_go_back_to():
     files = {f"corpus.records.{name}_file": "x" for name in ("train", "queries")}
     preset, given = trace.PRESET, {"backbone.checkpoint": "x", **files}
