@@ -47,6 +47,8 @@ class InterruptTest(absltest.TestCase):
         for line in process.stdout:
             if f"{unit} ..." in line:
                 break
+        else:
+            self.fail(f"{unit} has not begun: {process.communicate()[1]}")
         time.sleep(delay)
         for sent in signals:
             process.send_signal(sent)
@@ -67,7 +69,7 @@ class InterruptTest(absltest.TestCase):
             (unlearn, "unlearn/raslik-base_klr", (signal.SIGINT,)),
             (unlearn, "unlearn/raslik-base_klr", (signal.SIGTERM,)),
             (unlearn, "unlearn/raslik-base_klr", twice),
-            (unlearn, "references/evaluation", (signal.SIGINT,)),
+            (unlearn, "generate/raslik-base_klr", (signal.SIGINT,)),
         )
         before = trace
         for number, (arguments, unit, signals) in enumerate(cases):
