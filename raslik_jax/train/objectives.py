@@ -158,8 +158,6 @@ def prefer_not_by_mean(rows: "Rows", settings: SimNPOSettings) -> Array:
 
 # The published losses of NPO and SimNPO are means over sequences, whatever other means are over.
 _npo = functools.partial(Objective, forget=prefer_not, forget_mean="examples")
-# The second one shows how far two trainings of one recipe lie apart.
-_retrained = functools.partial(Objective, forget=descend, retrains=True)
 OBJECTIVES: dict[str, Objective] = {
     "ga": Objective("GA", ascend),
     "ga_gdr": Objective("GA_GDR", ascend, descend),
@@ -182,8 +180,7 @@ OBJECTIVES: dict[str, Objective] = {
         reads_reference=("forget", "retain"),
         settings=NPOKLSettings(learning_rate=3e-5),
     ),
-    "retrain": _retrained("Retrained", settings=RetrainSettings()),
-    "retrain_again": _retrained("Retrained, other seed", settings=RetrainSettings(seed=1)),
+    "retrain": Objective("Retrained", descend, retrains=True, settings=RetrainSettings()),
     "simnpo": Objective(
         "SimNPO", prefer_not_by_mean, descend, forget_mean="examples", settings=SimNPOSettings()
     ),

@@ -123,7 +123,7 @@ def _joined(parts):
     tokens_BL = np.concatenate([pad(ids) for ids, _ in parts]).astype(np.int32)
     mask_BL = np.concatenate([pad(mask) for _, mask in parts])
     most = int(mask_BL.sum(axis=1).max())
-    return Batch(tokens_BL, mask_BL, most, np.arange(len(tokens_BL)), None)
+    return Batch(tokens_BL, mask_BL, most, np.arange(len(tokens_BL)))
 
 
 def _flat(tree):

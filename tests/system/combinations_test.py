@@ -151,10 +151,11 @@ def _run_all(row, given, root):
     model, changes = row.pop("model"), [f"--{name}={value}" for name, value in row.items()]
     asked = f"--prompt={toy_model.PROMPT}", f"--response={toy_model.RESPONSE}"
     work, name = root / "run", row["unlearn.algorithms"]
+    going_on = "retrain" if OBJECTIVES[name].retrains else "unlearn"
     merged = ["--merged"] if row.get("unlearn.parameters") == "all" else []
     for arguments in (
         ("trace", *given[model], *asked, f"--workdir={work}", *_TINY, *changes),
-        ("unlearn", f"--run={work}", f"--out={root / 'clean'}", *merged),
+        (going_on, f"--run={work}", f"--out={root / 'clean'}", *merged),
         ("export", f"--run={work}", f"--algorithm={name}", f"--out={root / 'whole'}", "--merged"),
         ("query", f"--index={work / 'sketch' / 'index'}", "--instruction=Howdy! What is a kettle?"),
         ("report", f"--run={work}"),
