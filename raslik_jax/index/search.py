@@ -298,7 +298,7 @@ def _score_columns(
     workers = machine.usable_cpus() if jax.default_backend() == "cpu" else 2 * len(devices)
     with ThreadPoolExecutor(min(workers, 16)) as pool:
         list(pool.map(score, range(first if step > 1 else 0, store.num_chunks, step)))
-    return meshes.sum_processes(scores_NG)
+    return processes.sum_processes(scores_NG)
 
 
 def queries_of_rows(

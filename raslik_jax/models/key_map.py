@@ -20,7 +20,7 @@ from raslik_jax.base import files
 from raslik_jax.base.axes import Tree
 from raslik_jax.base.messages import MAX_MESSAGE, some_of
 from raslik_jax.models import quantize, sharding, storage
-from raslik_jax.parallel import meshes
+from raslik_jax.parallel import meshes, processes
 
 # Our leaf -> the Hugging Face parameter, and whether it is stored transposed ([out, in]).
 _PARAMETERS = {
@@ -196,7 +196,7 @@ def fill(
     tree = jax.tree_util.tree_map_with_path(read, shapes)
     if num_parts > 1:  # each process has seen its own parts
         is_broken = np.array([key in broken for key in slots], np.uint32)
-        broken = list(itertools.compress(slots, meshes.sum_processes(is_broken)))
+        broken = list(itertools.compress(slots, processes.sum_processes(is_broken)))
     if broken:
         folder = next(iter(tensors.files.values())).parent
         labels = some_of([*map(tensors.label, broken)], 1, quoted=False)

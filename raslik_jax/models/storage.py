@@ -22,7 +22,7 @@ import safetensors
 from raslik_jax.base import files
 from raslik_jax.base.messages import one_line, printable, shown, some_of
 from raslik_jax.base.settings import HUB_NAME
-from raslik_jax.parallel import meshes, processes
+from raslik_jax.parallel import processes
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 2_000_000_000
@@ -279,7 +279,7 @@ class Tensors:
             found = np.zeros(len(keys), np.uint32)
             for place in self._own_share(keys):
                 found[place] = self._checksum_of(keys[place])
-            found = meshes.sum_processes(found)
+            found = processes.sum_processes(found)
             self._checksums |= dict(zip(keys, found.tolist(), strict=True))
             self._check(keys)
         lines = "".join(f"{key} {self._entry(key)}\n" for key in keys)

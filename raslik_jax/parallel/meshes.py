@@ -18,7 +18,6 @@ from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from raslik_jax.base.axes import Tree
-from raslik_jax.parallel import processes
 
 DATA = "data"
 _WHOLE, _ROWS = PartitionSpec(), PartitionSpec(DATA)
@@ -260,13 +259,6 @@ def fetch(leaf: Any) -> np.ndarray:
     if is_elsewhere(leaf):
         leaf = multihost_utils.process_allgather(leaf, tiled=True)
     return np.asarray(leaf)
-
-
-def sum_processes(values: np.ndarray) -> np.ndarray:
-    """Returns the sum of the values of all processes, each of which has 0 where it has none."""
-    if processes.count() == 1:
-        return values
-    return np.asarray(multihost_utils.process_allgather(values)).sum(axis=0, dtype=values.dtype)
 
 
 def own_devices() -> list[jax.Device | None]:

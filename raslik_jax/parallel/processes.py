@@ -21,6 +21,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar
 
+import numpy as np
+
 from raslik_jax.base.lazy import jax
 from raslik_jax.base.messages import shown
 from raslik_jax.base.settings import Settings, setting
@@ -305,6 +307,15 @@ def alone(make: Callable[[], _T]) -> _T | None:
 
     from_first(apart)
     return made[0] if made else None
+
+
+def sum_processes(values: np.ndarray) -> np.ndarray:
+    """Returns the sum of the values of all processes, each of which has 0 where it has none."""
+    if count() == 1:
+        return values
+    from jax.experimental import multihost_utils  # it takes jax with it
+
+    return np.asarray(multihost_utils.process_allgather(values)).sum(axis=0, dtype=values.dtype)
 
 
 def when_visible(read: Callable[[], _T]) -> _T:

@@ -10,7 +10,7 @@ from absl.testing import absltest
 from folders import FolderTest
 
 from raslik_jax.models import storage
-from raslik_jax.parallel import meshes, processes
+from raslik_jax.parallel import processes
 
 _TENSORS = {
     "c": np.arange(15, dtype=np.float32).reshape(5, 3),
@@ -34,7 +34,7 @@ class SharedTest(FolderTest):
             with (
                 mock.patch.object(processes, "count", lambda: 2),
                 mock.patch.object(processes, "number", lambda number=number: number),
-                mock.patch.object(meshes, "sum_processes", tells),
+                mock.patch.object(processes, "sum_processes", tells),
             ):
                 tensors = storage.Tensors([self.path])
                 found.append((tensors.identity(_TENSORS, is_shared=True), tells.call_args[0][0]))
