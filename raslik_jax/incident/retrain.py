@@ -6,12 +6,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from raslik_jax.base.files import read_json
+from raslik_jax.base.messages import some_of
 from raslik_jax.base.settings import setting
 from raslik_jax.config import Config, config_from_json
 from raslik_jax.data.contents import Conversation
 from raslik_jax.data.read.formats import parse_fields, read_examples
 from raslik_jax.incident import making
 from raslik_jax.incident.unlearn import UnlearnOptions, UnlearnResult, unlearn
+from raslik_jax.models import storage
 from raslik_jax.parallel import processes
 from raslik_jax.train import recipe
 from raslik_jax.train.objectives import RetrainSettings
@@ -55,11 +57,20 @@ def retrain(options: RetrainOptions | None = None, **named: Any) -> UnlearnResul
         pathlib.Path(options.run) / "config.json", dict, mend="give the folder of a trace"
     )
     config = config_from_json(recorded)
-    adapter = config.backbone.adapter
-    if not adapter:
+    if not config.backbone.adapter:
         raise ValueError("--run must be a trace of an adapter to train it again: trace with one")
+    from raslik_jax.run.workspace import adapter_source  # it takes jax with it
+
+    folder = adapter_source(config)
     files = [pathlib.Path(path) for path in options.recipe]
-    found = recipe.read_recipe(files or recipe.find_files(pathlib.Path(adapter)))
+    found = recipe.read_recipe(files or recipe.find_files(folder))
+    if files and not found.settings:
+        named = some_of((path.name for path in files), 3)
+        raise ValueError(
+            "--recipe must be training_args.json, trainer_state.json, YAML of axolotl or "
+            f"LLaMA-Factory, or a model card, {named} says nothing of a training: name another "
+            "file, or give each setting as --unlearn.retrain.NAME"
+        )
     if found.lacks and not options.approximate:
         listed = "; ".join(found.lacks)
         raise ValueError(
@@ -72,7 +83,7 @@ def retrain(options: RetrainOptions | None = None, **named: Any) -> UnlearnResul
     settings = {f"unlearn.{ALGORITHM}.{name}": value for name, value in (plain | values).items()}
     settings |= options.settings
     if processes.is_first():
-        print(*_lines(config, found, values, settings), sep="\n", flush=True)
+        print(*_lines(folder, found, values, settings), sep="\n", flush=True)
     given = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
     kept = {field.name for field in dataclasses.fields(UnlearnOptions)}
     given = {name: value for name, value in given.items() if name in kept}
@@ -92,7 +103,10 @@ def _resolved(config: Config, name: str, value: recipe.Value) -> Any:
 
 
 def _lines(
-    config: Config, found: recipe.Recipe, values: Mapping[str, Any], settings: Mapping[str, Any]
+    adapter: pathlib.Path,
+    found: recipe.Recipe,
+    values: Mapping[str, Any],
+    settings: Mapping[str, Any],
 ) -> Iterator[str]:
     """Yields the recipe, a setting a line, with where each value comes from."""
     yield "recipe of the training"
@@ -104,14 +118,12 @@ def _lines(
         if value != values.get(field.name, field.default):
             origin = "given"
         yield f"  {field.name:<17}{value!s:<10} {origin}"
+    if not values:
+        yield "  no file says how the adapter was trained: give --recipe, or each setting"
     for difference in found.differences:
         yield f"  the files differ: {difference}; the first one decides"
     for lack in found.lacks:
         yield f"  left out: {lack}"
-    if config.finetune.lora_dropout or _has_dropout(config):
+    trained = read_json(adapter / storage.ADAPTER_CONFIG, dict)
+    if trained.get("lora_dropout"):
         yield "  dropout draws other entries than the trainer drew"
-
-
-def _has_dropout(config: Config) -> bool:
-    path = pathlib.Path(config.backbone.adapter) / "adapter_config.json"
-    return path.is_file() and bool(read_json(path, dict).get("lora_dropout"))

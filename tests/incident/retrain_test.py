@@ -86,10 +86,28 @@ def test_a_run_without_an_adapter_is_refused(tmp_path):
         retrain.retrain(**_run_of(tmp_path))
 
 
+def _adapter_run(traced, tmp_path, left):
+    """A run whose adapter has these files of its trainer next to it."""
+    adapter = shutil.copytree(traced / "mine", tmp_path / "mine")
+    (adapter / "training_args.json").unlink()
+    for name, text in left.items():
+        (adapter / name).write_text(text)
+    places = {"backbone.adapter": str(adapter), "backbone.checkpoint": str(tmp_path)}
+    return _run_of(tmp_path, **places)
+
+
 @pytest.mark.parametrize("name", ["use_dora", "packing", "neftune_noise_alpha"])
-def test_what_cannot_be_repeated_is_refused_before_anything_runs(tmp_path, name):
-    (tmp_path / "training_args.json").write_text(json.dumps(_RECIPE | {name: 5}))
-    places = {"backbone.adapter": str(tmp_path), "backbone.checkpoint": str(tmp_path)}
-    given = _run_of(tmp_path, **places)
+def test_what_cannot_be_repeated_is_refused_before_anything_runs(traced, tmp_path, name):
+    left = {"training_args.json": json.dumps(_RECIPE | {name: 5})}
     with pytest.raises(ValueError, match=f"{name}.*--approximate"):
+        retrain.retrain(**_adapter_run(traced, tmp_path, left))
+
+
+def test_a_recipe_that_says_nothing_is_refused_and_none_at_all_is_said(traced, tmp_path, capsys):
+    given = _adapter_run(traced, tmp_path, {})
+    (tmp_path / "other.yml").write_text("colors: [red]\n")
+    with pytest.raises(ValueError, match="other.yml.* says nothing of a training"):
+        retrain.retrain(**given, recipe=(str(tmp_path / "other.yml"),))
+    with pytest.raises(ValueError):  # the run is no trace
         retrain.retrain(**given)
+    assert "no file says how the adapter was trained" in capsys.readouterr().out
