@@ -65,10 +65,10 @@ def retrain(options: RetrainOptions | None = None, **named: Any) -> UnlearnResul
     files = [pathlib.Path(path) for path in options.recipe]
     found = recipe.read_recipe(files or recipe.find_files(folder))
     if files and not found.settings:
-        named = some_of((path.name for path in files), 3)
+        silent = some_of((path.name for path in files), 3)
         raise ValueError(
             "--recipe must be training_args.json, trainer_state.json, YAML of axolotl or "
-            f"LLaMA-Factory, or a model card, {named} says nothing of a training: name another "
+            f"LLaMA-Factory, or a model card, {silent} says nothing of a training: name another "
             "file, or give each setting as --unlearn.retrain.NAME"
         )
     if found.lacks and not options.approximate:
