@@ -1,1 +1,1 @@
-"""Settings, files, messages and progress: what every room may use. It computes nothing."""
+"""What every room may use: settings, files and messages. This room computes nothing."""

@@ -1,7 +1,7 @@
 """The axis letters and shared array types of the whole package.
 
-An array's name ends in the letters of its axes (`sketch_NK`), and the same letters stand in its
-jaxtyping string. Scalars and trees have no suffix.
+An array's name ends in the letters of its axes (`sketch_NK`). Its jaxtyping string has the same
+letters. Scalars and trees have no suffix.
 
 ====== ======================================================================================
 letter axis

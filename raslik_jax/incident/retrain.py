@@ -12,7 +12,7 @@ from raslik_jax.config import Config, config_from_json
 from raslik_jax.data.contents import Conversation
 from raslik_jax.data.read.formats import parse_fields, read_examples
 from raslik_jax.incident import making
-from raslik_jax.incident.unlearn import UnlearnOptions, UnlearnResult, unlearn
+from raslik_jax.incident.unlearn import UnlearnOptions, UnlearnResult, train_file, unlearn
 from raslik_jax.models import storage
 from raslik_jax.parallel import processes
 from raslik_jax.train import recipe
@@ -59,6 +59,7 @@ def retrain(options: RetrainOptions | None = None, **named: Any) -> UnlearnResul
     config = config_from_json(recorded)
     if not config.backbone.adapter:
         raise ValueError("--run must be a trace of an adapter to train it again: trace with one")
+    train_file(config)  # refuses a run that is no trace
     from raslik_jax.run.workspace import adapter_source  # it takes jax with it
 
     folder = adapter_source(config)
@@ -82,6 +83,9 @@ def retrain(options: RetrainOptions | None = None, **named: Any) -> UnlearnResul
     plain = dataclasses.asdict(RetrainSettings())
     settings = {f"unlearn.{ALGORITHM}.{name}": value for name, value in (plain | values).items()}
     settings |= options.settings
+    steps, epochs = (f"unlearn.{ALGORITHM}.{name}" for name in ("steps", "epochs"))
+    if epochs in options.settings and steps not in options.settings:
+        settings[steps] = 0  # a number of steps would decide in place of the epochs that are given
     if processes.is_first():
         print(*_lines(folder, found, values, settings), sep="\n", flush=True)
     given = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}

@@ -101,7 +101,7 @@ def unlearn(options: UnlearnOptions | None = None, **named: Any) -> UnlearnResul
     (strategy,), (algorithm,) = config.retrieve.strategies, config.unlearn.algorithms
     if config.unlearn.parameters == "all" and not options.merged:
         raise ValueError("--unlearn.parameters=all trains more than an adapter has: give --merged")
-    source = _train_file(config)
+    source = train_file(config)
     cleaned = pathlib.Path(options.cleaned_train_file or root / cleaned_name(source))
 
     processes.alone(lambda: _check_places(options, source, cleaned))
@@ -260,7 +260,7 @@ def describe_sets(config: Config, strategy: str) -> str:
     return f"the rows of {named}; --retrieve.strategies=raslik takes what the trace found"
 
 
-def _train_file(config: Config) -> str:
+def train_file(config: Config) -> str:
     """Returns the training file of a trace; a ValueError where the run is on another dataset."""
     if not hasattr(config.corpus.own, "train_file"):
         raise ValueError(
@@ -271,7 +271,7 @@ def _train_file(config: Config) -> str:
 
 def _check_traced(config: Config, root: pathlib.Path) -> None:
     """Refuses a training file that is another than the trace read: its rows have other places."""
-    source, traced = _train_file(config), check_whole(root, "corpus")["files"]
+    source, traced = train_file(config), check_whole(root, "corpus")["files"]
     files = config.corpus.source_files().items()
     now = {name: Hashes().of_content(path) for name, path in files if _is_training(name)}
     if now != {name: content for name, content in traced.items() if _is_training(name)}:
@@ -300,7 +300,7 @@ def _clean(
     named = (row for name in ("forget", "held-out target") for row in rows.get(name, ()))
     found = {(row.file, row.place) for row in named}
     with written.replacing(root, target) as made:
-        left = write_without(_train_file(config), made, found)
+        left = write_without(train_file(config), made, found)
         _check_traced(config, root)
     is_own = target.resolve().parent == root.resolve()
     exported = {"Training file without them": target.name if is_own else str(target.resolve())}

@@ -238,6 +238,7 @@ def _of_state(state: Mapping[str, Any]) -> dict[str, Any]:
     fitted = fit_schedule(rates, int(state.get("max_steps") or 0))
     if fitted:
         kind, peak, warmup = fitted
+        kind = "constant_with_warmup" if kind == "constant" else kind
         found |= {"learning_rate": peak, "lr_scheduler_type": kind, "warmup_steps": warmup}
     return found
 
@@ -290,8 +291,11 @@ def fit_schedule(rates: Sequence[tuple[int, float]], steps: int) -> tuple[str, f
 
 def _settings(known: Mapping[str, Value]) -> Iterator[tuple[str, Value]]:
     """Yields the settings of a run that the trainer's arguments stand for."""
+    kind = known.get("lr_scheduler_type")
     for name, setting in _SETTINGS.items():
         found = known.get(name)
+        if name.startswith("warmup") and kind and kind.value == "constant":
+            continue  # transformers warms up by constant_with_warmup alone
         if found is None or found.value is None or (name == "max_steps" and found.value <= 0):
             continue
         if name == "warmup_steps" and 0 < found.value < 1:  # a ratio, since transformers 5

@@ -86,6 +86,12 @@ def test_a_run_without_an_adapter_is_refused(tmp_path):
         retrain.retrain(**_run_of(tmp_path))
 
 
+def test_a_run_on_another_dataset_is_refused(tmp_path):
+    places = {"backbone.adapter": str(tmp_path), "backbone.checkpoint": str(tmp_path)}
+    with pytest.raises(ValueError, match="must be a trace, got a run on toy"):
+        retrain.retrain(**_run_of(tmp_path, **places))
+
+
 def _adapter_run(traced, tmp_path, left):
     """A run whose adapter has these files of its trainer next to it."""
     adapter = shutil.copytree(traced / "mine", tmp_path / "mine")
@@ -93,6 +99,9 @@ def _adapter_run(traced, tmp_path, left):
     for name, text in left.items():
         (adapter / name).write_text(text)
     places = {"backbone.adapter": str(adapter), "backbone.checkpoint": str(tmp_path)}
+    rows = str(traced / "train.jsonl")
+    places |= {"corpus.dataset": "records", "finetune.epochs": 0}
+    places |= {"corpus.records.train_file": rows, "corpus.records.queries_file": rows}
     return _run_of(tmp_path, **places)
 
 
@@ -111,3 +120,13 @@ def test_a_recipe_that_says_nothing_is_refused_and_none_at_all_is_said(traced, t
     with pytest.raises(ValueError):  # the run is no trace
         retrain.retrain(**given)
     assert "no file says how the adapter was trained" in capsys.readouterr().out
+
+
+def test_epochs_that_are_given_replace_the_steps_of_the_recipe(traced, tmp_path, capsys):
+    left = {"training_args.json": json.dumps(_RECIPE | {"max_steps": 9})}
+    given = _adapter_run(traced, tmp_path, left)
+    for settings, steps in (({}, "9"), ({"unlearn.retrain.epochs": 1.0}, "0")):
+        with pytest.raises(ValueError):  # the run is no trace
+            retrain.retrain(**given, settings=settings)
+        lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+        assert next(line[1] for line in lines if line[0] == "steps") == steps

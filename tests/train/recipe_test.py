@@ -189,6 +189,14 @@ def test_a_state_gives_the_schedule_of_its_rates(kind, warmup, shift, tmp_path):
     }
 
 
+@pytest.mark.parametrize("kind", ["constant", "constant_with_warmup"])
+def test_a_constant_rate_warms_up_only_where_its_name_says_so(kind, tmp_path):
+    values = {"lr_scheduler_type": kind, "warmup_steps": 5, "warmup_ratio": 0.1}
+    found = _values(_read(tmp_path, training_args__json=values))
+    assert found.pop("schedule") == "constant"
+    assert set(found) == (set() if kind == "constant" else {"warmup_steps", "warmup"})
+
+
 def test_rates_of_no_known_schedule_give_none():
     assert recipe.fit_schedule([(s, 1e-4 * (s % 3 + 1)) for s in range(1, 30)], 30) is None
     assert recipe.fit_schedule([(10, 1e-4)], 30) is None
