@@ -348,7 +348,7 @@ class UnlearnConfig(Stage):
     remat: bool = setting(False, _REMAT)
     choice: str = setting(
         "",
-        "File of `raslik choose`: learning rates, and the one epoch that is measured; empty: all.",
+        "File of learning rates, and of the one epoch that is measured; empty: all.",
         decides=False,
         is_path=True,
     )

@@ -36,11 +36,10 @@ _ABOVE = {
     "index": 2000,
     "retrieve": 1500,
     "train": 1500,
-    "evaluate": 3500,
+    "evaluate": 3350,
     "run": 8150,
     "report": 4500,
     "incident": 1900,
-    "cli": 1950,
 }
 
 

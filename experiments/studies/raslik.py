@@ -1,6 +1,8 @@
 """The program `raslik` with the members of the studies, from a checkout.
 
 python experiments/studies/raslik.py run --flagfile=experiments/studies/sets/flags/toy.flags
+
+It has two commands more: `suite` runs a grid, `choose` takes learning rates by a rule.
 """
 
 import pathlib
@@ -20,7 +22,9 @@ def register() -> None:
 
 if __name__ == "__main__":
     register()
-    from raslik_jax.cli import main, suite  # whose flags are those of the members there are
+    from raslik_jax.cli import main  # whose flags are those of the members there are
 
-    suite.PROGRAM[:] = [__file__]
+    main.COMMANDS |= {
+        name: f"experiments.studies.suite.{name}" for name in ("choose", "suite")
+    }
     sys.exit(main.main())

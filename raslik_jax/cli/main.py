@@ -25,7 +25,11 @@ if __name__ != "__main__":
     flags.disclaim_key_flags()  # --help lists those of the command
 # A command is a module with `Options`, `run`, and perhaps `FLAGS`, their `GROUP`, `WHEN_STOPPED`.
 _HELPERS = ("asking", "command", "main", "setting_flags")
-_COMMANDS = [name for _, name, _ in pkgutil.iter_modules(cli.__path__) if name not in _HELPERS]
+COMMANDS = {
+    name: f"{cli.__name__}.{name}"
+    for _, name, _ in pkgutil.iter_modules(cli.__path__)
+    if name not in _HELPERS
+}
 
 
 def main() -> int:
@@ -38,10 +42,10 @@ def main() -> int:
     if is_help and rest:
         name, rest = rest[0], ["--help"]
     elif is_help:
-        print(f"{__doc__}\ncommands: {', '.join(_COMMANDS)}")
+        print(f"{__doc__}\ncommands: {', '.join(COMMANDS)}")
         return 0
-    name = name.replace("-", "_") if name.replace("-", "_") in _COMMANDS else name
-    if name not in _COMMANDS:
+    name = name.replace("-", "_") if name.replace("-", "_") in COMMANDS else name
+    if name not in COMMANDS:
         print(f"error: {_no_command(name)}", file=sys.stderr)
         return 2
     making.PROGRAM.set(_program(program))
@@ -54,9 +58,9 @@ def main() -> int:
 
 
 def _no_command(name: str) -> str:
-    near = difflib.get_close_matches(name, _COMMANDS, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(name, COMMANDS, n=3, cutoff=0.5)
     got = f"got {shown(name)}, do you mean {' or '.join(near)}?" if near else f"got {shown(name)}"
-    return f"a command must be one of {', '.join(_COMMANDS)}, {got if name else 'got none'}"
+    return f"a command must be one of {', '.join(COMMANDS)}, {got if name else 'got none'}"
 
 
 def _program(called: str) -> str:
@@ -69,7 +73,7 @@ def _program(called: str) -> str:
 
 def start(name: str) -> NoReturn:
     """Runs a command with the arguments of this process."""
-    module = importlib.import_module(f"raslik_jax.cli.{name}")
+    module = importlib.import_module(COMMANDS[name])
     # The text of --help.
     sys.modules["__main__"].__doc__ = module.__doc__
     group = getattr(module, "GROUP", "")

@@ -1,226 +1,35 @@
-"""Which learning rate and epoch a method is measured at: one rule, the same for every strategy.
+"""Reads the file of --unlearn.choice: a learning rate and an epoch for each method."""
 
-The rule sees validation queries only. It takes, of the grid that all strategies went through, the
-point of the smallest mean distance over seeds to R = 1 and F = floor. The floor is the backbone's
-own F, below which lies damage and not forgetting: what is below it counts as at it. A point where
-the model of any seed was judged damaged is skipped.
-"""
-
-import itertools
 import math
-import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from raslik_jax.base.files import check_shape
 from raslik_jax.base.messages import shown
-from raslik_jax.evaluate.judgment import is_damaged
 
-Floor = Literal["backbone", "zero"]
-
-
-class Candidate(NamedTuple):
-    """One unlearned model as the validation queries see it: F, R, and F of the backbone.
-
-    Epochs count from 1. One that was judged damaged cannot be chosen. Without a model before
-    fine-tuning there is no F of a backbone.
-    """
-
-    strategy: str
-    algorithm: str
-    learning_rate: float
-    epoch: int
-    seed: int
-    forget: float
-    retain: float
-    backbone_forget: float | None
-    is_damaged: bool = False
+_SHAPE = {"strategy": str, "algorithm": str, "learning_rate": float, "epoch": int}
 
 
 class Choice(NamedTuple):
-    """Where one strategy is measured under one algorithm, and its mean distance there.
+    """The point at which one strategy is measured under one algorithm. Epochs count from 1."""
 
-    `at_edge` names ends of the grid that it lies at, `skipped` counts points of damaged models.
-    """
-
-    strategy: str
-    algorithm: str
     learning_rate: float
     epoch: int
-    distance: float
-    at_edge: tuple[str, ...]
-    skipped: int = 0
-
-
-# Of one choice in a file.
-_SHAPE = {
-    **{"strategy": str, "algorithm": str, "learning_rate": float, "epoch": int},
-    **{"distance": float, "at_edge": [str], "skipped?": int},
-}
-# Learning rate and epoch.
-_Point = tuple[float, int]
-
-
-def distance(candidate: Candidate, *, floor: Floor = "backbone") -> float:
-    """Returns the distance to R = 1 and F = floor; an F below the floor counts as at it."""
-    least = candidate.backbone_forget if floor == "backbone" else 0.0
-    if least is None:
-        must = "must be zero for runs without a model before fine-tuning, got backbone"
-        raise ValueError(f"--floor {must}: give --floor=zero")
-    return math.hypot(1.0 - candidate.retain, max(candidate.forget - least, 0.0))
-
-
-def choose(candidates: Sequence[Candidate], *, floor: Floor = "backbone") -> tuple[Choice, ...]:
-    """Returns the learning rate and epoch of every strategy and algorithm, by the one rule.
-
-    Ties go to the smaller learning rate, then to the earlier epoch: the smaller change. Floor
-    "zero" is the paper's ideal point.
-    """
-    if not candidates:
-        raise ValueError("a choice must have validation results to choose from, got none")
-    by_method: dict[str, dict[str, dict[tuple[_Point, int], float]]] = {}
-    for candidate in candidates:
-        group = by_method.setdefault(candidate.algorithm, {})
-        own = group.setdefault(candidate.strategy, {})
-        tried = (candidate.learning_rate, candidate.epoch), candidate.seed
-        if tried in own:
-            must = f"each validation run must be named once, got {candidate} twice"
-            raise ValueError(f"{must}: leave one out")
-        own[tried] = math.inf if candidate.is_damaged else distance(candidate, floor=floor)
-    choices: list[Choice] = []
-    for algorithm, group in by_method.items():
-        tried_by_any = set().union(*group.values())
-        points, seeds = (sorted(set(axis)) for axis in zip(*tried_by_any, strict=True))
-        for strategy, own in group.items():
-            missing = sorted(set(itertools.product(points, seeds)) - own.keys())
-            if missing:
-                (rate, epoch), seed = missing[0]
-                raise ValueError(
-                    f"{strategy} with {algorithm} must be tried at every point, got {len(missing)} "
-                    f"without, such as learning rate {rate}, epoch {epoch}, seed {seed}"
-                )
-            means = {
-                point: statistics.fmean(own[point, seed] for seed in seeds) for point in points
-            }
-            choices.append(_choose_point(strategy, algorithm, means))
-    return tuple(choices)
-
-
-def _choose_point(strategy: str, algorithm: str, distances: Mapping[_Point, float]) -> Choice:
-    best = min(distances, key=lambda point: (distances[point], point))
-    skipped = sum(math.isinf(value) for value in distances.values())
-    if skipped == len(distances):
-        raise ValueError(
-            f"{strategy} with {algorithm} must not be damaged to be chosen, got damage at all "
-            f"{skipped} points of the grid: try lower learning rates"
-        )
-    rates, epochs = ({point[axis] for point in distances} for axis in (0, 1))
-    edges = []
-    if len(rates) > 1 and best[0] in (min(rates), max(rates)):
-        edges.append("smallest learning rate" if best[0] == min(rates) else "largest learning rate")
-    if len(epochs) > 1 and best[1] == max(epochs):
-        edges.append("last epoch")
-    return Choice(strategy, algorithm, *best, distances[best], tuple(edges), skipped)
-
-
-def check_settings(settings: Mapping[str, Any], *, run: str) -> None:
-    """Refuses a run whose stored settings leave out what the rule reads; `run` names it."""
-    evaluate = settings["evaluate"]
-    if evaluate["reference"] != "finetuned":  # R = 1 and the backbone's F are ends of this alone
-        raise ValueError(
-            "runs to choose from must be compared with the fine-tuned model's answers, "
-            f"{run} has --evaluate.reference={evaluate['reference']}: leave it out"
-        )
-    if not evaluate["perplexity_examples"]:
-        raise ValueError(
-            "runs to choose from must be measured with likelihoods, without which most damage is "
-            f"not seen, {run} has --evaluate.perplexity_examples=0: leave it out"
-        )
-    if share := settings["retrieve"].get("held_out"):
-        raise ValueError(
-            "runs to choose from must be measured on validation queries, "
-            f"{run} is measured on training rows by --retrieve.held_out={share}: leave it out"
-        )
-
-
-def candidates_of(metrics: Mapping[str, Any]) -> list[Candidate]:
-    """Returns the candidates of a validation run, from its metrics.json.
-
-    A ValueError where it was measured on other queries, without what the rule reads, or at rates
-    that were chosen.
-    """
-    split = metrics["corpus"]["query_split"]
-    run = f"{shown(metrics['name'])} with seed {metrics['seed']}"
-    check_settings(metrics["settings"], run=run)
-    if split != "validation":
-        raise ValueError(
-            f"runs to choose from must be measured on validation queries, {run} was measured on "
-            f"{split} queries: run it with --references.query_split=validation"
-        )
-    if metrics.get("chosen"):  # its rates are those of a choice, and not of its settings
-        raise ValueError(f"{run} must be made without --unlearn.choice, to be chosen from")
-    for kind in ("target", "normal"):
-        if not metrics["corpus"][f"{kind}_queries"]:
-            raise ValueError(
-                f"runs to choose from must have target and normal queries, {run} has no {kind} "
-                "queries: add some to its validation queries"
-            )
-    return [
-        Candidate(
-            strategy=entry["strategy"],
-            algorithm=entry["algorithm"],
-            learning_rate=metrics["settings"]["unlearn"][entry["algorithm"]]["learning_rate"],
-            epoch=entry["epoch"],
-            seed=metrics["seed"],
-            forget=entry["forget"]["mean"],
-            retain=entry["retain"]["mean"],
-            backbone_forget=metrics["backbone"]["forget"]["mean"]
-            if "backbone" in metrics
-            else None,
-            is_damaged=is_damaged(entry),
-        )
-        for entry in metrics["methods"]
-    ]
-
-
-def to_json(choices: Sequence[Choice], *, floor: Floor) -> dict[str, Any]:
-    """Returns the content of a choice file, which --unlearn.choice reads."""
-    return {
-        "rule": {
-            "floor": floor,
-            "text": "smallest mean distance over seeds to R = 1 and F = floor on validation "
-            "queries, without points where a model is damaged; ties to the smaller learning rate, "
-            "then to the earlier epoch",
-        },
-        "choices": [choice._asdict() | {"at_edge": list(choice.at_edge)} for choice in choices],
-    }
 
 
 def from_json(value: Mapping[str, Any], *, origin: str) -> dict[tuple[str, str], Choice]:
-    """Returns the choices by (strategy, algorithm) of a choice file, whose name is `origin`."""
+    """Returns the choices by (strategy, algorithm) of a file, whose name is `origin`."""
     check_shape(value, {"choices": [_SHAPE]}, origin)
     choices: dict[tuple[str, str], Choice] = {}
     for entry in value["choices"]:
-        found = Choice(**{name: entry[name] for name in Choice._fields if name in entry})
-        found = found._replace(at_edge=tuple(found.at_edge))
-        method = f"{shown(found.strategy)} with {shown(found.algorithm)}"
+        method = entry["strategy"], entry["algorithm"]
+        found, name = Choice(entry["learning_rate"], entry["epoch"]), shown(" with ".join(method))
         if not 0 < found.learning_rate < math.inf or found.epoch < 1:
             raise ValueError(
-                f"{method} in {origin} must have a learning rate above 0 and an epoch from 1, got "
+                f"{name} in {origin} must have a learning rate above 0 and an epoch from 1, got "
                 f"{shown(found.learning_rate)} and {shown(found.epoch)}: make the file again"
             )
-        if (found.strategy, found.algorithm) in choices:
-            raise ValueError(f"{method} must have one choice in {origin}: make the file again")
-        choices[found.strategy, found.algorithm] = found
+        if method in choices:
+            raise ValueError(f"{name} must have one choice in {origin}: make the file again")
+        choices[method] = found
     return choices
-
-
-def describe(choices: Sequence[Choice]) -> str:
-    """Returns one line per choice, for the terminal."""
-    return "\n".join(
-        f"{found.algorithm:<8} {found.strategy:<18} learning rate {found.learning_rate:<8.3g} "
-        f"epoch {found.epoch}  distance {found.distance:.3f}"
-        + (f"  at the edge of the grid: {', '.join(found.at_edge)}" if found.at_edge else "")
-        + (f"  damaged points skipped: {found.skipped}" if found.skipped else "")
-        for found in choices
-    )

@@ -1,6 +1,6 @@
 """Runs a grid of experiments, each once, and makes one report.
 
-  raslik suite --out=runs/seeds --flagfiles=experiments/flags/demo.flags --seeds=0,1,2
+  python experiments/studies/raslik.py suite --out=runs/seeds --flagfiles=experiments/flags/demo.flags --seeds=0,1,2
 
 Every flag file is run with every seed, and with every value of each --vary:
 
@@ -15,7 +15,7 @@ The same command goes on where it stopped.
 
 With --choose the grid is measured on validation queries (without TOFU's questions, which the rule
 does not read), one learning rate and epoch is chosen from it for each strategy and algorithm by the
-rule of `raslik choose`, and what was chosen is then measured on the test queries, once: nothing is
+rule of `raslik.py choose`, and what was chosen is then measured on the test queries, once: nothing is
 trained again for that.
 
 --out holds runs/<cell>, logs/<cell>.log, choice-<flag file>.json, suite.json (state of every cell),
@@ -33,20 +33,20 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from experiments.studies.suite import choice, choose
 from raslik_jax.base import settings as settings_lib
 from raslik_jax.base.files import write_json, write_text
 from raslik_jax.base.messages import shown, some_of
 from raslik_jax.base.settings import Settings, setting
-from raslik_jax.cli import choose, setting_flags
+from raslik_jax.cli import setting_flags
 from raslik_jax.cli import run as run_command
 from raslik_jax.config import Config, to_json
-from raslik_jax.evaluate import choice
 from raslik_jax.report import facts, page, published, results, tables
 from raslik_jax.run import artifacts
 from raslik_jax.run.workdir import locked
 
-# The program that runs a cell; one with members of its own puts itself here.
-PROGRAM = ["-m", "raslik_jax.cli.main"]
+# The program that runs a cell: with the members of the studies.
+PROGRAM = [str(pathlib.Path(__file__).resolve().parents[1] / "raslik.py")]
 WHEN_STOPPED = "stopped; the same command goes on from here"
 # What the suite itself decides of every run.
 _OWN_FLAGS = {"seed": "give --seeds", "update": "give --update", "dry_run": "give --dry_run"}
@@ -178,7 +178,7 @@ def run_process(arguments: Sequence[str], log: pathlib.Path) -> int:
     """
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     # A run finds the package where this process did, installed or not.
-    places = [str(pathlib.Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+    places = [str(pathlib.Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, places))}
     try:
         with (

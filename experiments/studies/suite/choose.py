@@ -1,7 +1,7 @@
 """Chooses learning rate and epoch on validation queries, by one rule for all strategies.
 
-  raslik choose --runs=runs/v-1e-5,runs/v-3e-5,runs/v-1e-4 --output=choice.json
-  raslik run ... --references.query_split=test --unlearn.choice=choice.json
+  raslik.py choose --runs=runs/v-1e-5,runs/v-3e-5,runs/v-1e-4 --output=choice.json
+  raslik.py run ... --references.query_split=test --unlearn.choice=choice.json
 
 The runs differ in learning rate (and seed) and were measured with
 --references.query_split=validation. For each algorithm and strategy the pair of learning rate and
@@ -15,7 +15,7 @@ Refused are runs without the likelihoods that damage is judged by
 model, runs that make their queries of training rows (--retrieve.held_out), and runs without target
 or normal queries.
 
---floor=zero takes the paper's ideal point. `raslik suite --choose` does all of this for a grid.
+--floor=zero takes the paper's ideal point. `raslik.py suite --choose` does all of this for a grid.
 """
 
 import dataclasses
@@ -24,10 +24,11 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from experiments.studies.suite import choice
 from raslik_jax.base.files import read_json, write_json
 from raslik_jax.base.messages import one_line, shown
 from raslik_jax.base.settings import Settings, setting
-from raslik_jax.evaluate import choice
+from raslik_jax.evaluate.choice import from_json
 from raslik_jax.run import written
 from raslik_jax.run.artifacts import read_metrics
 from raslik_jax.run.workdir import differing_fields
@@ -76,7 +77,7 @@ def check_output(output: pathlib.Path) -> None:
     if not os.path.lexists(output):
         return
     try:
-        choice.from_json(read_json(output), origin=str(output))
+        from_json(read_json(output), origin=str(output))
     except ValueError:
         name = shown(str(output), 160)
         raise ValueError(f"--output must be new or an earlier choice, got {name}") from None

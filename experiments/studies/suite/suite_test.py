@@ -17,8 +17,8 @@ import tiny
 from absl.testing import absltest
 from waiting import wait_until
 
+from experiments.studies.suite import suite
 from raslik_jax.base.files import read_json, write_json
-from raslik_jax.cli import suite
 from raslik_jax.run import artifacts
 
 _DEMO = "experiments/flags/demo.flags"
@@ -33,7 +33,7 @@ _TINY = "\n".join(
 
 
 def _suite(*arguments):
-    return tiny.run_command("suite", *arguments)
+    return tiny.run_script("experiments/studies/raslik.py", "suite", *arguments)
 
 
 def _options(out, *flagfiles, **options):
