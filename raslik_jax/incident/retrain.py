@@ -7,7 +7,7 @@ from typing import Any
 
 from raslik_jax.base.files import read_json
 from raslik_jax.base.messages import some_of
-from raslik_jax.base.settings import setting
+from raslik_jax.base.settings import Settings, setting
 from raslik_jax.config import Config, config_from_json
 from raslik_jax.data.contents import Conversation
 from raslik_jax.data.read.formats import parse_fields, read_examples
@@ -19,11 +19,12 @@ from raslik_jax.train import recipe
 from raslik_jax.train.objectives import RetrainSettings
 
 ALGORITHM = "retrain"
+_NAMES = [f"unlearn.{ALGORITHM}.{field.name}" for field in dataclasses.fields(RetrainSettings)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RetrainOptions(UnlearnOptions):
-    """Which run goes on, by which recipe, and what it leaves."""
+class RecipeOptions(Settings):
+    """By which recipe an adapter is trained."""
 
     recipe: tuple[str, ...] = setting(
         (),
@@ -34,6 +35,11 @@ class RetrainOptions(UnlearnOptions):
     approximate: bool = setting(
         False, "Train also if the recipe names what this program cannot repeat."
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RetrainOptions(RecipeOptions, UnlearnOptions):
+    """Which run goes on, by which recipe, and what it leaves."""
 
 
 def retrain(options: RetrainOptions | None = None, **named: Any) -> UnlearnResult:
@@ -57,6 +63,22 @@ def retrain(options: RetrainOptions | None = None, **named: Any) -> UnlearnResul
         pathlib.Path(options.run) / "config.json", dict, mend="give the folder of a trace"
     )
     config = config_from_json(recorded)
+    settings = read_settings(config, options, options.settings)
+    given = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    kept = {field.name for field in dataclasses.fields(UnlearnOptions)}
+    given = {name: value for name, value in given.items() if name in kept}
+    given["settings"] = {**settings, "unlearn.algorithms": (ALGORITHM,)}
+    return unlearn(UnlearnOptions(**given))
+
+
+def read_settings(
+    config: Config, options: RecipeOptions, given: Mapping[str, Any], *, is_needed: bool = False
+) -> dict[str, Any]:
+    """Returns the settings of training a run's adapter again, all by dotted name, and prints them.
+
+    Values that are `given` replace those of the recipe. With `is_needed` a recipe that no file and
+    no value gives is refused.
+    """
     if not config.backbone.adapter:
         raise ValueError("--run must be a trace of an adapter to train it again: trace with one")
     train_file(config)  # refuses a run that is no trace
@@ -78,21 +100,22 @@ def retrain(options: RetrainOptions | None = None, **named: Any) -> UnlearnResul
             f"the recipe must be one that this program can repeat, it has {listed}: train with "
             "your trainer on the cleaned file, or pass --approximate to leave this out"
         )
+    if is_needed and not found.settings and not any(name in given for name in _NAMES):
+        raise ValueError(
+            "the recipe of the adapter must be known, no file next to it says how it was trained: "
+            "give --recipe, or settings as --unlearn.retrain.NAME"
+        )
     values = {name: _resolved(config, name, value) for name, value in found.settings.items()}
     # All of them, so that nothing of an earlier training of this run is left.
     plain = dataclasses.asdict(RetrainSettings())
     settings = {f"unlearn.{ALGORITHM}.{name}": value for name, value in (plain | values).items()}
-    settings |= options.settings
+    settings |= given
     steps, epochs = (f"unlearn.{ALGORITHM}.{name}" for name in ("steps", "epochs"))
-    if epochs in options.settings and steps not in options.settings:
+    if epochs in given and steps not in given:
         settings[steps] = 0  # a number of steps would decide in place of the epochs that are given
     if processes.is_first():
         print(*_lines(folder, found, values, settings), sep="\n", flush=True)
-    given = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
-    kept = {field.name for field in dataclasses.fields(UnlearnOptions)}
-    given = {name: value for name, value in given.items() if name in kept}
-    given["settings"] = {**settings, "unlearn.algorithms": (ALGORITHM,)}
-    return unlearn(UnlearnOptions(**given))
+    return settings
 
 
 def _resolved(config: Config, name: str, value: recipe.Value) -> Any:
