@@ -91,13 +91,17 @@ check: $(VENV)/.installed-parity .venv-gpu browser docs
 	$(BIN)/python -m pytest -q -rs -m heavy -n $(WORKERS) --dist worksteal --durations=15
 
 # Records again what the tests hold the program's texts to, and the sizes of the rooms in docs/house.md.
-.PHONY: snapshots house
+.PHONY: snapshots house tables
 snapshots: $(VENV)/.installed-dev
 	rm -rf tests/snapshots
 	RASLIK_RECORD_SNAPSHOTS=1 $(BIN)/python -m pytest -q -m "" $$(grep -rl "^from snapshots" tests --include='*_test.py')
 
 house: $(VENV)/.installed-dev
 	$(BIN)/python tests/house_test.py
+
+# Writes the tables of the studies again, in docs/studies and beside the stored results.
+tables: $(VENV)/.installed-dev
+	$(BIN)/python experiments/studies/pages.py
 
 clean:
 	rm -rf $(VENV) .venv-gpu build site *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,19 +1,31 @@
-"""Tables in the pages of the studies are those of the stored results."""
+"""Tables of the studies are those of the stored results, and pages are short."""
 
 import functools
 import pathlib
 
 import pytest
 
-from experiments.studies.geometry import page as geometry
+from experiments.studies import pages
 from experiments.studies.sets import report as sets
-from experiments.studies.theorem import page as theorem
 from raslik_jax.report import results
 from raslik_jax.report.tables import render_markdown
 from raslik_jax.run.artifacts import read_metrics
 
-_REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
-_STORED = _REPOSITORY / "experiments" / "studies"
+
+@pytest.mark.parametrize("name", pages.PAGES)
+def test_a_page_is_short_and_has_the_tables_of_the_stored_results(name):
+    text = pages.page_path(name).read_text("utf-8")
+    assert len(text.splitlines()) <= 120
+    assert text == pages.make_page(name), "run `make tables`"
+
+
+@pytest.mark.study
+@pytest.mark.parametrize("name", pages.PAGES)
+def test_all_tables_of_a_study_are_those_of_the_stored_results(name):
+    assert pages.tables_path(name).read_text("utf-8") == pages.make_tables(name)
+
+
+_STORED = pathlib.Path(pages.__file__).parent
 
 
 def _of_sets(folder):
@@ -35,8 +47,6 @@ def _of_runs(*names):
 _MADE = {
     "sets": ("sets", functools.partial(_of_sets, sets.HERE)),
     "sets_smollm2": ("sets_smollm2", functools.partial(_of_sets, sets.HERE / "smollm2")),
-    "geometry": ("geometry", lambda: geometry.page_tables(geometry.read_paths()).values()),
-    "theorem": ("theorem", lambda: theorem.page_tables().values()),
     "seed 0": ("smollm2", functools.partial(_of_runs, "seed-0/test")),
     "seed 1": ("smollm2", functools.partial(_of_runs, "seed-1/test")),
     "seeds": ("smollm2", functools.partial(_of_runs, "seed-0/test", "seed-1/test")),
@@ -47,7 +57,7 @@ _MADE = {
 @pytest.mark.parametrize("name", _MADE)
 def test_tables_are_those_of_the_stored_results(name):
     page, make = _MADE[name]
-    text = (_REPOSITORY / "docs" / "studies" / f"{page}.md").read_text()
+    text = pages.page_path(page).read_text()
     tables = [*make()]
     assert tables
     for table in tables:

@@ -1,4 +1,4 @@
-"""How studies run, join the records of their runs, and print them as sections of tables."""
+"""Runs of studies, the records joined over them, and their tables in Markdown."""
 
 import math
 import pathlib
@@ -94,3 +94,21 @@ def section(
     )
     table = tables.render_markdown(tables.Table(tuple(columns), rows))
     return "\n\n".join(part for part in (f"## {title}", text, table) if part)
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Returns a table of finished cells in Markdown, all columns but the first to the right."""
+    lines = [head, ["---"] + ["--:"] * (len(head) - 1), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def read_reported(folder: pathlib.Path) -> dict[str, Callable[[], str]]:
+    """Returns makers of the tables in reported.json of a folder, by name.
+
+    These cells were printed by a command whose results are not stored.
+    """
+    stored = read_json(folder / "reported.json")["tables"]
+    return {
+        name: lambda table=table: markdown_table(table["head"], table["rows"])
+        for name, table in stored.items()
+    }

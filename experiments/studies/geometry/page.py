@@ -2,14 +2,15 @@
 
   python experiments/studies/geometry/page.py --out=docs
 
-Writes geometry.png, and prints the tables. `--store=FILE` copies a results.npz here first.
+The command writes geometry.png. `--store=FILE` copies a results.npz to this folder first.
+`make tables` writes the tables.
 """
 
 import dataclasses
 import pathlib
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from jaxtyping import Float
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
 from experiments.studies.geometry.measure import HERE, KINDS, PREDICTORS, RATES, RETAIN, STEPS
+from experiments.studies.reports import markdown_table
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command
 
@@ -126,11 +128,6 @@ def _known(paths: Sequence[Path], predictor: str, step: int) -> bool:
     return bool(np.isfinite(paths[0].found[predictor][STEPS.index(step)]).all())
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] + ["--:"] * (len(head) - 1), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def _cell(found: tuple[float, float, float]) -> str:
     return "{:.2f} [{:.2f}, {:.2f}]".format(*found)
 
@@ -146,7 +143,7 @@ def predictor_table(paths: Sequence[Path], statistic: Any, kind: str) -> str:
             for step in STEPS
         ]
         rows.append([predictor, *cells])
-    return _table(["predictor", *(f"{step} steps" for step in STEPS)], rows)
+    return markdown_table(["predictor", *(f"{step} steps" for step in STEPS)], rows)
 
 
 def objective_table(paths: Sequence[Path], step: int, predictors: Sequence[str]) -> str:
@@ -160,7 +157,7 @@ def objective_table(paths: Sequence[Path], step: int, predictors: Sequence[str])
             mean = np.mean([one.found["measured"][STEPS.index(step), part] for one in own])
             cells = [_cell(judge(own, correlation, name, step, kind)) for name in predictors]
             rows.append([f"{objective}, {kind}", f"{mean:.3f}", *cells])
-    return _table([f"objective, rows, {step} steps", "nats", *predictors], rows)
+    return markdown_table([f"objective, rows, {step} steps", "nats", *predictors], rows)
 
 
 def draw_correlations(paths: Sequence[Path], stem: pathlib.Path) -> None:
@@ -189,34 +186,71 @@ def draw_correlations(paths: Sequence[Path], stem: pathlib.Path) -> None:
     drawing.save_figure(draw(), stem)
 
 
-def page_tables(paths: Sequence[Path]) -> Mapping[str, str]:
-    """Returns the tables of the page by title."""
-    low = of_rates(paths, 0)
-    found = {f"correlation, {kind}": predictor_table(low, correlation, kind) for kind in KINDS}
-    found["slope, queries"] = predictor_table(low, slope, KINDS[0])
+# Predictors of the summary, as the page names them.
+_SUMMARY = {
+    "gradient at the start": "sets, start",
+    "gradient and curvature at the start": "sets, curved",
+    "gradient after 16 steps": "sets, late",
+    "gradients at five points of the path": "sets, path",
+    "trial of 16 steps, without a gradient": "trial",
+}
+
+
+def summary_table(paths: Sequence[Path]) -> str:
+    """Returns the correlations of the page: five predictors, three kinds of rows, both rates."""
+    low, high = of_rates(paths, 0), of_rates(paths, 1)
+    columns: dict[str, tuple[Sequence[Path], int, str]] = {
+        "queries, 16 steps": (low, 16, KINDS[0]),
+        **{f"{kind}, 64 steps": (low, 64, kind) for kind in KINDS},
+        f"{KINDS[0]}, 64 steps, higher rates": (high, 64, KINDS[0]),
+    }
+    rows = [
+        [
+            title,
+            *(
+                _cell(judge(part, correlation, name, step, kind))
+                if _known(part, name, step)
+                else "-"
+                for part, step, kind in columns.values()
+            ),
+        ]
+        for title, name in _SUMMARY.items()
+    ]
+    return markdown_table(["prediction", *columns], rows)
+
+
+def page_tables() -> Mapping[str, Callable[[], str]]:
+    """Returns what makes the tables of the study, by name."""
+    paths = read_paths()
+    low, high = of_rates(paths, 0), of_rates(paths, 1)
+    drawn = [one for one in paths if one.retain == RETAIN[1]]
     shown = ("sets, start", "sets, late", "sets, path", "trial", "way, path")
-    found["by objective"] = objective_table(low, STEPS[-1], shown)
-    high, drawn = of_rates(paths, 1), [one for one in paths if one.retain == RETAIN[1]]
-    found["correlation, queries, higher rates"] = predictor_table(high, correlation, KINDS[0])
-    found["slope, queries, higher rates"] = predictor_table(high, slope, KINDS[0])
-    found["by objective, higher rates"] = objective_table(high, STEPS[-1], shown)
-    found["random retain sets"] = objective_table(drawn, STEPS[-1], shown)
-    return found
+
+    def predictors(part: Sequence[Path], statistic: Any, kind: str) -> Callable[[], str]:
+        return lambda: predictor_table(part, statistic, kind)
+
+    def objectives(part: Sequence[Path]) -> Callable[[], str]:
+        return lambda: objective_table(part, STEPS[-1], shown)
+
+    return {
+        "summary": lambda: summary_table(paths),
+        **{f"correlation, {kind}": predictors(low, correlation, kind) for kind in KINDS},
+        "slope of measured on predicted, queries": predictors(low, slope, KINDS[0]),
+        "by objective": objectives(low),
+        "correlation, queries, higher rates": predictors(high, correlation, KINDS[0]),
+        "slope, queries, higher rates": predictors(high, slope, KINDS[0]),
+        "by objective, higher rates": objectives(high),
+        "by objective, random retain sets": objectives(drawn),
+    }
 
 
 def main(options: Options) -> None:
-    """Stores what is named, writes the figure, and prints the tables."""
+    """Stores what is named, and writes the figure."""
     if options.store:
         shutil.copyfile(options.store, RESULTS)
     command.require("matplotlib")
-    paths = read_paths()
-    draw_correlations(of_rates(paths, 0), pathlib.Path(options.out) / "geometry")
+    draw_correlations(of_rates(read_paths(), 0), pathlib.Path(options.out) / "geometry")
     (pathlib.Path(options.out) / "geometry.svg").unlink()
-    print(
-        f"{len(paths)} paths: {', '.join(sorted({f'{p.objective} {p.rate:g}' for p in paths}))}\n"
-    )
-    for title, table in page_tables(paths).items():
-        print(f"{title}\n\n{table}\n")
 
 
 if __name__ == "__main__":

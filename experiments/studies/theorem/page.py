@@ -2,9 +2,10 @@
 
   python experiments/studies/theorem/page.py --out=docs
 
-Writes variance.png, averaged.png, slope.png and boundary.png, and prints the tables. results/ has
-the joined results of a run on SmolLM2, whose draws were not kept, and what measure.py leaves of
-planted gradients (variance_draws.json), which --store=FILE copies there.
+The command writes variance.png, averaged.png, slope.png and boundary.png. `make tables` writes the
+tables. results/ has the joined results of a run on SmolLM2, whose draws were not kept. It also has
+the results of planted gradients. `--store=FILE` copies them there from the variance_draws.json that
+measure.py writes.
 """
 
 import dataclasses
@@ -19,6 +20,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
 import numpy as np
 
+from experiments.studies.reports import markdown_table
 from experiments.studies.theorem import report
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command
@@ -99,11 +101,6 @@ def _number(entry: Mapping[str, float] | None) -> str:
     return f"{value:.0f}" if abs(value) >= 9.95 else f"{value:.2f}"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] + ["--:"] * (len(head) - 1), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def _as_stored(entry: Mapping[str, float]) -> str:
     return f"{entry['mean']:g}"
 
@@ -121,7 +118,7 @@ def ratio_table(
         text = first + "".join(f" ({other})" for other in rest if first != tables.NOT_KNOWN)
         cells.setdefault(f"{row['fluctuation']} {row['moved']:g}", {})[row["kernel"]] = text
     rows = [[name, *(found[size] for size in sizes)] for name, found in cells.items()]
-    return _table(["fluctuation", *(f"K = {int(size):,}" for size in sizes)], rows)
+    return markdown_table(["fluctuation", *(f"K = {int(size):,}" for size in sizes)], rows)
 
 
 def size_table(results: Results) -> str:
@@ -142,19 +139,55 @@ def size_table(results: Results) -> str:
         cells = [f"{row['size']:,}", f"{sigma:.4f}", _number(row["slope"])]
         cells += [_number(row["by_noise"]), f"{still[str(row['size'])]['mean']:.1f}"]
         rows.append([*cells, f"{expected:.1f}"])
-    return _table(["K", "sigma", "slope", "1 / (sigma sqrt(2 pi))", "strangers", "expected"], rows)
+    return markdown_table(["K", "sigma", "slope", "1 / (sigma sqrt(2 pi))", "strangers", "expected"], rows)
 
 
-def page_tables() -> dict[str, str]:
-    """Returns the tables of the page by title."""
+def summary_table(found: Mapping[str, Results]) -> str:
+    """Returns the ratios of variances of the page: real gradients, by threshold and by count."""
+    names = {"threshold": "thresholds", "count": "count"}
+    lines = []
+    for rule, title in names.items():
+        whole = ratio_table(found["real"], ("total_ratio",), rule, _as_stored).splitlines()
+        head, rows = whole[0], whole[2:]
+        shown = [row for row in rows if not row.startswith("| isotropic")]
+        lines += [f"| {title} {row}" for row in shown]
+    width = head.count("K = ")
+    return "\n".join([f"| sets cut by {head}", "| --- | --- |" + " --: |" * width, *lines])
+
+
+def near_table(found: Mapping[str, Results]) -> str:
+    """Returns how many rows are within .01 of the thresholds, by raw cosines."""
+    rows = []
+    for name, results in found.items():
+        for row in results.boundary:
+            if row.get("scale", "cosine") != "cosine":
+                continue
+            given = {key.removeprefix("boundary_"): value for key, value in row.items()}
+            ends = [given.get(f"{end}_threshold", given.get(end)) for end in ("forget", "retain")]
+            near = [str(given[f"near_{end}"]) for end in ("forget", "retain")]
+            rows.append([name, str(given["items"]), *(f"{end:.3f}" for end in ends), *near])
+    head = ["gradients", "rows", "forget at", "retain at", "near the first", "near the second"]
+    return markdown_table(head, rows)
+
+
+def page_tables() -> Mapping[str, Callable[[], str]]:
+    """Returns what makes the tables of the study, by name."""
     found = read_results()
     both = ("total_ratio", "error_ratio")
+
+    def ratios(kind: str, names: Sequence[str], rule: str, *number: Any) -> Callable[[], str]:
+        return lambda: ratio_table(found[kind], names, rule, *number)
+
     return {
-        "real, thresholds": ratio_table(found["real"], both, "threshold", _as_stored),
-        "real, count": ratio_table(found["real"], both, "count", _as_stored),
-        "planted, thresholds": ratio_table(found["planted"], both, "threshold"),
-        "planted, averaged": ratio_table(found["planted"], ("averaged_ratio",), "threshold"),
-        "planted, sizes": size_table(found["planted"]),
+        "summary": lambda: summary_table(found),
+        "total variance (and error), real, thresholds": ratios("real", both, "threshold", _as_stored),
+        "total variance (and error), real, count": ratios("real", both, "count", _as_stored),
+        "total variance (and error), planted, thresholds": ratios("planted", both, "threshold"),
+        "variance of the mean over sketches, planted": ratios(
+            "planted", ("averaged_ratio",), "threshold"
+        ),
+        "sizes": lambda: size_table(found["planted"]),
+        "rows within .01 of the thresholds": lambda: near_table(found),
     }
 
 
@@ -168,7 +201,7 @@ def write_figures(folder: pathlib.Path) -> None:
 
 
 def main(options: Options) -> None:
-    """Stores what is named, writes the figures, and prints the tables."""
+    """Stores what is named, and writes the figures."""
     for path in options.store:
         store(pathlib.Path(path))
     command.require("matplotlib")
@@ -178,8 +211,6 @@ def main(options: Options) -> None:
         for figure in FIGURES:
             made = folder / f"{figure}.png"
             (pathlib.Path(options.out) / made.name).write_bytes(made.read_bytes())
-    for title, table in page_tables().items():
-        print(f"{title}\n\n{table}\n")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,82 @@
+"""Writes the tables of the studies again, from the stored results.
+
+  python experiments/studies/pages.py
+
+A study's page.py has `page_tables`, which returns functions that make its tables, by name. All
+tables of a study go to tables.md in its folder. A page of docs/studies has the tables that it
+names between marks. `make tables` runs this command.
+"""
+
+import pathlib
+import re
+import sys
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+_HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(_HERE.parents[1]))
+
+from experiments.studies.behaviors import page as behaviors
+from experiments.studies.geometry import page as geometry
+from experiments.studies.theorem import page as theorem
+from raslik_jax.base.files import write_text
+from raslik_jax.cli import command
+from raslik_jax.report.tables import put_tables
+
+
+class Page(NamedTuple):
+    """A page of docs/studies.
+
+    Attributes:
+      folder: has the stored results, and tables.md.
+      tables: returns functions that make the tables, by name.
+    """
+
+    folder: str
+    tables: Callable[[], Mapping[str, Callable[[], str]]]
+
+
+PAGES = {
+    "behaviors": Page("behaviors", behaviors.page_tables),
+    "geometry": Page("geometry", geometry.page_tables),
+    "theorem": Page("theorem", theorem.page_tables),
+}
+
+
+def page_path(name: str) -> pathlib.Path:
+    """Returns the file of a page."""
+    return _HERE.parents[1] / "docs" / "studies" / f"{name}.md"
+
+
+def tables_path(name: str) -> pathlib.Path:
+    """Returns the file of all tables of a page's study."""
+    return _HERE / PAGES[name].folder / "tables.md"
+
+
+def make_page(name: str) -> str:
+    """Returns a page with the tables that it names, as the stored results have them.
+
+    Raises:
+      KeyError: the page names a table that the study does not make.
+    """
+    text, made = page_path(name).read_text("utf-8"), PAGES[name].tables()
+    named = re.findall(r"<!-- table: ([^>]*) -->", text)
+    return put_tables(text, {one: made[one]() for one in named})
+
+
+def make_tables(name: str) -> str:
+    """Returns all tables of a page's study as one text."""
+    head = f"# Tables of docs/studies/{name}.md\n\n`make tables` writes this file.\n"
+    made = PAGES[name].tables().items()
+    return head + "".join(f"\n## {title}\n\n{table().strip()}\n" for title, table in made)
+
+
+def main() -> None:
+    """Writes all pages and all files of tables."""
+    for name in PAGES:
+        write_text(page_path(name), make_page(name))
+        write_text(tables_path(name), make_tables(name))
+
+
+if __name__ == "__main__":
+    command.start(main)
