@@ -106,7 +106,7 @@ class QuickstartTest(absltest.TestCase):
         self.assertEqual(before["traced"], before["output"])
         summary = json.loads((root / "retrieve" / "raslik" / "summary.json").read_text())
         # 37 of the 44 rows to forget are targets. The earlier noise band found fewer targets at a
-        # precision of .89 (docs/notes/run.md, "What is found").
+        # precision of .89 (docs/notes/run.md, "The quickstart").
         self.assertGreater(summary["precision"], 0.8)
         story = quickstart.read_story(root)
         howdy = [row.example_id for row in story.target if row.is_target]

@@ -38,7 +38,7 @@ from raslik_jax.sketch.loss import example_loss
 Sketch = Callable[[batches.Batch], gradients.Sketches]
 
 # Operations that are done while a program is compiled: on a CPU 4.5 s at 1e11 a second, as measured
-# (docs/notes/sketch.md); on a GPU 20 s at 2e14, by estimate.
+# (docs/notes/data.md); on a GPU 20 s at 2e14, by estimate.
 _PROGRAM_OPERATIONS = {"cpu": 4.5e11}
 _PROGRAM_OPERATIONS_ELSEWHERE = 4e15
 
