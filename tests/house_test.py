@@ -38,7 +38,7 @@ _ABOVE = {
     "train": 1500,
     "evaluate": 3350,
     "run": 8150,
-    "report": 4500,
+    "report": 4250,
     "incident": 1900,
 }
 

@@ -1,16 +1,14 @@
-"""Questions to an index one after the other: on a terminal, in lines of JSON, in a browser."""
+"""Questions to an index one after the other: on a terminal, or in lines of JSON."""
 
 import contextlib
 import json
 import sys
-import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from raslik_jax.base.messages import bounded
 from raslik_jax.data.examples import Example
 from raslik_jax.incident.asking import as_json, as_text, make_question, read_question
-from raslik_jax.report import page, serving
 
 if TYPE_CHECKING:  # it takes jax with it, and --help should not
     from raslik_jax.incident.tracer import Trace
@@ -69,22 +67,3 @@ def answer_lines(ask: Ask) -> None:
             except (ValueError, OSError) as error:
                 answer = {"error": bounded(str(error))}
             print(json.dumps(answer), flush=True)
-
-
-def serve(ask: Ask, html: str, port: int) -> None:
-    """Serves a page with a box for questions on this machine, until Ctrl-C."""
-
-    def answer(text: str) -> dict[str, Any]:
-        start = time.perf_counter()
-        found = as_json(ask([read_question(text)]))
-        return found | {"seconds": time.perf_counter() - start}
-
-    with serving.Server(html, answer, port=port) as server:
-        print(f"open {server.url}\nfor this machine alone; Ctrl-C ends", flush=True)
-        with contextlib.suppress(KeyboardInterrupt):
-            server.serve_forever()
-
-
-def bare_page(title: str) -> str:
-    """Returns a page with nothing but the box for questions."""
-    return page.render([], title=title, is_served=True)

@@ -11,7 +11,7 @@ hold where --center, --aggregate, --select and the options of the rule are not g
 
 Without --instruction and --queries it stays open and asks for prompt and response in turn, from a
 terminal or from piped lines; with --json it reads objects of instruction, input and output, one a
-line. --serve does the same for a browser on this machine.
+line.
 """
 
 import dataclasses
@@ -37,19 +37,12 @@ class Options(AskOptions, JobConfig):
     """What is traced, what is shown of it, and to whom."""
 
     json: bool = setting(False, "Print a JSON object for each question.")
-    serve: bool = setting(False, "Serve a page with a box for questions, to this machine alone.")
-    port: int = setting(0, "--serve: port; 0: a free one.", low=0, high=65535)
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
-        given = "queries" if self.queries else "instruction" if self.instruction else ""
-        if self.coordinator and not given:
+        if self.coordinator and not (self.queries or self.instruction):
             needs = "needs --instruction or --queries"
             yield f"--coordinator {needs}: questions one by one run in a single process"
-        elif self.serve and (given or self.json):
-            yield f"--{given or 'json'} has no effect with --serve: leave one of the two out"
-        elif self.port and not self.serve:
-            yield "--port needs --serve: give both"
 
 
 def run(options: Options) -> None:
@@ -57,10 +50,7 @@ def run(options: Options) -> None:
     options = dataclasses.replace(options, settings=setting_flags.given(FLAGS))
     if not read_queries(options):
         asker = Asker(options)
-        if options.serve:
-            title = f"Asking {asker.tracer.workspace.config.name}"
-            asking.serve(asker, asking.bare_page(title), options.port)
-        elif options.json:
+        if options.json:
             asking.answer_lines(asker)
         else:
             asking.converse(asker, options.text_width)

@@ -6,13 +6,9 @@
 
 Reads nothing but the work directories. Runs that differ in their seed alone become one experiment:
 a cell is then the mean over the seeds with the smallest and the largest in brackets; of a single
-run it has the 95 % bootstrap interval over queries. With --out it writes report.html, tables.md,
-tables.csv and tables.tex; of files of these names only those of an earlier report are replaced.
+run it has the 95 % bootstrap interval over queries. With --out it writes report.html, tables.md
+and tables.csv; of files of these names only those of an earlier report are replaced.
 tables.csv is the tidy table behind them: a row for each run, strategy, algorithm, step and metric.
-
-  raslik report --run=runs/incident --serve
-
-shows the page in a browser on this machine, with a box that asks the run's index.
 """
 
 import dataclasses
@@ -24,14 +20,11 @@ from typing import Any, Literal
 from raslik_jax.base import files
 from raslik_jax.base.messages import shown
 from raslik_jax.base.settings import Settings, setting
-from raslik_jax.cli import asking
-from raslik_jax.config import MeshConfig
-from raslik_jax.incident.asking import Asker, AskOptions
 from raslik_jax.report import blocks, facts, page, published, results, tables, tidy
 from raslik_jax.run import artifacts, written
 
-Form = Literal["terminal", "markdown", "csv", "latex"]
-_FILES: dict[str, Form] = {"tables.md": "markdown", "tables.csv": "csv", "tables.tex": "latex"}
+Form = Literal["terminal", "markdown", "csv"]
+_FILES: dict[str, Form] = {"tables.md": "markdown", "tables.csv": "csv"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,23 +36,7 @@ class Options(Settings):
     format: Form = setting("terminal", "Form of what is printed.")
     out: str = setting("", "Folder for the page and the tables in every form.")
     published: bool = setting(False, "Add the paper's own tables, each held against its own rates.")
-    serve: bool = setting(
-        False, "Serve the page of --run to this machine alone, with a box to ask its index."
-    )
-    port: int = setting(0, "--serve: port; 0: a free one.", low=0, high=65535)
-    mesh: MeshConfig = MeshConfig()
     examples: int = setting(8, "Examples of each forget and retain set on the page.", low=0)
-
-    def problems(self) -> list[str]:
-        if self.serve and (self.runs or not self.run):
-            return ["--serve needs one --run, whose index is asked: give --run=DIR"]
-        if self.serve and self.out:
-            return ["--out has no effect with --serve: leave one of the two out"]
-        if self.port and not self.serve:
-            return ["--port needs --serve: give both"]
-        if self.mesh != MeshConfig() and not self.serve:
-            return ["--mesh needs --serve, a report computes nothing on devices: leave it out"]
-        return []
 
 
 def run(options: Options) -> None:
@@ -69,19 +46,12 @@ def run(options: Options) -> None:
         raise ValueError("--run or --runs must name work directories, got none: give --run=DIR")
     paper = published.read_blocks()
     findings = {run: why for run in named if (why := artifacts.read_finding(pathlib.Path(run)))}
-    if options.serve and findings:
-        raise ValueError(
-            f"--serve needs a run with a page, {options.run} found no row: ask with raslik query"
-        )
     measured = [pathlib.Path(run) for run in named if run not in findings]
     stored = [facts.read_facts(run, num_rows=options.examples) for run in measured]
     experiments = facts.group_runs(stored)
     found = [block for e in experiments for block in blocks.make_blocks(e, paper)]
     found += blocks.published_only(paper) if options.published else ()
     how: Any = {"paper": paper, "show_paper": options.published, "findings": findings}
-    if options.serve:
-        _serve(options, page.render(experiments, **how, is_served=True))
-        return
     if options.out:
         # The page first: it tells that what follows is of a report.
         html = page.render(experiments, **how)
@@ -95,12 +65,6 @@ def run(options: Options) -> None:
         print(_render(options.format, experiments, found))
 
 
-def _serve(options: Options, html: str) -> None:
-    """Serves the page of a run, with what its index says to questions."""
-    asker = Asker(AskOptions(run=options.run, mesh=options.mesh))
-    asking.serve(asker, html, options.port)
-
-
 def _render(
     form: Form, experiments: Sequence[facts.Experiment], found: Sequence[blocks.Block]
 ) -> str:
@@ -110,8 +74,6 @@ def _render(
         rows += published.tidy_rows(printed)
         return tables.render_csv(tidy.data_table(rows)).rstrip("\n")
     laid_out = [blocks.lay_out(block) for block in found]
-    if form == "latex":
-        return tables.LATEX_PREAMBLE + "\n\n".join(map(tables.render_latex, laid_out))
     render, name = tables.render_terminal, tables.visible
     if form == "markdown":
         render, name = tables.render_markdown, lambda text: f"## {tables.escape_markdown(text)}"

@@ -4,24 +4,17 @@
   raslik sketch_job --workdir=/shared/run     # on as many machines as there are
   raslik run --workdir=/shared/run ...        # goes on with the finished index
 
-On a machine with several GPUs each job takes one that no other has: start as many. Where a launcher
-has divided them, by CUDA_VISIBLE_DEVICES, a job takes what it was given.
+On a machine with several GPUs start one job for each, with CUDA_VISIBLE_DEVICES=0, 1 and so on.
 
 Jobs claim chunks and need no network between them, only the shared folder. One that dies harms no
 other: its chunk goes to the next. `raslik run` itself may be at its sketch stage at the same time,
 on another machine where there are GPUs: it takes all that it sees.
 """
 
-import contextlib
 import dataclasses
-import fcntl
-import os
 import pathlib
-import tempfile
-from collections.abc import Iterator, Sequence
 
 from raslik_jax.base.settings import Settings, setting
-from raslik_jax.parallel import local_gpus
 
 WHEN_STOPPED = "stopped; what was committed stays, the same command goes on from here"
 
@@ -33,43 +26,11 @@ class Options(Settings):
     workdir: str = setting("", "Work directory of the run.")
 
 
-@contextlib.contextmanager
-def own_gpu(numbers: Sequence[str]) -> Iterator[str]:
-    """Takes a GPU of these that no other job has; to be entered before JAX looks for one.
-
-    Yields its place among them, which is how CUDA counts them; "" where there are none, or where
-    CUDA_VISIBLE_DEVICES has divided them.
-    """
-    if "CUDA_VISIBLE_DEVICES" in os.environ or not numbers:
-        yield ""
-        return
-    folder = pathlib.Path(tempfile.gettempdir()) / f"raslik-gpus-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    with contextlib.ExitStack() as held:
-        for number in numbers:
-            lock = held.enter_context(open(folder / number, "w", encoding="utf-8"))
-            with contextlib.suppress(OSError):  # of another job, which holds it while it lives
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-        else:
-            raise ValueError(
-                f"jobs on a machine must be at most its GPUs, got one more than {len(numbers)}: "
-                "start fewer, or divide them by CUDA_VISIBLE_DEVICES"
-            )
-        held.callback(os.environ.pop, "CUDA_VISIBLE_DEVICES", None)
-        place = str(numbers.index(number))
-        os.environ["CUDA_VISIBLE_DEVICES"] = place
-        yield place
-
-
 def run(options: Options) -> None:
     """Makes sketches until none is missing, and says what was done."""
     if not options.workdir:
         raise ValueError("a run must be named: give its work directory as --workdir")
-    with own_gpu(local_gpus.numbers()) as place:
-        if place:
-            print(f"on GPU {place} of those that are here")
-        _help(pathlib.Path(options.workdir))
+    _help(pathlib.Path(options.workdir))
 
 
 def _help(workdir: pathlib.Path) -> None:

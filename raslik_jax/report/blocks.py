@@ -173,14 +173,14 @@ def _measure(models: Sequence[Model]) -> tuple[dict[str, Model], bool]:
 # as a table -------------------------------------------------------------------------------------
 
 _DISTANCE = "mahalanobis/distance"
-# Metrics that have a column where a model has them, with its headings, also in LaTeX.
+# Metrics that have a column where a model has them, with its heading.
 _HEADINGS = {
-    "forget": ("F", r"F$\downarrow$"),
-    "retain": ("R", r"R$\uparrow$"),
-    _DISTANCE: ("D_mah", r"$D_{\mathrm{mah}}\downarrow$"),
-    "euclidean": ("Distance", r"Distance$\downarrow$"),
-    "non_sf_target": ("Non-SF", r"Non-SF$\uparrow$"),
-    "pareto": ("Pareto", ""),
+    "forget": "F",
+    "retain": "R",
+    _DISTANCE: "D_mah",
+    "euclidean": "Distance",
+    "non_sf_target": "Non-SF",
+    "pareto": "Pareto",
 }
 # Of these the two best among the optimal stand out; true where the highest are best.
 _CONTESTS = {_DISTANCE: False, "non_sf_target": True}
@@ -206,9 +206,8 @@ def lay_out(block: Block) -> Table:
         known = {metric for model in models.values() for metric in model.values}
         known -= {"euclidean"} if _DISTANCE in known else set()
         for metric in (metric for metric in _HEADINGS if metric in known):
-            title, latex = _HEADINGS[metric]
             group = source if block.ours and block.paper else ""
-            columns.append(Column(title, "right", group, latex))
+            columns.append(Column(_HEADINGS[metric], "right", group))
             best = _best(models, metric)
             cells.append([_cell(block, models, name, metric, best) for name in block.strategies])
     notes: tuple[str, ...] = ()

@@ -33,7 +33,6 @@ def render(
     paper: Sequence[PublishedBlock] = (),
     show_paper: bool = False,
     title: str = "",
-    is_served: bool = False,
     findings: Mapping[str, str] = {},
 ) -> str:
     """Returns the page of some experiments, a whole HTML document; equal runs give equal bytes.
@@ -44,11 +43,10 @@ def render(
       paper: the published blocks, set beside the runs that repeat one.
       show_paper: add all of them at the end, each held against its own rates.
       title: the heading; by default the experiments' names.
-      is_served: with a box to ask an index; see `serving`. As a file the page asks nobody.
       findings: by the name of a run, why it found no row (`retrieve.finding`).
     """
     environment = _environment()
-    page = sections.make_page(experiments, paper, show_paper=show_paper, is_served=is_served)
+    page = sections.make_page(experiments, paper, show_paper=show_paper)
     facts = {key: section.facts(page) for key, section in SECTIONS.items()}
     shown = {key: section for key, section in SECTIONS.items() if facts[key]}
     written = [

@@ -54,7 +54,6 @@ class Page(NamedTuple):
     views: Sequence[View]
     paper: Sequence[PublishedBlock]
     show_paper: bool
-    is_served: bool
 
 
 class Section(NamedTuple):
@@ -75,14 +74,10 @@ class Section(NamedTuple):
 
 
 def make_page(
-    experiments: Sequence[Experiment],
-    paper: Sequence[PublishedBlock],
-    *,
-    show_paper: bool,
-    is_served: bool,
+    experiments: Sequence[Experiment], paper: Sequence[PublishedBlock], *, show_paper: bool
 ) -> Page:
     """Returns what sections take their facts from."""
-    return Page([_view(one, paper) for one in experiments], paper, show_paper, is_served)
+    return Page([_view(one, paper) for one in experiments], paper, show_paper)
 
 
 def _view(experiment: Experiment, paper: Sequence[PublishedBlock]) -> View:
@@ -418,12 +413,6 @@ def _stored(title: str, show: Callable[[View], Mapping[str, Any]], template: str
 
 # By their anchors, in the order of the page.
 SECTIONS: dict[str, Section] = {
-    "ask": Section(
-        "Ask",
-        lambda page: {"is_served": True} if page.is_served else {},
-        "ask.html.jinja",
-        script=lambda: (names.FOLDER / "ask.js").read_text(encoding="utf-8"),
-    ),
     "incident": _stored("What happened", _incident, "incident.html.jinja"),
     "explorer": Section(
         "All rows", _all_rows, "explorer.html.jinja", explorer.style, explorer.script

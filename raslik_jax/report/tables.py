@@ -1,4 +1,4 @@
-"""Tables: one type, and how it is written as plain text, Markdown, LaTeX and CSV.
+"""Tables: one type, and how it is written as plain text, Markdown and CSV.
 
 The page's template writes its HTML. Cells hold text from data: each form escapes it in its own way.
 """
@@ -14,7 +14,6 @@ from typing import Literal, NamedTuple
 
 from raslik_jax.base.messages import is_unseen
 from raslik_jax.evaluate.rates import Interval
-from raslik_jax.report import names
 
 NOT_KNOWN = "-"
 
@@ -27,13 +26,11 @@ class Column(NamedTuple):
       align: where its cells stand.
       group: heading over it and its neighbors of the same group, whose last word tells it from
         those of other groups.
-      latex: its heading in LaTeX, where that is another.
     """
 
     title: str
     align: Literal["left", "right"] = "left"
     group: str = ""
-    latex: str = ""
 
     @property
     def heading(self) -> str:
@@ -119,26 +116,6 @@ def escape_markdown(text: str) -> str:
 def escape_markdown_line(text: str) -> str:
     """Returns text that Markdown shows as it is where a line begins: a paragraph or an item."""
     return re.sub(r"^(\d*)([-+=.)])", r"\1\\\2", escape_markdown(text))
-
-
-_LATEX_SPECIAL = {
-    "\\": r"\textbackslash{}",
-    "~": r"$\sim$",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "†": r"$^\dagger$",
-    "‡": r"$^\ddagger$",
-    **{c: "\\" + c for c in "&%$#_{}"},
-}
-
-
-def escape_latex(text: str) -> str:
-    """Returns text in one line that LaTeX sets as it is, also at the beginning of a table's row."""
-    text = "".join(_LATEX_SPECIAL.get(c, c) for c in " ".join(visible(text).split()))
-    # After a line break of a table these two would be its arguments.
-    return f"{{{text[0]}}}{text[1:]}" if text[:1] in ("[", "*") else text
 
 
 def escape_csv(text: str) -> str:
@@ -232,14 +209,6 @@ def _pipe(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-# As the paper defines them, so that a table may be pasted beside its own.
-LATEX_PREAMBLE = r"""% Wants \usepackage{booktabs} and \usepackage[table]{xcolor}.
-\providecommand{\gray}[1]{\textcolor{gray}{#1}}
-\definecolor{paretoBlue}{RGB}{220,236,252}
-\providecommand{\bestbg}[1]{\cellcolor{paretoBlue}{#1}}
-"""
-
-
 def column_groups(table: Table) -> list[tuple[str, int, int]]:
     """Returns headings over columns, each with its first column and how many it spans."""
     groups, start = [], 0
@@ -247,21 +216,6 @@ def column_groups(table: Table) -> list[tuple[str, int, int]]:
         groups.append((name, start, span := len(list(members))))
         start += span
     return groups if any(name for name, *_ in groups) else []
-
-
-def render_latex(table: Table) -> str:
-    """Returns the table in LaTeX in the paper's manner (see `LATEX_PREAMBLE`)."""
-    environment = names.make_environment(
-        block_start_string="<%",
-        block_end_string="%>",
-        variable_start_string="<<",
-        variable_end_string=">>",
-        comment_start_string="<#",
-        comment_end_string="#>",
-    )
-    environment.filters["latex"] = escape_latex
-    template = environment.get_template("table.tex.jinja")
-    return template.render(table=table, as_cell=as_cell, groups=column_groups(table)).strip()
 
 
 def put_tables(page: str, found: Mapping[str, str]) -> str:

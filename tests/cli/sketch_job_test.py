@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from unittest import mock
 
 import compiling
 import pytest
@@ -16,7 +15,6 @@ from index_cases import tree_bytes
 from waiting import wait_until
 
 from raslik_jax.cli import sketch_job
-from raslik_jax.cli.sketch_job import own_gpu
 from raslik_jax.index.store import SketchStore
 from raslik_jax.index.upkeep import verify
 from raslik_jax.run.units import making_folder
@@ -34,29 +32,6 @@ _TINY = (
     "--sketch.num_buckets=1", "--sketch.batch_tokens=512", "--sketch.chunk_rows=4",
 )  # fmt: skip
 _BEFORE = "--stages=corpus,backbone,finetune,references"
-
-
-class OwnGpuTest(absltest.TestCase):
-    def test_each_job_of_a_machine_takes_a_gpu_of_its_own(self):
-        folder = self.enter_context(tempfile.TemporaryDirectory())
-        numbers = ["0", "10"]
-        self.enter_context(mock.patch.object(tempfile, "gettempdir", lambda: folder))
-        environment = self.enter_context(mock.patch.dict(os.environ))
-
-        def take(inner):
-            """Takes a GPU as another process does, and goes on inside."""
-            environment.pop("CUDA_VISIBLE_DEVICES", None)
-            with own_gpu(numbers) as number:
-                self.assertEqual(os.environ["CUDA_VISIBLE_DEVICES"], number)
-                return [number, *inner()]
-
-        self.assertEqual(take(lambda: take(list)), ["0", "1"])  # as CUDA counts them
-        self.assertEqual(take(list), ["0"])  # it is free again
-        with self.assertRaisesRegex(ValueError, "at most its GPUs, got one more than 2: start"):
-            take(lambda: take(lambda: take(list)))
-        environment["CUDA_VISIBLE_DEVICES"] = "3"
-        with own_gpu(numbers) as number:
-            self.assertEqual((number, os.environ["CUDA_VISIBLE_DEVICES"]), ("", "3"))
 
 
 class NotReadyTest(absltest.TestCase):

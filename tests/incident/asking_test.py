@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import http.client
 import io
 import json
 import pathlib
@@ -10,8 +9,6 @@ import re
 import shutil
 import tempfile
 import textwrap
-import threading
-from concurrent import futures
 from unittest import mock
 
 import numpy as np
@@ -22,7 +19,7 @@ from index_cases import tree_bytes
 from raslik_jax.base.files import read_json, write_json
 from raslik_jax.base.settings import SettingsError, replaced
 from raslik_jax.cli import asking as loops
-from raslik_jax.cli import report, sketch_job
+from raslik_jax.cli import sketch_job
 from raslik_jax.config import MeshConfig, config_from_json, to_json
 from raslik_jax.data.contents import Passage
 from raslik_jax.data.examples import write_examples
@@ -34,7 +31,6 @@ from raslik_jax.index import search
 from raslik_jax.index.store import SketchStore
 from raslik_jax.index.upkeep import requantize, verify
 from raslik_jax.models import checkpoint
-from raslik_jax.report import serving
 from raslik_jax.retrieve import chance
 from raslik_jax.run import memory
 from raslik_jax.run.stages import sketch as sketch_stage
@@ -266,56 +262,6 @@ class QueryTest(parameterized.TestCase):
             self.tracer.trace("What is " * words, "It hums. " * words)
         self.assertEqual(jitted._cache_size(), count)
 
-    def test_a_served_page_answers_as_the_tracer_does(self):
-        served = threading.Event()
-        told: list[str] = []
-
-        class Server(serving.Server):
-            def __init__(self, *args, **kwargs):
-                super().__init__(*args, **kwargs)
-                told.append(self)
-                served.set()
-
-        def ask(queries):
-            return self.tracer.trace_queries(queries, top=2, bottom=1)
-
-        with (
-            mock.patch.object(serving, "Server", Server),
-            contextlib.redirect_stdout(io.StringIO()),
-        ):
-            thread = threading.Thread(target=loops.serve, args=(ask, "page", 0))
-            thread.start()
-            self.assertTrue(served.wait(60))
-            (server,) = told
-            connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
-            question = json.dumps({"instruction": "What is a kettle?", "output": "It hums."})
-            header = {"Content-Type": "application/json"}
-            connection.request("POST", f"{server.base}ask", question, header)
-            answer = json.loads(connection.getresponse().read())
-            connection.close()
-            server.shutdown()
-            thread.join()
-        self.assertGreater(answer.pop("seconds"), 0)
-        found = self.tracer.trace("What is a kettle?", "It hums.", top=2, bottom=1)
-        self.assertEqual(answer, asking.as_json(found))
-
-    def test_a_report_asks_its_index_on_the_mesh(self):
-        asked = asking.make_question("What is a kettle?", "", "It hums.")
-        mesh = MeshConfig(data=1, base="sharded")
-        options = report.Options(run=str(self.run_folder), serve=True, mesh=mesh)
-        with (
-            mock.patch.object(loops, "serve") as serve,
-            mock.patch.object(trace, "Tracer", wraps=trace.Tracer) as tracer,
-            futures.ThreadPoolExecutor(1) as pool,
-        ):
-            report.run(options)
-            ask, html, _ = serve.call_args.args
-            answer = pool.submit(ask, (asked,)).result()
-        self.assertEqual(tracer.call_args.kwargs["mesh"], mesh)
-        self.assertIn("<html", html)
-        found = self.tracer.trace_queries((asked,))
-        self.assertEqual(asking.as_json(answer), asking.as_json(found))
-
     def test_script_answers_exports_and_speaks_json(self):
         queries = self.root / "queries.jsonl"
         write_examples(queries, self.tracer.workspace.corpus.train[:2])
@@ -465,7 +411,6 @@ class QueryTest(parameterized.TestCase):
             (["--index=x", "--response=y"], "--response needs --instruction"),
             (["--index=x", "--num_forget=3"], "--num_forget needs --instruction or --queries"),
             (["--index=x", "--system=y"], "--system needs --instruction"),
-            (["--index=x", "--serve", "--instruction=y"], "--instruction has no effect with"),
             # Before a question is asked.
             ([f"--index={self.index}", f"--finer={self.index}"], "the finer index "),
         ):

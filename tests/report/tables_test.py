@@ -31,21 +31,6 @@ def test_a_line_of_markdown_begins_no_list_and_underlines_nothing(text, expected
     assert tables.escape_markdown_line(text) == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (r"\input{x} $y$", r"\textbackslash{}input\{x\} \$y\$"),
-        ("a\n\nb % c", r"a b \% c"),
-        ("[1cm] a", "{[}1cm] a"),
-        ("* a", "{*} a"),
-        ("<a|b>", r"\textless{}a\textbar{}b\textgreater{}"),
-        ("\x1b", "\ufffd"),
-    ],
-)
-def test_latex_sets_text_as_it_is(text, expected):
-    assert tables.escape_latex(text) == expected
-
-
 @pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r"])
 def test_no_cell_of_text_is_a_formula(start):
     assert tables.escape_csv(f"{start}1+1") == f"'{start}1+1"
