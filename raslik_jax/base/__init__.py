@@ -1,1 +1,1 @@
-"""What every room may use: settings, files and messages. This room computes nothing."""
+"""Settings, files and messages for every room. This room computes nothing."""

@@ -1,8 +1,8 @@
-"""Bounded time and memory for what the files of others ask for.
+"""Bounded time and memory for the files of others.
 
-A regular expression, a chat template or a tokenizer of a downloaded model can run for hours, fill
-the memory or end the process. `call` runs a function in a child process that the kernel stops at a
-limit, in C code too and from any thread of the caller. The child stays for the next call.
+A regular expression, a chat template or a tokenizer of a downloaded model can run for hours or fill
+the memory. `call` runs a function in a child process. The kernel stops the child at a limit, also
+in C code and from any thread of the caller. The child stays for the next call.
 """
 
 import contextlib
@@ -74,7 +74,7 @@ def call(
 def match_all(
     pattern: str, texts: Sequence[str], *, what: str, is_whole: bool = True
 ) -> list[tuple[str | None, ...] | None]:
-    """Returns what a regular expression finds in each text, within the limits of `call`.
+    """Returns the matches of a regular expression in each text within the limits of `call`.
 
     Args:
       pattern: one that does not compile is a ValueError.
@@ -98,9 +98,9 @@ def _match_all(
 
 @functools.cache
 def _child(_owner: int) -> "subprocess.Popen[bytes]":
-    """Returns the child of a process, which its number names: a fork gets one of its own.
+    """Returns the child of the process with this number: a fork gets its own child.
 
-    It ends with the process, whose pipe it reads.
+    It ends with the process, because it reads that process's pipe.
     """
     path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path if folder)
     # -P: a module in the current directory takes the place of none.
@@ -114,7 +114,7 @@ def _child(_owner: int) -> "subprocess.Popen[bytes]":
 
 
 def _ask(request: Any) -> tuple[str, Any]:
-    """Returns the kind of the outcome and its value, see `_answer`; or how the child ended."""
+    """Returns the kind of the outcome and its value (see `_answer`), or how the child ended."""
     if _child(os.getpid()).poll() is not None:  # ended by someone else
         _child.cache_clear()
     child = _child(os.getpid())

@@ -1,7 +1,7 @@
-"""Small files in and out: whole or not at all, UTF-8, checked against a shape.
+"""Small files: written whole or not at all, UTF-8, checked against a shape.
 
-Every JSON file that a command reads goes through `read_json`, with the shape that it must have, so
-that a damaged or foreign file is one sentence that names the file and the field.
+Every JSON file that a command reads goes through `read_json` with its required shape. The error for
+a damaged or foreign file is one sentence with the file and the field.
 """
 
 import contextlib
@@ -43,9 +43,9 @@ def _quoted(path: AnyPath) -> str:
 
 @contextlib.contextmanager
 def open_regular(path: AnyPath, *, mend: str = "correct the path") -> Iterator[io.BufferedReader]:
-    """Yields a regular file, opened to read; refuses others (folders, devices, FIFOs)."""
+    """Yields a regular file, opened to read; refuses folders, devices and FIFOs."""
     try:
-        # Asked first: to open a FIFO is to wait for whoever writes to it.
+        # First look at the kind: opening a FIFO waits for a writer.
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise ValueError(f"{_quoted(path)} must be a regular file: give the path of a file")
         with open(path, "rb") as file:
@@ -64,13 +64,13 @@ def read_bytes(path: AnyPath) -> bytes:
 
 
 def read_text(path: AnyPath, *, mend: str = "correct the path") -> str:
-    """Returns the text of a UTF-8 file, whatever the locale; refuses others and missing ones."""
+    """Returns the text of a UTF-8 file in any locale; refuses other and missing files."""
     with open_regular(path, mend=mend) as file:
         return decode_text(file.read(), path)
 
 
 def decode_text(raw: bytes, path: AnyPath) -> str:
-    """Returns the text of a file's bytes, less a byte order mark; refuses what is not UTF-8."""
+    """Returns the text of a file's bytes without a byte order mark; refuses other encodings."""
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -110,7 +110,7 @@ JSON = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_finite, parse
 def parse_json(text: str, origin: str, shape: Shape = object, *, mend: str = "") -> Any:
     """Returns the value of a JSON text; refuses duplicate keys, NaN, Infinity and another shape.
 
-    `mend` says what to do about it, here and below.
+    `mend` says how to mend the file, here and below.
     """
     rest = f": {mend}" if mend else ""
     try:
@@ -146,7 +146,7 @@ def check_shape(value: Any, shape: Shape, origin: str, *, mend: str = "") -> Non
 
 
 def _misfits(value: Any, shape: Shape, field: str) -> Iterator[tuple[str, str]]:
-    """Yields each field that has another shape, and what it must be."""
+    """Yields each field of another shape and what it must be."""
     kind = type(shape) if isinstance(shape, (list, dict)) else shape
     if isinstance(shape, tuple):
         is_right = any(not [*_misfits(value, one, "")] for one in shape)
@@ -201,7 +201,7 @@ _in_use: set[str] = set()
 
 
 def is_temporary(path: AnyPath) -> bool:
-    """Returns whether a path is, or is below, a name that `beside` yields: never a result."""
+    """Returns whether a path is at or below a name that `beside` yields: never a result."""
     return any(map(_OF_ANY.fullmatch, pathlib.PurePath(path).parts))
 
 
@@ -225,9 +225,9 @@ def beside(path: AnyPath) -> Iterator[pathlib.Path]:
 
 
 def clear_left(folder: pathlib.Path, name: str = "", *, is_deep: bool = False) -> None:
-    """Removes what dead processes of this machine have left of `beside` in a folder.
+    """Removes the files of dead processes of this machine that `beside` left in a folder.
 
-    Of one name or of all, and with `is_deep` also below the folder.
+    It looks for one name or for all. With `is_deep` it also looks below the folder.
     """
     # Not glob, which fails where another process removes a folder meanwhile.
     for parent, folders, names in os.walk(folder):
@@ -262,9 +262,9 @@ def remove(path: AnyPath) -> None:
 
 @contextlib.contextmanager
 def replacing(path: AnyPath) -> Iterator[pathlib.Path]:
-    """Yields a path next to the target; the file there replaces the target, or nothing does.
+    """Yields a path next to the target that replaces the target completely or not at all.
 
-    A crash leaves the old file or the new one; links, devices and FIFOs are never replaced.
+    After a crash the old file or the new one is there. Links, devices and FIFOs are never replaced.
     """
     path = pathlib.Path(path)
     if not path.parent.is_dir():
@@ -296,7 +296,7 @@ def restorer(path: AnyPath) -> Callable[[], None]:
 
 
 def check_new(path: AnyPath, name: str) -> None:
-    """Raises a ValueError, by the flag's name, where a file could not be made without replacing."""
+    """Raises a ValueError with the flag's name if a new file would replace something."""
     path = pathlib.Path(path)
     if os.path.lexists(path):
         raise ValueError(f"{name} must name a new file, {_quoted(path)} is there already")
@@ -305,9 +305,9 @@ def check_new(path: AnyPath, name: str) -> None:
 
 
 def check_new_folder(folder: AnyPath) -> None:
-    """Raises a ValueError where a folder holds something, or the path is a link or a file.
+    """Raises a ValueError if a folder is not empty or if the path is a link or a file.
 
-    Or where it is the current directory: another takes its place, and relative paths end.
+    The current directory is refused too: another folder takes its place and relative paths end.
     """
     folder = pathlib.Path(folder)
     if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
@@ -333,7 +333,7 @@ def _is_of_system(error: OSError) -> bool:
 
 
 def sentence_of(error: ValueError | OSError) -> str:
-    """Returns the text of an error, as a sentence also where the system raised it."""
+    """Returns the text of an error as a sentence, also for errors of the system."""
     if not isinstance(error, OSError):
         return str(error)
     if not _is_of_system(error):
@@ -369,7 +369,7 @@ def json_text(path: AnyPath, value: Any) -> str:
 
 
 def sync(*paths: AnyPath) -> None:
-    """Makes files durable, and the names in folders: a rename survives a crash only after this."""
+    """Makes files and the names in folders durable: a rename survives a crash only after this."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         try:

@@ -1,7 +1,7 @@
-"""jax and optax, loaded when first used: families can be listed by tools that compute nothing.
+"""jax and optax, loaded at their first use: tools that compute nothing can list families.
 
-Modules of records (objectives, projections) take them from here, so that settings, help texts and
-reports never wait for jax:
+Modules of records (objectives, projections) import them from here. Settings, help texts and reports
+then never wait for jax:
 
     from raslik_jax.base.lazy import Array, jax, jnp
 """

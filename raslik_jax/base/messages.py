@@ -1,4 +1,4 @@
-"""Text from data, made safe and short for messages, terminals and logs."""
+"""Text from data, made safe and short for messages and logs."""
 
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -8,10 +8,10 @@ MAX_MESSAGE = 300
 
 
 def is_unseen(character: str) -> bool:
-    """Returns whether a character acts instead of being shown; line feed and tab may.
+    """Returns whether a character acts and is not shown; line feed and tab are allowed.
 
-    Of escape sequences, direction marks, line ends of Unicode, lone surrogates. The two joiners
-    are part of words and emoji.
+    Such characters are escape sequences, direction marks, Unicode line ends and lone surrogates.
+    The two joiners are part of words and emoji.
     """
     kind = unicodedata.category(character)
     return kind in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in "\n\t\u200c\u200d"
@@ -25,7 +25,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str, limit: int = 0) -> str:
-    """Returns the text in one printable line, its end "..." beyond the limit; 0 for none."""
+    """Returns the text in one printable line that ends in "..." at the limit; 0 for no limit."""
     line = printable(" ".join(text.split()))
     return line if not limit or len(line) <= limit else line[: limit - 3] + "..."
 
@@ -41,7 +41,7 @@ def shown(value: Any, limit: int = 60) -> str:
 
 
 def some_of(names: Iterable[Any], limit: int = 5, *, quoted: bool = True) -> str:
-    """Returns the first few of many names, and how many more there are."""
+    """Returns the first few of many names and the number of the others."""
     listed = [str(name) for name in names]
     first = [shown(name, 40) if quoted else one_line(name, 160) for name in listed[:limit]]
     text = ", ".join(first)
@@ -49,7 +49,7 @@ def some_of(names: Iterable[Any], limit: int = 5, *, quoted: bool = True) -> str
 
 
 def listed_problems(problems: Sequence[str], mend: str = "") -> str:
-    """Returns as many problems as a message has room for, how many more there are, what to do."""
+    """Returns the problems that fit into a message, the number of others and what to do."""
     rest = f": {mend}" if mend else ""
     text = one_line(problems[0], max(MAX_MESSAGE - len(rest) - 20, 40))
     for number, problem in enumerate(problems[1:], start=1):
@@ -62,10 +62,10 @@ def listed_problems(problems: Sequence[str], mend: str = "") -> str:
 
 
 def bounded(text: str) -> str:
-    """Returns a message that a terminal can show: printable, its middle cut where it is long."""
+    """Returns a printable message that a terminal can show; a long one is cut in the middle."""
     text = printable(text)
     if len(text) <= MAX_MESSAGE:
         return text
-    # What to do stands at the end.
+    # The end of a message says what to do.
     half = (MAX_MESSAGE - 5) // 2
     return f"{text[:half]} ... {text[-half:]}"

@@ -1,4 +1,4 @@
-"""Progress of long work on stderr, with rate and time left."""
+"""Progress of long work on stderr with its rate and the time left."""
 
 import contextlib
 import contextvars
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-# Of a bar's items that are done, of all, and of when it began by time.time, what stands beside it.
+# The text next to a bar: from the items done, all items and the start by time.time.
 Beside = Callable[[int, int, float], str]
 _BESIDE: contextvars.ContextVar[Beside] = contextvars.ContextVar(
     "beside", default=lambda done, total, begin: ""
@@ -16,7 +16,7 @@ _BESIDE: contextvars.ContextVar[Beside] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def telling(beside: Beside) -> Iterator[None]:
-    """Puts a text beside every bar that knows how many items it has."""
+    """Shows a text next to every bar that knows its number of items."""
     token = _BESIDE.set(beside)
     try:
         yield
@@ -25,7 +25,7 @@ def telling(beside: Beside) -> Iterator[None]:
 
 
 class _Lines:
-    """A stream in which each state of a bar is a line of its own, as logs want it."""
+    """A stream that writes each state of a bar as a line of its own, for logs."""
 
     def __init__(self, stream: Any):
         self._stream = stream
@@ -40,14 +40,14 @@ class _Lines:
 
 @functools.cache
 def _bar_class() -> Any:
-    """Returns the kind of bar: tqdm's, imported with the first one."""
+    """Returns the kind of bar: a subclass of tqdm's, imported with the first bar."""
     from tqdm import tqdm
 
     class Bar(tqdm):
-        """A bar whose rate, and so its time left, leaves out the items that `leave_out` names.
+        """A bar whose rate leaves out the items that `leave_out` names.
 
-        The first of a shape compiles, once: as a part of the rate that would be counted again for
-        every item left.
+        The first item of a shape compiles once. A rate that includes it would count the compilation
+        again for every item left.
         """
 
         _left_out, _seconds_out = 0, 0.0
@@ -78,11 +78,11 @@ def say(line: str) -> None:
 def progress(
     items: Iterable[Any] | None, what: str, *, total: int | None = None, unit: str = "step"
 ) -> Any:
-    """Returns the items behind a progress bar; without items, a bar that is moved by its `update`.
+    """Returns the items with a progress bar; without items a bar that `update` moves.
 
-    On a terminal the bar vanishes when the work is done. Elsewhere it is a line every 15 seconds,
-    and work that takes less says nothing. `what` stands in front; empty, for silence. What the
-    bar's `leave_out` is told is no part of its rate.
+    On a terminal the bar vanishes at the end of the work. Elsewhere it is a line every 15 seconds,
+    and short work prints nothing. `what` is the text in front of the bar. An empty text means
+    silence. The items that `leave_out` gets do not count in the bar's rate.
     """
     is_terminal = sys.stderr.isatty()
     return _bar_class()(

@@ -1,8 +1,8 @@
-"""Settings that check themselves: of the stages of a run, and of the members of its families.
+"""Settings that check themselves: of the stages of a run and of the members of its families.
 
-A stage's settings are a `Stage`, a member's own settings are a `Settings` in its record, whose
-values there are the defaults. A field of a stage that chooses members names their family, and the
-settings of the members lie below the stage: `config.unlearn["npo"].beta` is `--unlearn.npo.beta`.
+A stage's settings are a `Stage`. A member's own settings are a `Settings` in its record with the
+defaults as values. A field of a stage that chooses members names their family. The settings of the
+members are below the stage: `config.unlearn["npo"].beta` is `--unlearn.npo.beta`.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from raslik_jax.base.messages import listed_problems, shown
 
 @typing.runtime_checkable
 class Member(Protocol):
-    """What every record of a family has: a title for tables, and its own settings' defaults."""
+    """The fields of every record of a family: a title for tables and its settings' defaults."""
 
     @property
     def title(self) -> str: ...
@@ -29,7 +29,7 @@ class Member(Protocol):
 
 
 Family = Mapping[str, Member]
-# What the Hugging Face hub may call a model: NAME or OWNER/NAME.
+# The names of models on the Hugging Face hub: NAME or OWNER/NAME.
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 _HOLDS: dict[str, Callable[[float, float], bool]] = {
@@ -66,24 +66,24 @@ def setting(
     is_repeated: bool = False,
     auto: str = "",
 ) -> Any:
-    """Returns a dataclass field with its default, its help text and what it may be.
+    """Returns a dataclass field with its default, its help text and its limits.
 
     Args:
       low, high: least and largest value.
       above, below: bounds that are no values themselves.
-      zero_or: least value beside 0.
+      zero_or: least value other than 0.
       divides, multiple_of: field that the value, if not 0, must divide or be a multiple of.
-      choices: what the value, or each item of a list, may be; as a Literal in the type.
-      family: of which the value names a member, or several.
+      choices: allowed values of the field or of each item of a list; as a Literal in the type.
+      family: the family whose member or members the value names.
       decides: whether results depend on it.
-      is_path: whether it names a file or folder, which counts by its content where it is one.
+      is_path: whether it names a file or folder, which counts by its content.
       is_rows: whether a path names rows: a file, several with commas, a pattern, a folder or a hub
-        dataset, of which the files that are read count.
+        dataset. The files that are read count.
       is_hub: whether a path may also be a name on the Hugging Face hub.
-      names: values that name something else, whatever files or folders are called so.
-      parts: the files of a folder that count, where not all in it do.
+      names: values that are never files or folders.
+      parts: the files of a folder that count, if not all do.
       is_repeated: whether the flag of a list is given once for each item.
-      auto: the transformers class of the model that it names, which is then fetched at the start.
+      auto: the transformers class of the named model, which is then fetched at the start.
     """
     bounds = dict(zip(_HOLDS, (low, above, high, below, zero_or), strict=True))
     limits = {name: bound for name, bound in bounds.items() if bound is not None}
@@ -108,14 +108,14 @@ class SettingsError(ValueError):
         self.problems = problems
 
     def below(self, prefix: str) -> list[str]:
-        """Returns the problems with the flags named in full, below a stage or member."""
+        """Returns the problems with full flag names, below a stage or member."""
         # A value is quoted: what looks like a flag in it is none.
         return [re.sub(r"(?<![\w'\"-])--(?=[a-z])", f"--{prefix}.", text) for text in self.problems]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Checks kinds, choices and ranges of its fields; all problems come in one error."""
+    """Checks kinds, choices and ranges of its fields and reports all problems in one error."""
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self))
@@ -134,7 +134,7 @@ class Settings:
             raise SettingsError(found)
 
     def problems(self) -> Iterable[str]:
-        """Returns what is wrong with the values together, one sentence each."""
+        """Returns the problems of the values in combination, one sentence each."""
         return ()
 
     def _relation_problems(self) -> Iterator[str]:
@@ -167,7 +167,7 @@ class Stage(Settings):
             if changed and name in chosen:
                 kept[name] = own
                 continue
-            # A list is often shortened after a flag file told its members; another member is not.
+            # A later, shorter list may leave out a member that a flag file has set.
             idle += [
                 f"--{name}.{field} has no effect with --{choice}={value}: leave it out"
                 for choice, value, family in self._choices()
@@ -183,7 +183,7 @@ class Stage(Settings):
         return self.members[name] if name in self.members else self.members_by_name()[name].settings
 
     def _choices(self) -> Iterator[tuple[str, str | tuple[str, ...], Family]]:
-        """Yields each field that chooses members: its name, its value, and their family."""
+        """Yields the name, the value and the family of each field that chooses members."""
         for field in dataclasses.fields(self):
             if field.metadata.get("family") is not None:
                 yield field.name, getattr(self, field.name), field.metadata["family"]
@@ -193,13 +193,13 @@ class Stage(Settings):
         return {name: member for _, _, family in self._choices() for name, member in family.items()}
 
     def chosen(self) -> tuple[str, ...]:
-        """Returns the members that the settings choose, whose own settings have an effect."""
+        """Returns the chosen members, whose own settings have an effect."""
         values = [(value,) if isinstance(value, str) else value for _, value, _ in self._choices()]
         return tuple(name for names in values for name in names)
 
 
 def _unmet(value: Any, hint: Any, metadata: Mapping[str, Any]) -> str:
-    """Returns what a field's value must be and is not, empty where it is."""
+    """Returns the limit that a field's value violates, or an empty text."""
     choices = choices_of(hint, metadata)
     if get_origin(hint) is tuple:
         item = get_args(hint)[0]
@@ -230,7 +230,7 @@ def _unmet(value: Any, hint: Any, metadata: Mapping[str, Any]) -> str:
 
 
 def choices_of(hint: Any, metadata: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the values that a field, or each item of its list, may have; none: any."""
+    """Returns the values that a field or each item of its list may have; none: any."""
     named = metadata.get("family") or metadata.get("choices")
     if named:
         return tuple(named)
@@ -239,7 +239,7 @@ def choices_of(hint: Any, metadata: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 class Leaf(NamedTuple):
-    """One setting: its dotted name, value, type, metadata, and the title of its member if any."""
+    """One setting: its dotted name, value, type, metadata and member's title if any."""
 
     name: str
     value: Any
@@ -249,7 +249,7 @@ class Leaf(NamedTuple):
 
 
 def leaves(settings: Settings, prefix: str = "", *, member: str = "") -> Iterator[Leaf]:
-    """Yields every setting, those below others and those of all members included."""
+    """Yields every setting, also nested ones and those of all members."""
     hints = typing.get_type_hints(type(settings))
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
@@ -266,7 +266,7 @@ _S = TypeVar("_S", bound=Settings)
 
 
 def replaced(settings: _S, values: Mapping[str, Any]) -> _S:
-    """Returns the settings with other values, by dotted name; refuses all problems at once."""
+    """Returns the settings with other values by dotted name; refuses all problems at once."""
     known = {field.name for field in dataclasses.fields(settings)} - {"members"}
     below: dict[str, Settings] = {name: getattr(settings, name) for name in known}
     below = {name: value for name, value in below.items() if isinstance(value, Settings)}

@@ -1,1 +1,1 @@
-"""Meshes of devices, and several processes that run one program."""
+"""Meshes of devices and jobs of several processes."""

@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs of this machine, known before JAX opens any, and how processes divide them."""
+"""The NVIDIA GPUs of this machine before JAX opens any, and their division among processes."""
 
 import os
 import pathlib
@@ -12,14 +12,14 @@ _BOOT = pathlib.Path("/proc/sys/kernel/random/boot_id")
 
 
 class Seen(NamedTuple):
-    """The machine that a process runs on, and the GPUs that CUDA shows it there, in its order."""
+    """The machine of a process and the GPUs that CUDA shows it, in CUDA's order."""
 
     machine: str
     gpus: tuple[str, ...]
 
 
 def numbers(devices: pathlib.Path = _DEVICES) -> list[str]:
-    """Returns the numbers of the GPUs that this process may open, as the system counts them."""
+    """Returns the numbers of the GPUs that this process may open, by the system's count."""
     # A scheduler may leave the names of others where it denies to open them.
     found = [path for path in devices.glob("nvidia[0-9]*") if os.access(path, os.R_OK | os.W_OK)]
     names = [path.name.removeprefix("nvidia") for path in found]
@@ -27,7 +27,7 @@ def numbers(devices: pathlib.Path = _DEVICES) -> list[str]:
 
 
 def look(devices: pathlib.Path = _DEVICES) -> Seen:
-    """Returns what this process sees; CUDA_VISIBLE_DEVICES names places, or GPUs themselves."""
+    """Returns the GPUs of this process; CUDA_VISIBLE_DEVICES has places or names of GPUs."""
     there = numbers(devices)
     gpus = [*there]
     if "CUDA_VISIBLE_DEVICES" in os.environ:

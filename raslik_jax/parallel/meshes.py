@@ -1,8 +1,8 @@
-"""The mesh that every stage runs on: its devices, and how arrays lie on them.
+"""The mesh of every stage: its devices and the layout of arrays on them.
 
-Examples are split over its axis `data`; every device computes the rows that it holds, and sums
-travel once. JAX's own context holds the mesh (`jax.set_mesh`); where none is set it is one device,
-and the same programs run.
+Examples are split over its axis `data`. Every device computes its own rows, and sums travel once.
+JAX's own context holds the mesh (`jax.set_mesh`). Without one the mesh is one device, and the same
+programs run.
 """
 
 import contextlib
@@ -88,7 +88,7 @@ def device_memory() -> int:
 
 
 def platform() -> str:
-    """Returns the platform that a function is traced for: the default one's, unless told."""
+    """Returns the platform that a function is traced for: the default one unless given."""
     return _platform.get() or jax.default_backend()
 
 
@@ -105,7 +105,7 @@ def traced_for(name: str) -> Iterator[None]:
 def runs_kernels() -> bool:
     """Says whether Triton's kernels may run here: not on NVIDIA GPUs before Ampere (8.0).
 
-    Those do not multiply bfloat16. Where there is no GPU it is True: what is compiled then is for
+    Those GPUs do not multiply bfloat16. Without a GPU it is True: programs are then compiled for
     GPUs that can.
     """
     found = str(getattr(jax.local_devices()[0], "compute_capability", ""))
@@ -114,7 +114,7 @@ def runs_kernels() -> bool:
 
 
 def by_kernel(*arrays: jax.Array, kernel: Callable[..., Any], twin: Callable[..., Any]) -> Any:
-    """Returns what a kernel for NVIDIA GPUs makes of arrays; elsewhere its twin, by XLA alone."""
+    """Returns the result of a kernel for NVIDIA GPUs; elsewhere that of its twin by XLA."""
     if not runs_kernels():
         return twin(*arrays)
     return jax.lax.platform_dependent(*arrays, cuda=kernel, default=twin)
@@ -129,7 +129,7 @@ def round_up(rows: int, shards: int = 0) -> int:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """A leaf that is split over the mesh along an axis, counted from the end as scans leave it."""
+    """A leaf that is split over the mesh along an axis, counted from the end because of scans."""
 
     array: Any
     axis: int = dataclasses.field(metadata={"static": True})
@@ -141,7 +141,7 @@ class Split:
 
 
 def is_split(leaf: object) -> bool:
-    """Says whether this is a split leaf, so that a walk over a tree stops at it."""
+    """Says whether this is a split leaf. A walk over a tree stops at it."""
     return isinstance(leaf, Split)
 
 
@@ -150,12 +150,12 @@ def _map(function: Callable[[Any], Any], tree: Tree) -> Tree:
 
 
 def specs_of(tree: Tree) -> Tree:
-    """Returns how each leaf of a tree lies on the mesh."""
+    """Returns the layout of each leaf of a tree on the mesh."""
     return _map(lambda leaf: leaf.spec if is_split(leaf) else _WHOLE, tree)
 
 
 def map_specs(function: Callable[[Any, PartitionSpec], Any], tree: Tree) -> Tree:
-    """Returns the tree that a function makes of each array and how it lies on the mesh."""
+    """Returns the tree of a function's results for each array and its layout on the mesh."""
 
     def of_leaf(leaf: Any) -> Any:
         if is_split(leaf):
@@ -166,7 +166,7 @@ def map_specs(function: Callable[[Any, PartitionSpec], Any], tree: Tree) -> Tree
 
 
 def joined(tree: Tree) -> Tree:
-    """Returns a tree as it is outside of programs: its arrays, wherever they lie."""
+    """Returns a tree in its form outside of programs, in any layout."""
     return _map(lambda leaf: leaf.array if is_split(leaf) else leaf, tree)
 
 
@@ -186,10 +186,10 @@ def gather(tree: Tree) -> Tree:
 
 
 def by_rows(function: Callable[..., Any], *whole: Any, rows: Any) -> Any:
-    """Returns function(*whole, rows), each device making its own rows of the result.
+    """Returns function(*whole, rows), with each device computing its own rows of the result.
 
     `rows` and the result are trees of arrays with a leading axis, a multiple of `num_shards`.
-    Nothing is exchanged but what `gather` asks for.
+    `gather` names the only exchange.
     """
     return _map_shards(function, specs_of(whole), _ROWS)(whole, rows)
 
@@ -197,7 +197,7 @@ def by_rows(function: Callable[..., Any], *whole: Any, rows: Any) -> Any:
 def sum_rows(function: Callable[..., Any], *whole: Any, rows: Any, like: Any) -> Any:
     """Returns the sum over all devices of function(*whole, their own rows), added up once.
 
-    `like` is a tree as the result lies: what is split there is a sum already.
+    `like` is a tree with the layout of the result. Leaves that are split there are sums already.
     """
 
     def total(*arguments: Any) -> Any:
@@ -225,9 +225,9 @@ def are_all(is_so: jax.Array) -> jax.Array:
 
 
 def place(tree: Tree) -> Tree:
-    """Returns a tree of arrays where they belong on the mesh, so that no call sends them.
+    """Returns a tree of arrays at their places on the mesh, so that no call sends them.
 
-    What does not lie on the mesh yet is the same in every process, which takes its part of it.
+    An array that is not on the mesh yet is the same in every process. Each takes its part of it.
     """
     if num_shards() == 1:
         return tree
@@ -235,7 +235,7 @@ def place(tree: Tree) -> Tree:
 
 
 def place_rows(tree: Any) -> Any:
-    """Returns a tree of arrays with a leading axis of rows, which every process has whole, split.
+    """Returns arrays with a leading axis of rows split over the mesh; every process has all rows.
 
     The rows are a multiple of `num_shards`.
     """
@@ -255,7 +255,7 @@ def _put(leaf: Any, spec: PartitionSpec) -> jax.Array:
 
 
 def fetch(leaf: Any) -> np.ndarray:
-    """Returns the whole of an array in every process, wherever its parts lie."""
+    """Returns the whole of an array in every process, from wherever its parts are."""
     if is_elsewhere(leaf):
         leaf = multihost_utils.process_allgather(leaf, tiled=True)
     return np.asarray(leaf)
@@ -269,7 +269,7 @@ def own_devices() -> list[jax.Device | None]:
 
 
 def is_finite(leaf: Any) -> bool:
-    """Returns whether an array is finite, also one of which other processes hold parts."""
+    """Returns whether an array is finite, including the parts that other processes hold."""
     return bool((jnp if is_elsewhere(leaf) else np).isfinite(leaf).all())
 
 

@@ -1,7 +1,7 @@
 """Several processes as one job: the first one decides and writes, all compute.
 
-Every process runs the same program and comes to the same calls in the same order. Arrays are
-global: each process holds the shards of its own devices. What the first process decides goes to the
+Every process runs the same program and reaches the same calls in the same order. Arrays are global:
+each process holds the shards of its own devices. The decisions of the first process go to the
 others through the key-value store of JAX's coordination service. Without a job there is one
 process, and every function here is a plain call.
 """
@@ -32,7 +32,7 @@ _T = TypeVar("_T")
 AUTO = "auto"  # for a coordinator that the launcher names
 # The exit status of a process that sees the loss of another one (EX_UNAVAILABLE of sysexits.h).
 LOST_PROCESS_STATUS = 69
-# What collectives and the coordination service say when a peer is gone.
+# Errors of collectives and of the coordination service when a peer is gone.
 _SIGNS_OF_LOSS = ("gloo", "closed by peer", "reset by peer", "unavailable", "deadline_exceeded")
 # For how long a disk of the network may hide from others what the first process has written.
 _VISIBLE_SECONDS = 90
@@ -59,7 +59,7 @@ class JobConfig(Settings):
     process_id: int = setting(-1, "--coordinator: number of this process, from 0.", low=-1)
 
     def problems(self) -> Iterator[str]:
-        """Yields what is missing of a job, or too much."""
+        """Yields the missing and the superfluous settings of a job."""
         given = self.num_processes, self.process_id
         if self.coordinator in ("", "auto"):
             if given != (0, -1):
@@ -75,11 +75,11 @@ class JobConfig(Settings):
 
 
 class FirstFailed(SystemExit):
-    """Ends a process because the first one has failed, which says why."""
+    """Ends a process because the first one has failed and has printed the reason."""
 
 
 def status_of(error: BaseException) -> int:
-    """Returns the exit status that a shell sees of an error nobody catches."""
+    """Returns the exit status that a shell sees after an uncaught error."""
     if isinstance(error, KeyboardInterrupt):
         return 128 + signal.SIGINT
     if isinstance(error, SystemExit) and isinstance(error.code, int | None):
@@ -93,7 +93,7 @@ class Job:
     def __init__(self, number: int = 0, count: int = 1, client: Any = None):
         self.number, self.count, self._client = number, count, client
         self.is_apart = False
-        # Of messages and meetings, the same in all processes.
+        # The number of messages and meetings, the same in all processes.
         self._told, self._met = itertools.count(), itertools.count()
 
     def tell(self, message: Any) -> None:
@@ -155,7 +155,7 @@ _job = _ALONE
 
 
 def join(job: Job | None) -> None:
-    """Makes this process one of a job; None: it stands alone again."""
+    """Makes this process a member of a job; None: it is alone again."""
     global _job
     _job = job or _ALONE
 
@@ -208,7 +208,7 @@ def job(
     join(own)
     try:
         _take_gpus(own, [local_gpus.Seen(name, tuple(gpus)) for name, gpus in seen])
-        jax.devices()  # opens those of all processes, each of which waits here for the others
+        jax.devices()  # opens those of all processes: each waits here for the others
         yield
     except BaseException as error:
         is_loss = any(sign in str(error).lower() for sign in _SIGNS_OF_LOSS)
@@ -237,9 +237,10 @@ def _look() -> local_gpus.Seen:
 
 
 def _take_gpus(own: Job, seen: Sequence[local_gpus.Seen]) -> None:
-    """Divides the GPUs of each machine; a ValueError, of all processes, where that cannot be.
+    """Divides the GPUs of each machine; all processes raise a ValueError if that is impossible.
 
-    It replaces what JAX takes of a launcher: one for each process, by its number there.
+    It replaces JAX's own rule for launchers: one GPU for each process, by its number on the
+    machine.
     """
     taken = local_gpus.divide(seen)
     if seen[own.number].gpus:
@@ -271,7 +272,7 @@ def is_first() -> bool:
 
 
 def from_first(make: Callable[[], _T]) -> _T:
-    """Returns in every process what the first one makes, a JSON value; an error of it ends all."""
+    """Returns in every process a JSON value that the first one makes; its error ends all."""
     if count() == 1:
         return make()
     if not is_first():
@@ -287,9 +288,9 @@ def from_first(make: Callable[[], _T]) -> _T:
 
 
 def alone(make: Callable[[], _T]) -> _T | None:
-    """Returns what the first process makes while the others wait, to whom it is None.
+    """Returns the result of the first process while the others wait; they get None.
 
-    What it computes there is computed on its own device.
+    It computes on its own device.
     """
     if count() == 1:
         return make()
@@ -310,7 +311,7 @@ def alone(make: Callable[[], _T]) -> _T | None:
 
 
 def sum_processes(values: np.ndarray) -> np.ndarray:
-    """Returns the sum of the values of all processes, each of which has 0 where it has none."""
+    """Returns the sum of the values of all processes; a process without one has 0."""
     if count() == 1:
         return values
     from jax.experimental import multihost_utils  # it takes jax with it
@@ -319,10 +320,9 @@ def sum_processes(values: np.ndarray) -> np.ndarray:
 
 
 def when_visible(read: Callable[[], _T]) -> _T:
-    """Returns what is read of files of the first process, as soon as they are to be seen.
+    """Returns the content of the first process's files as soon as it is visible.
 
-    A disk of the network may show them a moment later than made: until then an error of reading is
-    no error of the others.
+    A network disk may show new files a moment later. Until then an error of reading is no error.
     """
     until = time.monotonic() + _VISIBLE_SECONDS
     while number() and time.monotonic() < until:
@@ -333,7 +333,7 @@ def when_visible(read: Callable[[], _T]) -> _T:
 
 
 def each_from_first(items: Iterable[_T]) -> Iterator[_T]:
-    """Yields in every process the items of the first one, which alone goes through them."""
+    """Yields in every process the items of the first one, which alone iterates."""
     own, no_more = iter(items), {"end": True}
     while (found := from_first(lambda: _next(own))) != no_more:
         yield found["item"]
