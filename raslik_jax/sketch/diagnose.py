@@ -1,8 +1,8 @@
-"""Is a sketch sound on the gradients at hand? A few numbers, measured on the user's own.
+"""Is a sketch sound on the user's own gradients? A few measured numbers.
 
-A sketch of K coordinates should behave like K coordinates. It does not where its shuffle leaves
-neighbors together (as the released reference's does), where an adapter at its start leaves
-coordinates dead, or where a handful of coordinates carries all the energy.
+A sketch of K coordinates should behave like K coordinates. It does not if its shuffle leaves
+neighbors together (as the released reference's does). The same holds if an adapter at its start
+leaves coordinates dead or if a few coordinates carry all the energy.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ WARN_BELOW = 0.9
 
 
 class Diagnosis(NamedTuple):
-    """What was measured; `table_rows` renders it.
+    """The measured numbers; `table_rows` renders them.
 
     Attributes:
       num_gradients: gradients that are not zero.
@@ -112,7 +112,7 @@ def diagnose(
 def energy_by_tensor(
     unit_NP: Float[np.ndarray, "N P"], manifest: Sequence[Segment]
 ) -> tuple[tuple[str, float], ...]:
-    """Returns each tensor's mean share of the squared norm, the largest first."""
+    """Returns each tensor's mean share of the squared norm; the largest first."""
     shares = [
         (part.path, float(np.mean(np.sum(unit_NP[:, part.offset : part.end] ** 2, axis=1))))
         for part in manifest
@@ -121,7 +121,7 @@ def energy_by_tensor(
 
 
 def table_rows(diagnosis: Diagnosis, *, max_tensors: int = 8) -> list[tuple[str, str]]:
-    """Returns (name, value) rows for a small table; the warning, if any, is the last."""
+    """Returns (name, value) rows for a small table; the last may be a warning."""
     spec, size = diagnosis.spec, diagnosis.effective_size
     rows = [
         ("projection", f"{spec.family}, seed {spec.seed}"),

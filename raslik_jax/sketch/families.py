@@ -22,7 +22,7 @@ else:
 
 
 def meet_at_random(num_params: int, size: int) -> float:
-    """Returns p = 1 / K, of hashed bins; the variance of dense sums is that of the same p."""
+    """Returns p = 1 / K of hashed bins. The variance of dense sums has the same p."""
     return 1.0 / size
 
 
@@ -30,12 +30,12 @@ class ProjectionFamily(NamedTuple):
     """A family of projections.
 
     Attributes:
-      init: makes the table of a `ProjectionSpec`, () where nothing is precomputed.
+      init: makes the table of a `ProjectionSpec`, () if nothing is precomputed.
       apply: maps spec, table and gradients_BP to sketch_BK, linearly.
       collision: from P and K, the probability that two coordinates meet in one of the sketch.
-      bins: the bin of every coordinate, where each lies in one; None for sums over all of them.
+      bins: the bin of every coordinate; None for families that sum over all coordinates.
       operands: dtypes in which a gradient may enter its product.
-      by_xla: `apply` without a Pallas kernel, which has no transpose; None where it has none.
+      by_xla: `apply` without a Pallas kernel, which has no transpose; None if there is none.
     """
 
     title: str
@@ -51,13 +51,13 @@ class ProjectionFamily(NamedTuple):
 def binned_table(spec: "ProjectionSpec") -> np.ndarray:
     """Returns int32 [M, K]: column j holds the M = ceil(P / K) signed members of bin j.
 
-    The members are a permutation of the whole vector, dealt out one to a bin until none is left:
-    every bin has M members, or M - 1 and a zero of padding. An entry e >= 0 stands for +g[e],
-    e < 0 for -g[~e]; an index of P is the padding.
+    The members are a permutation of the whole vector that is dealt to the bins in turn. Every bin
+    has M members, or M - 1 and a zero of padding. An entry e >= 0 means +g[e] and e < 0 means
+    -g[~e]. An index of P is the padding.
 
-    Neither the order of members nor the numbering of bins changes an inner product. They are
-    chosen for the memory: members ascend down a column and columns ascend in their first member,
-    so that each row of the table reads one band of the gradient, in order.
+    Neither the order of members nor the numbering of bins changes an inner product. Members ascend
+    down a column and columns ascend in their first member. Each row of the table then reads one
+    band of the gradient in order.
     """
     slots = -(-spec.num_params // spec.size)
     member = np.full(slots * spec.size, spec.num_params, np.int32)
@@ -107,9 +107,9 @@ def _bin_of_hashed(spec: "ProjectionSpec") -> Int[np.ndarray, " P"]:
 
 
 def meet_in_dealt_bins(num_params: int, size: int) -> float:
-    """Returns p of bins of fixed length: (1 / K) (P - K) / (P - 1) where K divides P.
+    """Returns p of bins of fixed length: (1 / K) (P - K) / (P - 1) if K divides P.
 
-    Where it does not, the bins have M = ceil(P / K) or M - 1 members, and p counts both kinds.
+    Otherwise the bins have M = ceil(P / K) or M - 1 members and p counts both kinds.
     """
     slots = -(-num_params // size)
     full = num_params - (slots - 1) * size

@@ -19,7 +19,7 @@ Normalize = Literal["vector", "per_tensor"]
 
 
 class Sketches(NamedTuple):
-    """Sketched gradients of a batch, of unit length (zeros where one is zero), and their norms."""
+    """Sketched gradients of a batch with unit length (zero gradients: zeros) and their norms."""
 
     unit_BK: Float[Array, "B K"]
     norm_B: Float[Array, " B"]
@@ -34,12 +34,12 @@ def flat_gradient(
 ) -> Float[Array, " P"]:
     """Returns the loss gradient of one example as one flat float32 vector.
 
-    With several adapters (a trajectory) the vector is their unit gradients end to end, so that
-    the inner product of two such vectors is the sum of the cosines at each adapter, as in
-    TracInCP (Pruthi et al., 2020) with normalized gradients.
+    With several adapters (a trajectory) the vector is their unit gradients end to end. The inner
+    product of two such vectors is the sum of the cosines at each adapter (TracInCP with normalized
+    gradients, Pruthi et al. 2020).
 
-    `vector` gives the paper's cosine of whole gradients; `per_tensor` scales every tensor to unit
-    length first, as RapidIn does (see `map_tensors`).
+    `vector` gives the paper's cosine of whole gradients. `per_tensor` first scales every tensor to
+    unit length as RapidIn does (see `map_tensors`).
     """
 
     def at(lora: Tree) -> Array:
@@ -53,8 +53,8 @@ def flat_gradient(
 def map_tensors(function: Callable[[Array, tuple[int, ...]], Array], tree: Tree) -> Tree:
     """Returns function(leaf, axes of one tensor) of every leaf.
 
-    A tensor is a leaf, or one layer of a leaf below the key `layers`, whose first axis is of
-    layers as in the models of this package. A list of layers has a leaf for each.
+    A tensor is a leaf or one layer of a leaf below the key `layers`. The first axis of such a leaf
+    is of layers. A list of layers has a leaf for each.
     """
 
     def of_leaf(path: Any, leaf: Array) -> Array:
@@ -83,12 +83,12 @@ def sketch_gradients(
     """Returns the unit sketches h(g_x) of a batch of examples (Algorithm 1, line 2).
 
     The loss is any differentiable function `loss(params, frozen, example)`. The three are trees of
-    arrays, of a model of this package or of your own. An example may also be several arguments.
+    arrays of any model. An example may also be several arguments.
 
-    Call it inside jit: gradients are taken per example by vmap over the trained leaves alone, with
-    the frozen ones unbatched, so XLA sees the matmuls of ordinary training, makes no weight
-    gradient of the base, and never hands out the [B, P] array. The projection is for as many
-    parameters as all adapters hold together.
+    Call it inside jit. Gradients are taken per example by vmap over the trained leaves alone. The
+    frozen ones are unbatched, so XLA sees the matmuls of ordinary training. It makes no weight
+    gradient of the base and never returns the [B, P] array. The projection covers the parameters of
+    all adapters together.
 
     Args:
       loss: loss(params, frozen, *example) of one example, a scalar.
@@ -113,9 +113,9 @@ def sketch_gradients(
 def in_micro_batches(
     map_rows: Callable[..., Array], *batch: Tree, micro_tokens: int | None
 ) -> Float[Array, "B M"]:
-    """Returns map_rows of a batch in parts of micro_tokens at most, or of one row; None for all.
+    """Returns map_rows of a batch in parts of at most micro_tokens or one row; None for all.
 
-    A row has as many tokens as the second axis of the batch's first array, 1 without one.
+    The second axis of the batch's first array is the tokens of a row. Without one it is 1.
     """
     arrays = jax.tree.leaves(batch)
     sizes = {array.shape[:1] for array in arrays}
@@ -146,11 +146,11 @@ def micro_rows(batch: int, length: int, micro_tokens: int | None) -> int:
 
 
 def micro_tokens_of(hidden_size: int) -> int | None:
-    """Returns the tokens of a model of this width to take gradients of at a time; None for all.
+    """Returns the tokens whose gradients a model of this width takes at a time; None for all.
 
-    What a layer of a narrow model makes of a whole batch does not fit a CPU's caches, and every
-    pass over it waits for memory. A wider one reads more weights for each part. The figures are
-    measured (docs/notes/sketch.md, "Speed").
+    The activations of a narrow model's layer for a whole batch do not fit a CPU's caches, and every
+    pass waits for memory. A wider model reads more weights for each part. The figures are measured
+    (docs/notes/sketch.md, "Speed").
     """
     if meshes.platform() != "cpu" or meshes.num_shards() > 1:
         return None

@@ -1,9 +1,9 @@
 """An integer counter hash: the same random bits on every backend and every version of jax.
 
-The generators of `jax.random` and NumPy may change between versions, and a sketch must not: an
-index written today is searched with queries sketched in years. Every sign and bin of a sketch is
-therefore a hash of (seed, stream, counter), made with 32-bit integer operations only, so that it
-runs inside an accelerator kernel too. The functions take NumPy and JAX arrays alike.
+The generators of `jax.random` and NumPy may change between versions. A sketch must not: an index is
+searched with queries that are sketched years later. Every sign and bin of a sketch is therefore a
+hash of (seed, stream, counter). It uses 32-bit integer operations only and runs inside an
+accelerator kernel too. The functions take NumPy and JAX arrays alike.
 """
 
 from typing import TypeVar
@@ -61,9 +61,9 @@ def mix_64(word: np.ndarray) -> np.ndarray:
 
 
 def hashed_order(count: int, seed: int) -> np.ndarray:
-    """Returns a permutation of range(count < 2 ** 31): the argsort of a 64-bit hash of the counter.
+    """Returns a permutation of range(count < 2 ** 31): the argsort of a 64-bit counter hash.
 
-    The hash is a bijection, so there are no ties, and every sorting algorithm gives the same.
+    The hash is a bijection. So there are no ties and every sorting algorithm gives the same order.
     """
     key0, key1 = stream_keys(seed, ORDER_STREAM)
     counter = np.arange(count, dtype=np.uint64)

@@ -1,10 +1,9 @@
 """The negative log likelihood of target tokens without their logits.
 
-At small widths the vocabulary head is most of a gradient's work. Three things make it cheap here.
-Rows that are no targets are not computed: a batch under vmap is packed into one list of its
-targets. The logits are never stored: the head is read in tiles, as attention reads keys, with a
-running maximum and sum. And the frozen head has no gradient, so the slope of the loss at the
-hidden states is all that is kept.
+At small widths the vocabulary head is most of a gradient's work. Three things make it cheap. Only
+target rows are computed: a batch under vmap is packed into one list of its targets. The logits are
+never stored: the head is read in tiles with a running maximum and sum. The frozen head has no
+gradient: only the slope of the loss at the hidden states is kept.
 """
 
 import functools
@@ -33,15 +32,15 @@ def target_nll(
     vocab_axis: int,
     cap: float | None,
 ) -> Float[Array, " T"]:
-    """Returns the negative log likelihood of each counted label, in nats; 0 for the others.
+    """Returns the negative log likelihood of each counted label in nats; 0 for the others.
 
     nll_t = log sum_v exp(z_v) - z_label of the logits z_v = <h_t, w_v>, or c tanh(<h_t, w_v> / c)
-    with a cap c. Products of the weights' dtype, summed in float32. Differentiable in the hidden
-    states alone: slope_t = sum_v p_v d_v w_v - d_label w_label, where d_v is 1, or 1 - (z_v / c)^2
-    with a cap. It is found in the same pass by the recurrence of flash attention (Dao et al. 2022,
-    arXiv:2205.14135) with the rows of the head as keys and as values.
+    with a cap c. Products have the weights' dtype and are summed in float32. It is differentiable
+    in the hidden states alone: slope_t = sum_v p_v d_v w_v - d_label w_label. Here d_v is 1, or 1 -
+    (z_v / c)^2 with a cap. The same pass finds it by the recurrence of flash attention (Dao et al.
+    2022, arXiv:2205.14135). The rows of the head are keys and values.
 
-    The table is [E, V] or [V, E], the hidden states are in its dtype.
+    The table is [E, V] or [V, E]. The hidden states have its dtype.
     """
     return _nll_and_slope(vocab_axis, cap)(table, hidden_TE, label_T, is_counted_T)[0]
 
@@ -74,7 +73,7 @@ target_nll.defvjp(_forward, _backward, symbolic_zeros=True)
 
 @functools.cache
 def _nll_and_slope(vocab_axis: int, cap: float | None) -> Any:
-    """Returns the function of one head and rows, with any vmap folded into the rows."""
+    """Returns the function of one head and rows that folds any vmap into the rows."""
 
     @jax.custom_batching.custom_vmap
     def rows(table: Any, hidden_ME: Any, label_M: Any, is_counted_M: Any) -> tuple[Any, Any]:
@@ -99,9 +98,9 @@ def _nll_and_slope(vocab_axis: int, cap: float | None) -> Any:
 def _packed(
     table: Any, hidden_ME: Any, label_M: Any, is_counted_M: Any, **logits: Any
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns nll_M and slope_ME in float32, zeros where not counted.
+    """Returns nll_M and slope_ME in float32 with zeros for rows that are not counted.
 
-    Counted rows go to the front and run in chunks, whose number is found at run time.
+    Counted rows go to the front and run in chunks. The number of chunks is found at run time.
     """
     num_rows, width = hidden_ME.shape
     chunk = min(tile_shape()[0], num_rows)
@@ -134,9 +133,9 @@ def _packed(
 
 
 def counted_first(is_counted_M: Bool[Array, " M"]) -> Int[Array, " M"]:
-    """Returns the places of what is counted, then all others, each in their order.
+    """Returns the places of the counted rows and then of all others, each in order.
 
-    It is a sort, of which a program has less to compile than of the sums in `jnp.nonzero`.
+    It is a sort, which compiles faster than the sums in `jnp.nonzero`.
     """
     return jnp.argsort(~is_counted_M, stable=True)
 
@@ -175,7 +174,7 @@ def _online(
         weight_CV = jnp.exp(logits_CV - new_maximum_C1)
         sum_of_tile_C1 = jnp.sum(weight_CV, axis=1, keepdims=True)
         if cap is not None:
-            # What a capped logit moves when the logit itself does; -inf marks what is repeated.
+            # The derivative of a capped logit by the logit itself; -inf marks repeated columns.
             weight_CV = weight_CV * (1 - (logits_CV / cap) ** 2)
             if not is_exact:
                 weight_CV = jnp.where(is_new_1V, weight_CV, 0.0)
@@ -202,9 +201,9 @@ def _online(
 
 
 def _num_tiles(vocab_size: int) -> int:
-    """Returns the number of tiles of a head: on a CPU one that divides it, if below twice as many.
+    """Returns the number of tiles of a head: on a CPU a divisor if below twice as many.
 
-    Then no column is repeated, and none has to be masked, which takes a CPU a pass over all logits.
+    Then no column is repeated or masked. A mask takes a CPU a pass over all logits.
     """
     fewest = -(-vocab_size // tile_shape()[1])
     if meshes.platform() != "cpu":

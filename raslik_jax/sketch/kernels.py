@@ -1,11 +1,11 @@
 """The inner loops of the sketch: gradients_BP in, sketch_BK in float32 out, unchecked.
 
-No matrix of signs is stored anywhere. A Pallas kernel (Triton route) runs on NVIDIA GPUs; its XLA
-twin makes the same signs and the same products and runs everywhere. `dense_sums` and `binned_sums`
-choose by the platform that they are compiled for.
+No matrix of signs is stored anywhere. A Pallas kernel (Triton route) runs on NVIDIA GPUs. Its XLA
+twin makes the same signs and products and runs everywhere. `dense_sums` and `binned_sums` choose by
+the platform that they are compiled for.
 
-`keys` are two pairs of `hashing.stream_keys`: of signs and bins, or of rows and columns. They may
-be NumPy scalars, which compile to constants, or traced ones, but for the Pallas kernel.
+`keys` are two pairs of `hashing.stream_keys`, of signs and bins or of rows and columns. They are
+NumPy scalars, which compile to constants, or traced ones. The Pallas kernel takes no traced ones.
 """
 
 import functools
@@ -37,14 +37,14 @@ _TWIN_COLUMNS = 1024
 def binned_sums(
     table_MK: Int[Array, "M K"], gradients_BP: Float[Array, "B P"]
 ) -> Float[Array, "B K"]:
-    """Returns the signed sum of each bin, by the layout that suits the platform.
+    """Returns the signed sum of each bin by the layout that suits the platform.
 
-    x_j = sum over slots s of sign * g[index], with (sign, index) packed in e = table_MK[s, j]:
-    e >= 0 is +g[e], e < 0 is -g[~e], and an index of P a zero of padding. Gathered, never
-    scattered: no float is added by an atomic, so the bits are the same every time.
+    x_j = sum over slots s of sign * g[index] with (sign, index) packed in e = table_MK[s, j]. An
+    entry e >= 0 is +g[e] and e < 0 is -g[~e]. An index of P is a zero of padding. Values are
+    gathered and never scattered: no atomic adds a float, so the bits are the same every time.
 
-    On a CPU a row of gradients is gathered from by itself: it fits the cache. On a GPU the
-    gradients are transposed first, so that each entry of the table reads B contiguous floats.
+    On a CPU a row of gradients is gathered by itself, because it fits the cache. On a GPU the
+    gradients are transposed first. Each entry of the table then reads B contiguous floats.
     """
     return jax.lax.platform_dependent(
         table_MK, gradients_BP, cpu=binned_sums_by_row, default=binned_sums_by_column
@@ -52,7 +52,7 @@ def binned_sums(
 
 
 def _gather(gradients_BP: jax.Array, entry: jax.Array, *, axis: int) -> jax.Array:
-    """Returns the signed coordinates that packed entries name, in place of an axis, and zeros."""
+    """Returns the signed coordinates of packed entries in place of an axis; zeros for padding."""
     index, shape = entry ^ (entry >> 31), (1, -1) if axis else (*entry.shape, 1)
     # "clip" keeps the gather in bounds for the padding, whose value is then masked away.
     value = jnp.take(gradients_BP, index, axis=axis, mode="clip").astype(jnp.float32)
@@ -63,7 +63,7 @@ def _gather(gradients_BP: jax.Array, entry: jax.Array, *, axis: int) -> jax.Arra
 def binned_sums_by_row(
     table_MK: Int[Array, "M K"], gradients_BP: Float[Array, "B P"]
 ) -> Float[Array, "B K"]:
-    """Returns `binned_sums`, slot by slot: memory beyond the gradients is a few [B, K] arrays."""
+    """Returns `binned_sums` slot by slot: it needs a few [B, K] arrays beyond the gradients."""
 
     def add_slot(sums_BK: jax.Array, entry_K: jax.Array) -> tuple[jax.Array, None]:
         return sums_BK + _gather(gradients_BP, entry_K, axis=1), None
@@ -79,7 +79,7 @@ def binned_sums_by_row(
 def binned_sums_by_column(
     table_MK: Int[Array, "M K"], gradients_BP: Float[Array, "B P"]
 ) -> Float[Array, "B K"]:
-    """Returns `binned_sums` from transposed rows: XLA fuses gather and sum, no [M, K, B] array."""
+    """Returns `binned_sums` from transposed rows: XLA fuses gather and sum without [M, K, B]."""
     return jnp.sum(_gather(gradients_BP.T, table_MK, axis=0), axis=0).T
 
 
@@ -103,11 +103,11 @@ def hashed_sums(
 def sign_words(
     row_G: UInt[Array, " G"], column_C: UInt[Array, " C"], *, keys: KeyPairs
 ) -> UInt[Array, "C G"]:
-    """Returns uint32 words, each with the signs of 32 rows of the dense matrix in one column.
+    """Returns uint32 words with the signs of 32 rows of the dense matrix in one column.
 
-    Row p of the sign matrix belongs to block b = p // 2048 and, in it, to bit t = (p % 2048) // 64
-    of the words of word-row 64 * b + p % 64. So one hash makes 32 signs, and a kernel that walks
-    down p keeps the words in registers and shifts.
+    Row p of the sign matrix is in block b = p // 2048. It is bit t = (p % 2048) // 64 of the words
+    of word-row 64 * b + p % 64. One hash makes 32 signs. A kernel that walks down p keeps the words
+    in registers and shifts.
     """
     row_word_G = hashing.counter_hash(row_G, keys[0])
     column_word_C = hashing.counter_hash(column_C, keys[1])
@@ -132,7 +132,7 @@ def block_signs(
 def dense_sums(
     gradients_BP: Float[Array, "B P"], *, size: int, keys: KeyPairs, operand: str
 ) -> Float[Array, "B K"]:
-    """Returns gradients_BP @ signs_PK in float32: by Pallas on an NVIDIA GPU, else by its twin."""
+    """Returns gradients_BP @ signs_PK in float32: by Pallas on an NVIDIA GPU, else by XLA."""
     by_pallas, by_xla = (
         functools.partial(sums, size=size, keys=keys, operand=operand)
         for sums in (dense_sums_pallas, dense_sums_xla)
@@ -143,7 +143,7 @@ def dense_sums(
 def dense_sums_xla(
     gradients_BP: Float[Array, "B P"], *, size: int, keys: KeyPairs, operand: str
 ) -> Float[Array, "B K"]:
-    """Returns `dense_sums`, the signs made block by block by XLA."""
+    """Returns `dense_sums` with signs that XLA makes block by block."""
     batch = gradients_BP.shape[0]
     padded_BP = _as_operand(gradients_BP, operand)
     num_blocks = padded_BP.shape[1] // ROWS_PER_BLOCK
@@ -189,9 +189,9 @@ class DenseBlocks(NamedTuple):
 def dense_blocks(batch: int, num_params: int, size: int) -> DenseBlocks:
     """Returns the tile for a shape.
 
-    Signs cost the same for any number of examples, so a program takes as many as its registers
-    hold: up to 256. Where K is too small to give a GPU's 132 multiprocessors four programs
-    each, the rows are split too.
+    Signs cost the same for any number of examples. A program therefore takes as many as its
+    registers hold, up to 256. A small K does not give each of a GPU's 132 multiprocessors four
+    programs. The rows are then split too.
     """
     examples = min(max(pl.next_power_of_2(batch), 16), 256)
     programs = pl.cdiv(size, 128) * pl.cdiv(batch, examples)
@@ -210,11 +210,11 @@ def dense_sums_pallas(
 ) -> Float[Array, "B K"]:
     """Returns `dense_sums` by a Pallas kernel that keeps signs in registers.
 
-    A program owns a tile of (columns, examples) and walks down P. Every 2,048 rows it hashes
-    one word for each column and each of 64 rows, and then shifts a bit out of each word for each
-    product. The signs are the left operand, which tensor cores of Hopper take from registers.
-    A float32 operand goes through the bfloat16 tensor cores as three exact parts of 8 bits of
-    mantissa each, at a third of the speed. `interpret` runs it as plain JAX, for tests on a CPU.
+    A program owns a tile of (columns, examples) and walks down P. Every 2,048 rows it hashes one
+    word for each column and each of 64 rows. It shifts a bit out of each word for each product. The
+    signs are the left operand, which tensor cores of Hopper take from registers. A float32 operand
+    goes through the bfloat16 tensor cores as three exact parts of 8 bits of mantissa, at a third of
+    the speed. `interpret` runs it as plain JAX for tests on a CPU.
     """
     batch, num_params = gradients_BP.shape
     blocks = blocks or dense_blocks(batch, num_params, size)
@@ -272,7 +272,7 @@ def dense_sums_pallas(
 def _bfloat16_parts(value: jax.Array) -> tuple[jax.Array, ...]:
     """Returns bfloat16 arrays that add up to a value exactly: one, or three for float32.
 
-    Cut by masking bits: XLA may drop a rounding to bfloat16 and back, but not this.
+    They are cut by masking bits. XLA may drop a rounding to bfloat16 and back but keeps a mask.
     """
     if value.dtype == jnp.bfloat16:
         return (value,)
@@ -286,7 +286,7 @@ def _bfloat16_parts(value: jax.Array) -> tuple[jax.Array, ...]:
 
 
 def _as_operand(gradients_BP: jax.Array, operand: str) -> jax.Array:
-    """Returns the gradients rounded to the operand's dtype, with zeros up to whole blocks."""
+    """Returns the gradients in the operand's dtype with zeros up to whole blocks."""
     rounded_BP = gradients_BP.astype(jnp.float32)
     if operand == "bfloat16":
         # reduce_precision is kept where XLA would drop a cast down that is followed by one up.

@@ -1,4 +1,4 @@
-"""The loss of one example, with the vocabulary head run at target positions only."""
+"""The loss of one example with the vocabulary head at target positions only."""
 
 from typing import Literal, NamedTuple
 
@@ -16,9 +16,9 @@ SketchLoss = Literal["next_token", "unshifted"]
 
 
 class Targets(NamedTuple):
-    """The targets of one example in order, then rows that belong to none and are not counted.
+    """The targets of one example in order, then padding rows that are not counted.
 
-    The hidden states are final ones, at the positions that predict the labels.
+    The hidden states are final ones at the positions that predict the labels.
     """
 
     hidden_TE: Float[Array, "T E"]
@@ -69,10 +69,10 @@ def hidden_of_row(
     *,
     dropout_key: jax.Array | None = None,
 ) -> Float[Array, "L E"]:
-    """Returns the final hidden states of a row that is padded on the right, as far as its targets.
+    """Returns the final hidden states of a right-padded row as far as its targets.
 
-    It needs no mask, so that the fastest attention serves. Only where rotations go by the length of
-    the row (longrope), and this one may be beyond the border, a mask ends it at its last target.
+    It needs no mask, so the fastest attention serves. With rotations by the length of the row
+    (longrope) a row beyond the border gets a mask that ends at its last target.
     """
     border, options = decoder.config.rotation_border, {}
     if border is not None and len(tokens_L) > border:
@@ -84,15 +84,15 @@ def hidden_of_row(
 def mean_over_targets(
     value_T: Float[Array, " T"], is_counted_T: Bool[Array, " T"]
 ) -> Float[Array, ""]:
-    """Returns the mean over counted targets, 0 where there is none."""
+    """Returns the mean over counted targets; 0 if there is none."""
     total = jnp.sum(jnp.where(is_counted_T, value_T, 0.0))
     return total / jnp.maximum(jnp.sum(is_counted_T), 1).astype(value_T.dtype)
 
 
 def head_table(base: Tree) -> tuple[Array, int]:
-    """Returns the weights of the vocabulary head and which of their axes is V.
+    """Returns the weights of the vocabulary head and the number of their axis V.
 
-    A tied head is the table of embeddings, [V, E]; an own one is a kernel, [E, V].
+    A tied head is the table of embeddings [V, E]. Another head is a kernel [E, V].
     """
     own = (base["head"]["kernel"], 1) if "head" in base else (base["embed"]["embedding"], 0)
     return meshes.gather(own[0]), own[1]
@@ -111,13 +111,13 @@ def example_loss(
 ) -> Float[Array, ""]:
     """Returns the mean negative log likelihood of one example's targets, in nats.
 
-    `next_token` is l(x; theta) of the paper: response tokens and EOS, each predicted from what
-    stands before it. `unshifted` is the cross-entropy of the logits at position t against token t
-    itself. No model is trained on that loss, so its gradient at a fine-tuned adapter does not fade
-    with the fit, and there it is the better influence kernel (docs/notes/sketch.md).
+    `next_token` is l(x; theta) of the paper: response tokens and EOS, each predicted from the
+    tokens before it. `unshifted` is the cross-entropy of the logits at position t against token t
+    itself. No model is trained on that loss. Its gradient at a fine-tuned adapter does not fade
+    with the fit and is the better influence kernel there (docs/notes/sketch.md).
 
-    Float32; 0, with zero gradient, where no token is a target. The head is frozen and its logits
-    are never stored (`head.target_nll`), unless its gradient is asked for too.
+    The value is float32; 0 with zero gradient if no token is a target. The head is frozen and its
+    logits are never stored (`head.target_nll`) unless its gradient is asked for too.
     """
     targets = find_targets(
         decoder, lora, base, tokens_L, target_mask_L, num_targets=num_targets, loss=loss

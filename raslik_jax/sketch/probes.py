@@ -1,9 +1,9 @@
-"""Losses whose gradients are compared, not trained on: probes of what an adapter has learned.
+"""Losses whose gradients are compared and not trained on: probes of a trained adapter.
 
-The gradient of the loss that an adapter was fitted to fades with the fit, and with it what
-retrieval goes by. Each probe here is another function of the same forward pass; those of the
-released reference (`unshifted`) and of TRAK (`margin`) are among them. All run the frozen head in
-tiles (`head.target_nll`), so each costs one gradient of the ordinary loss.
+The gradient of an adapter's own training loss fades with the fit, and retrieval loses its signal.
+Each probe is another function of the same forward pass. Among them are those of the released
+reference (`unshifted`) and of TRAK (`margin`). All run the frozen head in tiles
+(`head.target_nll`). Each costs one gradient of the ordinary loss.
 
 ================ ==================================================================================
 next_token       mean nll of the counted tokens: the paper's text
@@ -42,10 +42,10 @@ def probe_loss(
     num_targets: int,
     probe: str,
 ) -> Float[Array, ""]:
-    """Returns a probe's loss of one example; for its gradient in the adapter.
+    """Returns a probe's loss of one example, for its gradient in the adapter.
 
-    0, with zero gradient, where no token counts. `margin` returns nll / (1 - p) per token, whose
-    gradient with 1 - p held is that of -log(p / (1 - p)); its value is not.
+    It is 0 with zero gradient if no token counts. `margin` returns nll / (1 - p) per token with 1 -
+    p held constant. Its gradient is that of -log(p / (1 - p)), but its value is not.
     """
     if probe not in PROBES:
         raise ValueError(f"a probe must be one of {list(PROBES)}, got {probe!r}")

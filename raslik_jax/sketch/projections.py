@@ -1,8 +1,8 @@
 """Sketches of gradients: three families of random projection under one signature.
 
-Each maps a flat gradient of P floats to K floats. Each is linear, so that h(-g) == -h(g) bit for
-bit; each is decided by integer hashes of (seed, coordinate), so that a seed gives the same
-projection on every backend and every version of jax; and none stores a matrix.
+Each maps a flat gradient of P floats to K floats. Each is linear: h(-g) == -h(g) bit for bit.
+Integer hashes of (seed, coordinate) decide each. A seed therefore gives the same projection on
+every backend and every version of jax. None stores a matrix.
 
 ================ ===================================== ============================== ==========
 family           coordinate j of the sketch            cost of one example            memory
@@ -16,7 +16,7 @@ dense_rademacher K ** -0.5 times a signed sum of all   2 P K operations         
 ================ ===================================== ============================== ==========
 
 E <h(u), h(v)> = <u, v> exactly, before any normalization. Variances are in
-`raslik_jax.sketch.theory`; to first order all three have (1 - rho^2)^2 / K, for unit vectors with
+`raslik_jax.sketch.theory`. To first order all three have (1 - rho^2)^2 / K for unit vectors with
 inner product rho.
 """
 
@@ -33,7 +33,7 @@ from jaxtyping import Array, Float
 from raslik_jax.base.axes import Tree
 from raslik_jax.sketch.families import PROJECTIONS
 
-# Of the rules that turn (family, seed, P, K) into signs and bins, kept in every index: raise it
+# The number of the rules from (family, seed, P, K) to signs and bins, kept in every index: raise it
 # with a change of a rule.
 SKETCH_FORMAT = 1
 
@@ -41,7 +41,7 @@ SKETCH_FORMAT = 1
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProjectionSpec:
-    """What decides a projection: with it the same one can be made again anywhere.
+    """The fields that decide a projection: they make the same one again anywhere.
 
     Attributes:
       family: a name in PROJECTIONS.
@@ -75,9 +75,9 @@ class ProjectionSpec:
 
 
 class Projection(NamedTuple):
-    """A random projection R^P -> R^K, as a pytree: the spec is static, the table is data.
+    """A random projection R^P -> R^K as a pytree: the spec is static and the table is data.
 
-    The table is what is precomputed: int32 [ceil(P / K), K] for `binned`, () for the others.
+    The table is precomputed: int32 [ceil(P / K), K] for `binned` and () for the others.
     """
 
     spec: ProjectionSpec
@@ -113,9 +113,9 @@ def project(projection: Projection, gradient_P: Float[Array, " P"]) -> Float[Arr
 
 @functools.lru_cache(maxsize=64)
 def _batched_apply(spec: ProjectionSpec) -> Callable[[Any, jax.Array], jax.Array]:
-    """Returns the family's function of gradients_BP, with any vmap folded into its batch axis.
+    """Returns the family's function of gradients_BP that folds any vmap into its batch axis.
 
-    Left to itself vmap would read tables and make signs for every row, not once for all.
+    By itself vmap would read tables and make signs for every row and not once for all.
     """
 
     @jax.custom_batching.custom_vmap
@@ -135,7 +135,7 @@ def _batched_apply(spec: ProjectionSpec) -> Callable[[Any, jax.Array], jax.Array
 
 
 class Segment(NamedTuple):
-    """Where one tensor lies in a flat gradient, row-major; its path is its keys joined by "/"."""
+    """The place of one tensor in a flat gradient, row-major; its path is its keys joined by "/"."""
 
     path: str
     shape: tuple[int, ...]
@@ -165,7 +165,7 @@ def count_params(tree: Tree) -> int:
 
 
 def flatten_gradients(tree: Tree) -> Float[Array, " P"]:
-    """Returns the leaves of a tree as one float32 vector, in the order of `gradient_manifest`."""
+    """Returns the leaves of a tree as one float32 vector in the order of `gradient_manifest`."""
     return jnp.concatenate([leaf.astype(jnp.float32).ravel() for _, leaf in _sorted_leaves(tree)])
 
 

@@ -1,8 +1,8 @@
-"""What theory says of a sketch: its variance, its bias, and the effective size of a fixed one.
+"""The theory of a sketch: its variance, its bias and the effective size of a fixed one.
 
-Of unit vectors u and v of R^P: rho = <u, v>, A = sum_i (u_i v_i - (rho / 2) (u_i^2 + v_i^2))^2,
-and p is the probability that two given coordinates meet in one coordinate of the sketch. Signs are
-Rademacher, whose fourth moment is 1. NumPy in float64, on the host.
+For unit vectors u and v of R^P: rho = <u, v> and A = sum_i (u_i v_i - (rho / 2) (u_i^2 + v_i^2))^2.
+p is the probability that two given coordinates meet in one coordinate of the sketch. Signs are
+Rademacher with fourth moment 1. NumPy in float64 on the host.
 
 Source: OPORP (Li and Li, KDD 2023, arXiv 2302.03505) for one sign per coordinate with bins; the
 variance under a frozen binning follows from the same expansion.
@@ -47,9 +47,9 @@ def frozen_cosine_variance(
     bin_P: Int[np.ndarray, " P"],
     size: int,
 ) -> float:
-    """Returns the variance of the cosine of unit vectors over random signs, for a fixed binning.
+    """Returns the variance of the cosine of unit vectors over random signs for a fixed binning.
 
-    2 (sum over bins of |M_bin|^2 - A) with, for a, b, c the bin's sums of u^2, v^2 and u v,
+    It is 2 (sum over bins of |M_bin|^2 - A). With a, b, c the bin's sums of u^2, v^2 and u v:
     |M_bin|^2 = (a b + c^2) / 2 - rho c (a + b) + (rho^2 / 4) (a^2 + b^2 + 2 c^2).
     """
     rho = float(u_P @ v_P)
@@ -64,12 +64,12 @@ def effective_size(
     specs: Sequence[ProjectionSpec],
     pairs: Sequence[tuple[int, int]],
 ) -> float:
-    """Returns the size that a binned projection behaves as if it had, pooled over pairs and specs.
+    """Returns the size that a binned projection seems to have, pooled over pairs and specs.
 
-    Sum of [(1 - rho^2)^2 - 2 A] over the sum of the variances under the frozen binnings: about K
-    or more of a sound sketch, infinite where no two coordinates share a bin (K = P). Pooled,
-    because one pair under one permutation scatters; 50 pairs and 4 seeds or more give a steady
-    figure. The gradients are in float64.
+    It is the sum of [(1 - rho^2)^2 - 2 A] over the sum of the variances under the frozen binnings.
+    A sound sketch has about K or more. It is infinite if no two coordinates share a bin (K = P).
+    One pair under one permutation scatters. 50 pairs and 4 seeds give a steady figure. The
+    gradients are in float64.
     """
     expected = variance = 0.0
     for spec in specs:
@@ -85,7 +85,7 @@ def effective_size(
 def independent_pairs(
     unit_NP: Float[np.ndarray, "N P"], *, max_pairs: int
 ) -> tuple[tuple[int, int], ...]:
-    """Returns pairs of rows with |cosine| < 0.99, at most max_pairs, evenly spread."""
+    """Returns pairs of rows with |cosine| < 0.99; at most max_pairs, evenly spread."""
     gram_NN = unit_NP @ unit_NP.T
     live_N = np.diag(gram_NN) > 0.5
     found_M2 = np.argwhere(np.triu(np.abs(gram_NN) < 0.99, k=1) & np.outer(live_N, live_N))

@@ -1,4 +1,4 @@
-"""What each target token of an example contributes to its score: the score is linear in them."""
+"""The contribution of each target token of an example to its score, which is linear in them."""
 
 import functools
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from raslik_jax.sketch.projections import Projection, flatten_gradients
 
 
 class Shares(NamedTuple):
-    """Shares of a score, of the target tokens in their order, then zeros; and their sum."""
+    """Shares of a score by target token in order, then zeros; and their sum."""
 
     share_T: Float[Array, " T"]
     score: Float[Array, ""]
@@ -37,20 +37,19 @@ def token_shares(
     loss: SketchLoss,
     normalize: Normalize,
 ) -> Shares:
-    """Returns what the tokens of an example contribute to its score with a direction.
+    """Returns the contributions of an example's tokens to its score with a direction.
 
-    The loss is the mean of the targets' losses, so its gradient is that of their gradients g_t, and
-    the score with a direction v, s = <v, x - mu> / |x - mu| with x = h(sum_t g_t / T) / |h(...)|,
-    is the sum over t of
+    The gradient of the loss is the mean of the targets' gradients g_t. The score with a direction v
+    is s = <v, x - mu> / |x - mu| with x = h(sum_t g_t / T) / |h(...)|. It is the sum over t of
 
         (<v, h(g_t)> / |h(...)| - <v, mu>) / (T |x - mu|):
 
-    each token takes its share of the mean. With `per_tensor` and with several adapters the lengths
-    that gradients are divided by are those of the whole example.
+    each token takes its share of the mean. With `per_tensor` and with several adapters gradients
+    are divided by lengths of the whole example.
 
-    No gradient of a single token is taken: the gradient of the weighted loss is linear in the
-    weights, and its transpose maps h^T v to the products of all tokens at once. The loss is thus
-    differentiated twice, which kernels of attention are not made for: XLA's own products are.
+    No gradient of a single token is taken. The gradient of the weighted loss is linear in the
+    weights, and its transpose maps h^T v to the products of all tokens at once. The loss is
+    differentiated twice. Kernels of attention do not support this, so XLA's own products run.
     """
     decoder = decoder._replace(hidden=functools.partial(decoder.hidden, kind="xla"))
 
@@ -86,7 +85,7 @@ def token_shares(
 
 
 def _flat(trees: list[Tree], normalize: Normalize) -> Array:
-    """Returns gradients as `gradients.flat_gradient` does, their lengths taken as constants."""
+    """Returns gradients as `gradients.flat_gradient` does, with their lengths as constants."""
 
     def over_length(array: Any, axis: Any) -> Any:
         norm = jnp.sqrt(jnp.sum(jnp.square(array), axis=axis, keepdims=True))

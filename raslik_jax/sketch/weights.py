@@ -1,9 +1,9 @@
 """Gradients of a model's own weights in place of its adapter's.
 
-Weights are chosen by their Hugging Face names. What is differentiated is then a tree of the chosen
-ones in float32, "layers/q_proj/kernel" -> [layers chosen, ...], and the adapter is held beside the
-base: both go the way of an adapter and its base through `sketch.gradients`. A leaf that no layer
-has gets an axis of one in front, so that the first axis is of layers everywhere.
+Weights are chosen by their Hugging Face names. The trained tree then has the chosen ones in
+float32: "layers/q_proj/kernel" -> [layers chosen, ...]. The adapter joins the frozen base. Both go
+through `sketch.gradients` as an adapter and its base do. A leaf outside of layers gets an axis of
+one in front, so that the first axis is of layers everywhere.
 """
 
 import math
@@ -95,7 +95,7 @@ def check_memory(num_weights: int, available: int, *, rows: int = 0) -> None:
 
 
 def take(base: Tree, chosen: tuple[Chosen, ...]) -> dict[str, Array]:
-    """Returns the chosen weights of a base in float32, layers in front."""
+    """Returns the chosen weights of a base in float32 with layers in front."""
     leaves = key_map.flatten(base)
 
     def rows(one: Chosen) -> Array:
@@ -108,7 +108,7 @@ def take(base: Tree, chosen: tuple[Chosen, ...]) -> dict[str, Array]:
 
 
 def put(base: Tree, chosen: tuple[Chosen, ...], weights: dict[str, Array]) -> Tree:
-    """Returns the base with other values of the chosen weights, in the dtypes that it has."""
+    """Returns the base with other values of the chosen weights in its own dtypes."""
     for one in chosen:
         rows = weights[one.name]
 
@@ -133,8 +133,8 @@ def weights_loss(
 ) -> ExampleLoss:
     """Returns the loss of one example as a function of the chosen weights.
 
-    loss(weights, {"lora": ..., "base": ...}, tokens_L, target_mask_L); options are those of
-    `example_loss`, whose value it has.
+    The arguments are (weights, {"lora": ..., "base": ...}, tokens_L, target_mask_L). Options and
+    value are those of `example_loss`.
     """
     names = {one.name for one in chosen}
 
