@@ -18,6 +18,7 @@ sys.path.insert(0, str(_HERE.parents[1]))
 
 from experiments.studies.behaviors import page as behaviors
 from experiments.studies.geometry import page as geometry
+from experiments.studies.smollm2 import page as smollm2
 from experiments.studies.theorem import page as theorem
 from raslik_jax.base.files import write_text
 from raslik_jax.cli import command
@@ -39,6 +40,7 @@ class Page(NamedTuple):
 PAGES = {
     "behaviors": Page("behaviors", behaviors.page_tables),
     "geometry": Page("geometry", geometry.page_tables),
+    "smollm2": Page("smollm2", smollm2.page_tables),
     "theorem": Page("theorem", theorem.page_tables),
 }
 

@@ -1,8 +1,7 @@
-"""The study: its tables are those of its stored runs, and its cells come out again."""
+"""The study: what is said of its stored runs, and its cells come out again."""
 
 import dataclasses
 import pathlib
-import re
 import subprocess
 import sys
 
@@ -13,14 +12,12 @@ from support import shared_data
 from experiments.studies.suite import choice
 from raslik_jax.base.files import read_json
 from raslik_jax.config import config_from_json
-from raslik_jax.report import results, tables
 from raslik_jax.retrieve.selectors import select_by_count
 from raslik_jax.retrieve.strategies import STRATEGIES, Request
 from raslik_jax.run.artifacts import read_metrics
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[3]
 _STORED = _REPOSITORY / "experiments" / "studies" / "smollm2"
-_TEXT = (_REPOSITORY / "docs" / "studies" / "smollm2.md").read_text()
 _SEEDS = ("seed-0", "seed-1")
 
 
@@ -36,11 +33,6 @@ def corpus(folder):
     config = config_from_json(read_metrics(folder / "test")["settings"])
     settings = dataclasses.replace(config.corpus, data_dir=str(shared_data()))
     return settings.load(seed=config.seed)
-
-
-def _seed_above(place: int) -> str:
-    """The training that the text last named before a place, as its folder is called."""
-    return "seed-" + re.findall(r"[Ss]eed[ -]([01])", _TEXT[:place])[-1]
 
 
 # Chosen at models that were judged damaged, which the rule skips since.
@@ -75,7 +67,6 @@ def test_the_choice_follows_from_the_stored_validation_runs(folder):
     assert [found._asdict() | {"at_edge": [*found.at_edge]} for found in made] == [
         {"skipped": 0} | entry for entry in stored
     ]
-    assert choice.describe(made) in _TEXT
     measured = {
         (entry["strategy"], entry["algorithm"]): entry["epoch"]
         for entry in read_metrics(folder / "test")["methods"]
