@@ -1,14 +1,14 @@
 """Many jobs, one index: each claims the chunks it makes, and a claim dies with its job.
 
-Sketching needs no communication. A job that looks for work takes the first chunk that is neither
-committed nor claimed, by creating `claims/<chunk>.json`, which only one job can do. Then its heart
-beats: it rewrites its claim every few seconds. A heart that stopped loses its claim. Of several
-jobs that take it over in the same moment more than one may win, since nothing is locked.
+Sketching needs no communication. A job takes the first chunk that is neither committed nor claimed.
+It creates `claims/<chunk>.json`, which only one job can do. Then its heart beats: it rewrites its
+claim every few seconds. A job without a heartbeat loses its claim. If several jobs take it over at
+the same moment more than one may win, since nothing is locked.
 
-No clock is shared. Each watcher measures, by its own clock, for how long a claim has not changed;
-a process of its own host it can simply look for. A slow job may so lose its chunk to another, and
-both make it. That is harmless: the same chunk has the same bytes, and every write is atomic. Claims
-save work, they guard nothing.
+No clock is shared. Each watcher measures by its own clock how long a claim has not changed. It
+looks for processes of its own host directly. A slow job may lose its chunk to another, and both
+make it. This is harmless: the same chunk has the same bytes, and every write is atomic. Claims save
+work and guard nothing.
 """
 
 import contextlib
@@ -83,20 +83,20 @@ class Claims:
                 time.sleep(poll_s)
 
     def take(self) -> Claim | None:
-        """Returns a missing chunk that is now this job's, or None while others have them all."""
+        """Returns a missing chunk that is now this job's; None while others have them all."""
         try:
             missing = filter(self._store.is_missing, range(self._store.num_chunks))
             claims = map(self._claim, missing)
             return next((claim for claim in claims if claim is not None), None)
         except OSError:
-            # Another job that found the index complete clears the claims away, ours under our
-            # hands. That is no failure of this one; anything else is.
+            # Another job that found the index complete removes all claims, also this job's. Any
+            # other change is an error.
             if self._store.missing_chunks():
                 raise
             return None
 
     def _claim(self, chunk: int) -> Claim | None:
-        """Claims a chunk; None where it is another job's, or committed."""
+        """Claims a chunk; None if it is committed or belongs to another job."""
         file, value = claim_file(chunk), self._value(chunk, 0)
         seen = self._place.look(file)
         if seen.value is not None and not (
@@ -115,7 +115,7 @@ class Claims:
         return None
 
     def _is_void(self, chunk: int, value: bytes) -> bool:
-        """Whether a claim is of an index that was here before, or of this host's dead process."""
+        """Whether a claim is of an earlier index or of this host's dead process."""
         try:
             claim = parse_json(value.decode(errors="replace"), "a claim")
             check_shape(claim, _CLAIM, "a claim")
@@ -144,7 +144,7 @@ class Claims:
 
     @contextlib.contextmanager
     def beating(self, claim: Claim) -> Iterator[None]:
-        """Keeps a claim alive, and drops it at the end."""
+        """Keeps a claim alive and drops it at the end."""
         stop, file, generation = threading.Event(), claim_file(claim.chunk), claim.generation
 
         def write(value: bytes | None) -> None:

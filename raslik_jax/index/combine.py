@@ -1,6 +1,6 @@
-"""Queries of one behavior: their directions, whether they agree, how their scores become one.
+"""Queries of one behavior: their directions, their agreement and their combined score.
 
-And what every ranking needs: the other pole, and the best of the scores. NumPy, on the host.
+It also has the other pole and the best scores of a ranking. NumPy on the host.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ COMMON_RIDGE = 0.5
 def directions(
     vector_MK: Float[np.ndarray, "M K"], mean_K: Float[np.ndarray, " K"] | None = None
 ) -> Float[np.ndarray, "M K"]:
-    """Returns unit vectors, less the mean if given and at length 1 again; zeros stay zero."""
+    """Returns unit vectors less the mean if given, at length 1 again; zeros stay zero."""
     unit_MK = np.asarray(vector_MK, np.float64)
     for shift_K in (0.0, 0.0 if mean_K is None else np.asarray(mean_K, np.float64)):
         unit_MK = unit_MK - shift_K
@@ -45,11 +45,11 @@ def check_agreement(query_gram_QQ: Float[np.ndarray, "Q Q"], ids: Sequence[str])
 
 
 def common_weights(query_gram_QQ: Float[np.ndarray, "Q Q"]) -> Float[np.ndarray, " Q"]:
-    """Returns weights w of the queries for which sum_q w_q u_q is what they have in common.
+    """Returns weights w of the queries: sum_q w_q u_q is their common direction.
 
-    w = (C + ridge I)^-1 1, scaled to a sum of 1, with C the cosines between the (centered) queries:
-    the direction that ridge regression finds for "the inner product with every query is 1". A query
-    that says what others have said counts less than in a mean. Weights may be negative.
+    w = (C + ridge I)^-1 1, scaled to a sum of 1, with C the cosines between the (centered) queries.
+    Ridge regression finds this direction for "the inner product with every query is 1". A query
+    that repeats others counts less than in a mean. Weights may be negative.
     """
     count = len(query_gram_QQ)
     gram_QQ = np.asarray(query_gram_QQ, np.float64) + COMMON_RIDGE * np.eye(count)
@@ -79,10 +79,10 @@ def aggregate_scores(
 ) -> Float[np.ndarray, " N"]:
     """Returns one score per example from those of several queries.
 
-    `mean` of the scores, or `mean_rank`: each query ranks the examples (ties share their mean
-    rank), the ranks are averaged and scaled so that first everywhere is 1 and last is -1; or
-    `common`, the mean weighted by `common_weights` of the cosines between the queries, and the
-    plain mean where there are none.
+    `mean` is the mean of the scores. For `mean_rank` each query ranks the examples (ties share
+    their mean rank). The averaged ranks are scaled so that first everywhere is 1 and last is -1.
+    `common` is the mean weighted by `common_weights` of the queries' cosines, or the plain mean
+    without these.
     """
     if how == "common" and query_gram_QQ is not None:
         return common_weights(query_gram_QQ) @ score_QN
@@ -95,7 +95,7 @@ def aggregate_scores(
 
 
 def opposite(score_N: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
-    """Returns s_R = -s_F (Algorithm 1, line 4); who is barred by minus infinity stays barred."""
+    """Returns s_R = -s_F (Algorithm 1, line 4); minus infinity stays and bars a row."""
     return np.where(np.isneginf(score_N), -np.inf, -score_N)
 
 
@@ -107,7 +107,8 @@ def best_positions(
 ) -> Int[np.ndarray, " k"]:
     """Returns the positions of the `count` highest scores, best first, equal ones by id.
 
-    A ValueError where fewer are above minus infinity; there, `name` says what `count` is.
+    It raises a ValueError if fewer are above minus infinity. `name` describes `count` in that
+    error.
     """
     eligible = int(np.sum(score_N > -np.inf))
     if not 0 <= count <= eligible:

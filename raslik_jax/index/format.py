@@ -1,6 +1,6 @@
-"""What an index is on disk: the manifest that guards it, seals, and the layout of its files.
+"""The format of an index on disk: its manifest, its seals and the layout of its files.
 
-Layout of an index, local folder or `gs://`, `s3://` prefix alike:
+The layout is the same in a local folder and below a `gs://` or `s3://` prefix:
 
     manifest.json      what the index is, what it was made from, and which ids are marked deleted;
                        written last at creation
@@ -11,10 +11,10 @@ Layout of an index, local folder or `gs://`, `s3://` prefix alike:
                        its checksums, and that of the manifest it was made for
     claims/            of running jobs only, see `raslik_jax.index.claims`
 
-A chunk file is the raw row block, little endian, which a local reader maps into memory (a sketch is
-noise: zstd would save 22 % and cost 20 times the read). Every segment begins with a new chunk, so
-an append touches no old file; its last chunk is padded with zero rows. Nothing depends on time,
-process or order of work: interrupted or concurrent runs end with the same bytes.
+A chunk file is the raw row block, little endian. A local reader maps it into memory. A sketch is
+noise: zstd would save 22 % and take 20 times as long to read. Every segment begins with a new
+chunk, so an append touches no old file. Its last chunk is padded with zero rows. Nothing depends on
+time or process: interrupted or concurrent runs end with the same bytes.
 """
 
 import dataclasses
@@ -58,17 +58,17 @@ _RECORD = {"chunk": int, "rows": int, "index": str, "checksums": {str: int}}
 
 
 class Segment(NamedTuple):
-    """Rows that came together: how many, and the hash of their ids."""
+    """Rows that came together: their number and the hash of their ids."""
 
     rows: int
     ids_sha256: str
 
 
 class Chunk(NamedTuple):
-    """Rows that are written together: their positions, and for which index they are made.
+    """Rows that are written together: their positions and the index that they belong to.
 
-    The origin is a hash of the manifest as it was when their segment came, so neither a later
-    append nor a deletion changes it.
+    The origin is a hash of the manifest at the time of their segment. Neither a later append nor a
+    deletion changes it.
     """
 
     span: slice
@@ -77,10 +77,10 @@ class Chunk(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What an index is, as `SketchStore.create` describes it.
+    """The description of an index, as `SketchStore.create` gives it.
 
-    `rotation_seed` is None where rows are not rotated, `center_sha256` where there is no center;
-    `segments` are what was created, then each append; `deleted` ids are in order.
+    `rotation_seed` is None if rows are not rotated and `center_sha256` if there is no center.
+    `segments` are the created one and then each append. `deleted` ids are in order.
     """
 
     size: int
@@ -93,7 +93,7 @@ class Manifest:
     deleted: tuple[str, ...] = ()
 
     def settings(self) -> dict[str, Any]:
-        """Returns what never changes, as JSON values."""
+        """Returns the fields that never change, as JSON values."""
         fields = dataclasses.fields(self)[:-2]
         return {"index_format": INDEX_FORMAT} | {f.name: getattr(self, f.name) for f in fields}
 
@@ -251,9 +251,9 @@ def make_segment(ids: Sequence[str]) -> tuple[Segment, bytes]:
 
 
 def ids_file(number: int, segment: Segment) -> str:
-    """Returns the name of the file of a segment's ids; that of an append tells what is in it.
+    """Returns the name of a segment's file of ids; that of an append is a hash of its content.
 
-    So of two appends at once neither writes over the other's ids: the manifest names one of them.
+    Two appends at once then never write over each other's ids: the manifest names one of them.
     """
     return f"ids/{segment.ids_sha256[:16] if number else 0}.json"
 
@@ -269,7 +269,7 @@ def json_bytes(value: Any) -> bytes:
 
 
 def sealed(record: Mapping[str, Any]) -> bytes:
-    """Returns the record as JSON with a checksum of itself, so that a flipped byte is noticed."""
+    """Returns the record as JSON with a checksum of itself that reveals a flipped byte."""
     return json_bytes({**record, "crc32": zlib.crc32(json_bytes(record))})
 
 

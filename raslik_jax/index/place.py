@@ -1,8 +1,7 @@
-"""Where an index lies: a local folder, or a `gs://` or `s3://` prefix, by the same few calls.
+"""The place of an index: a local folder, or a `gs://` or `s3://` prefix, by the same calls.
 
-Every write goes to a name of its own, is fsynced and renamed: a file is there whole or not at all.
-No lock is held meanwhile, so a process that is stopped in the middle holds up no other; only
-`replace` holds one.
+Every write goes to a name of its own and is then fsynced and renamed. A file is there whole or not
+at all. No lock is held, so a stopped process holds up no other. Only `replace` holds a lock.
 """
 
 import contextlib
@@ -27,7 +26,7 @@ _UNFINISHED = ".__lock"  # how TensorStore's names of unfinished writes end
 
 
 class Read(NamedTuple):
-    """A file and its generation, which every write changes; value None where there is none."""
+    """A file and its generation, which every write changes; value None if there is none."""
 
     value: bytes | None
     generation: bytes
@@ -55,11 +54,11 @@ class Place:
         return Read(found.value if found.state == "value" else None, found.stamp.generation)
 
     def read(self, name: str) -> bytes | None:
-        """Returns a file, None where there is none."""
+        """Returns a file; None if there is none."""
         return self.look(name).value
 
     def read_many(self, names: list[str]) -> list[bytes | None]:
-        """Returns several files, read side by side."""
+        """Returns several files that are read at the same time."""
         found = [read.result() for read in [self._kv.read(name) for name in names]]
         return [read.value if read.state == "value" else None for read in found]
 
@@ -69,7 +68,7 @@ class Place:
         return {key.decode() for key in keys if not key.endswith(_UNFINISHED.encode())}
 
     def map(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """Returns a file as an array, a local one mapped into memory; refuses another size."""
+        """Returns a file as an array, mapped into memory if local; refuses another size."""
         size = int(np.prod(shape)) * dtype.itemsize
         if self.local is not None:
             file = self.local / name
@@ -84,21 +83,21 @@ class Place:
         raise ValueError(f"it must have {size} bytes, it has {actual}")
 
     def write(self, name: str, value: bytes | None, *, if_equal: bytes | None = None) -> bytes:
-        """Writes a file, or deletes it for None; its generation, empty where not `if_equal`."""
+        """Writes a file, or deletes it for None; its generation is empty if not `if_equal`."""
         with self._explained(name):
             return self._kv.write(name, value, if_equal=if_equal).result().generation
 
     def replace(self, name: str, value: bytes, *, if_equal: bytes) -> bool:
-        """Writes a file that is still as `look` found it; of several at once one does.
+        """Writes a file that is still as `look` found it; one of several writers succeeds.
 
-        For that moment a lock is held, of which a process that dies lets go.
+        It holds a lock for that moment. The system releases the lock of a dead process.
         """
         with self._explained(name):
             kv = ts.KvStore.open(self._spec, context=_LOCKING).result()
             return bool(kv.write(name, value, if_equal=if_equal).result().generation)
 
     def create(self, name: str, value: bytes, *, if_equal: bytes) -> bytes:
-        """Writes a file that was not there for `look`; as `write`, but one of many has it."""
+        """Writes a file that was not there for `look`; as `write`, but one of many succeeds."""
         if self.local is None:
             return self.write(name, value, if_equal=if_equal)
         # Exclusive creation: of many that start at once one has it, without a lock.
@@ -113,7 +112,7 @@ class Place:
         return self.look(name).generation
 
     def delete_folder(self, folder: str) -> None:
-        """Deletes all files of a folder, and the folder."""
+        """Deletes all files of a folder and the folder."""
         with self._explained(folder):
             self._kv.delete_range(_within(folder)).result()
         if self.local is not None:
@@ -121,7 +120,7 @@ class Place:
                 (self.local / folder).rmdir()
 
     def clear_unfinished(self) -> None:
-        """Deletes what was being written by processes that are dead, or too late."""
+        """Deletes the unfinished files of processes that are dead or too late."""
         # Not rglob, which fails where another job removes a folder under its feet.
         for folder, _, names in os.walk(self.local) if self.local else ():
             for name in names:

@@ -1,12 +1,12 @@
 """Compact rows: a fixed random rotation of the sketch, then 8 bits or one bit a coordinate.
 
-A few coordinates of a real gradient's sketch carry most of its mass: eight bits would spend their
-range on them, and the angle that sign bits estimate be wrong (slope 0.72). A random sign flip and a
-Walsh-Hadamard transform make the coordinates about Gaussian (slope 0.999, and int8's error 3.5
-times smaller). The rotation is orthogonal, so inner products and lengths stay.
+A few coordinates of a real gradient's sketch carry most of its mass. Eight bits would spend their
+range on them. The angle estimate of sign bits would be wrong (slope 0.72). A random sign flip and a
+Walsh-Hadamard transform make the coordinates about Gaussian (slope 0.999, int8's error 3.5 times
+smaller). The rotation is orthogonal, so inner products and lengths stay.
 
-Everything here is additions, multiplications and roundings of IEEE floats in a fixed order, so the
-same rows give the same bytes on every machine; every step is odd: the row -x gives the stored -x.
+Every step adds, multiplies or rounds IEEE floats in a fixed order. The same rows give the same
+bytes on every machine. Every step is odd: the row -x gives the stored -x.
 """
 
 import numpy as np
@@ -17,14 +17,14 @@ _ROWS_AT_ONCE = 16  # 4 MiB of float32 at K = 65,536: the transform stays in the
 
 
 def rotated_size(size: int) -> int:
-    """Returns W, the power of two a row is padded to: 64 at least, for whole words of signs."""
+    """Returns W, the padded row size: a power of two, at least 64 for whole words of signs."""
     return max(64, 1 << (size - 1).bit_length())
 
 
 def key_signs(count: int, *, seed: int, stream: int = 0) -> Float32[np.ndarray, " W"]:
-    """Returns `count` signs +1 or -1, a counter hash of (seed, stream, index).
+    """Returns `count` signs +1 or -1: a counter hash of (seed, stream, index).
 
-    splitmix64 (Steele, Lea, Flood 2014): integers only, so no version of NumPy or JAX changes it.
+    splitmix64 (Steele, Lea, Flood 2014) uses integers only. No version of NumPy or JAX changes it.
     """
     with np.errstate(over="ignore"):
         word = np.arange(count, dtype=np.uint64) + np.uint64(1)
@@ -97,10 +97,10 @@ def quantize_int8(
 def pack_signs(
     rotated_CW: Float32[np.ndarray, "C W"], *, seed: int
 ) -> UInt8[np.ndarray, "C bytes"]:
-    """Returns a bit a coordinate, set where it is positive; bit b of byte i is coordinate 8 i + b.
+    """Returns a bit a coordinate, set if it is positive; bit b of byte i is coordinate 8 i + b.
 
-    A zero takes a sign of the key times the sign of the row's first coordinate that is not zero, so
-    that the row -x has every bit flipped. The bits of a zero row, of length 0, say nothing.
+    A zero takes a sign of the key times the sign of the row's first nonzero coordinate. The row -x
+    then has every bit flipped. The bits of a zero row (length 0) mean nothing.
     """
     is_positive_CW = rotated_CW > 0
     is_zero_CW = rotated_CW == 0
@@ -120,10 +120,10 @@ def unpack_signs(packed: UInt8[np.ndarray, "C bytes"]) -> Float32[np.ndarray, "C
 
 
 def int8_error(scale_N: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
-    """Returns the standard error of each row's plain score that 8 bits add: scale / sqrt(12).
+    """Returns the standard error of each row's plain score from 8 bits: scale / sqrt(12).
 
-    A coordinate's rounding error is uniform within half a step, and the query a unit vector: about
-    4e-5 at W = 65,536. For comparison, bfloat16 rows err by about 1.6e-3 / sqrt(K).
+    A coordinate's rounding error is uniform within half a step and the query is a unit vector. The
+    error is about 4e-5 at W = 65,536. For comparison bfloat16 rows have about 1.6e-3 / sqrt(K).
     """
     return scale_N / np.sqrt(12)
 
@@ -131,17 +131,16 @@ def int8_error(scale_N: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
 def sign_error(score_N: Float[np.ndarray, " N"], *, size: int) -> Float[np.ndarray, " N"]:
     """Returns the standard error of a cosine that was estimated from signs of K coordinates.
 
-    pi sin(theta) sqrt(p (1 - p) / K), p = theta / pi: for Gaussian coordinates two bits differ
-    with probability p (Goemans and Williamson 1995, Lemma 3.2; Charikar 2002), so the estimate is
-    cos(pi h / W). 0.0061 at right angles and K = 65,536.
+    It is pi sin(theta) sqrt(p (1 - p) / K) with p = theta / pi. Two bits of Gaussian coordinates
+    differ with probability p (Goemans and Williamson 1995, Lemma 3.2; Charikar 2002). The estimate
+    is cos(pi h / W). The error is 0.0061 at right angles and K = 65,536.
 
-    It is an upper bound where K is no power of two: W bits of K coordinates depend on each other.
-    At K = W / 2 + 1 they are hardly more than K bits twice, above that the error is lower than
-    stated.
+    It is an upper bound if K is no power of two: W bits of K coordinates depend on each other. At K
+    = W / 2 + 1 they are hardly more than K bits twice. Above that the true error is lower.
 
-    That is the error against the cosine of the gradients, the sketch's own of 1 / sqrt(K) included.
-    Against the cosine of the sketches it is less: sqrt(1 - 4 / pi^2) = 0.77 of it at right angles.
-    For a mean over queries both are upper bounds.
+    This error is against the cosine of the gradients and includes the sketch's own 1 / sqrt(K).
+    Against the cosine of the sketches it is sqrt(1 - 4 / pi^2) = 0.77 of it at right angles. For a
+    mean over queries both are upper bounds.
     """
     angle_N = np.arccos(np.clip(np.asarray(score_N, np.float64), -1, 1))
     share_N = angle_N / np.pi

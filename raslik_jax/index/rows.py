@@ -18,7 +18,7 @@ _UNIT_TOLERANCE = 1e-3
 def check_rows(
     rows_CK: Float32[np.ndarray, "C K"], norms_C: Float[np.ndarray, " C"], ids: tuple[str, ...]
 ) -> None:
-    """Raises a ValueError unless rows are unit vectors, or zero where the norm is."""
+    """Raises a ValueError unless rows are unit vectors, or zero if the norm is."""
     lengths_C = row_lengths(rows_CK)
     expected_C = np.where(norms_C > 0, 1.0, 0.0)
     is_wrong_C = ~(np.abs(lengths_C - expected_C) <= _UNIT_TOLERANCE) | ~np.isfinite(norms_C)

@@ -1,16 +1,16 @@
-"""Scores of every row of an index for queries, and both ends of their ranking.
+"""Scores of every row of an index for queries and both ends of their ranking.
 
-The score of row x for query q is the cosine of the two sketches or, centered, of q - mu and x - mu,
-mu being the mean sketch of the corpus:
+The score of row x for query q is the cosine of the two sketches. A centered score is the cosine of
+q - mu and x - mu with mu the mean sketch of the corpus:
 
     s(x) = (<q, x> - <q, mu> - <mu, x> + <mu, mu>) / (|q - mu| |x - mu|)
 
-averaged over the queries. s_F = s pulls toward the query's output, s_R = -s against it
-(Algorithm 1, line 4), so one pass over the index gives both. The pass is linear in N; what the
-paper calls sublinear is K against P.
+averaged over the queries. A step on a row of high s_F = s makes the query's output likelier. s_R =
+-s is the other pole (Algorithm 1, line 4). One pass over the index gives both. The pass is linear
+in N. The paper's "sublinear" is K against P.
 
-The mean over queries is linear in the query, so any number of queries costs one column:
-mean_q s(x) = <v, x - mu> / |x - mu| with v = mean_q (q - mu) / |q - mu|.
+The mean over queries is linear in the query. Any number of queries takes one column: mean_q s(x) =
+<v, x - mu> / |x - mu| with v = mean_q (q - mu) / |q - mu|.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -39,7 +39,7 @@ from raslik_jax.index.quantize import INT8_LEVELS, pack_signs, rotate
 from raslik_jax.index.store import SketchStore
 from raslik_jax.parallel import meshes, processes
 
-# Where |x - mu|^2 is below this share of |x|^2 + |mu|^2 it is rounding: the row is the mean.
+# |x - mu|^2 below this share of |x|^2 + |mu|^2 is rounding: the row is the mean.
 _RELATIVE_ZERO = 1e-6
 # Terms in which a query is written in the dtype of the rows. A third for int8 would add nothing
 # that its rows could show, and six columns run at 2/3 of the speed of four.
@@ -47,7 +47,7 @@ _TERMS = {"float32": 1, "bfloat16": 2, "int8": 2}
 
 
 class Queries(NamedTuple):
-    """Unit vectors of the queries less the mean, and that mean: zeros for plain cosines."""
+    """Unit vectors of the queries less the mean and that mean (zeros for plain cosines)."""
 
     direction_QK: Float64[np.ndarray, "Q K"]
     mean_K: Float64[np.ndarray, " K"]
@@ -70,11 +70,11 @@ class Tails(NamedTuple):
 class Columns(NamedTuple):
     """Queries in the form in which rows are stored.
 
-    Each row is multiplied with `columns`, the last of which is mu: [M, W] for float32 rows; for
-    bfloat16 and int8 [2 M, W], coarse terms, then fine ones, whose sum keeps 16 bits of the query;
-    for signs [Q, W / 32] words. `column_scale_M` multiplies the products. `offset_G` is <v, mu> for
-    each of the G score columns, `mean_square` <mu, mu>; both 0 when not centered. For signs
-    `weight_GS` says how S queries' cosines make G scores.
+    Each row is multiplied with `columns`. The last column is mu. They are [M, W] for float32 rows.
+    For bfloat16 and int8 they are [2 M, W]: coarse terms and then fine ones, whose sum keeps 16
+    bits of the query. For signs they are [Q, W / 32] words. `column_scale_M` multiplies the
+    products. `offset_G` is <v, mu> for each of the G score columns and `mean_square` is <mu, mu>.
+    Both are 0 if not centered. For signs `weight_GS` makes G scores from S queries' cosines.
     """
 
     columns: Shaped[Array, "M W"]
@@ -87,7 +87,7 @@ class Columns(NamedTuple):
 def center_queries(
     query_QK: Float[np.ndarray, "Q K"], mean_K: Float[np.ndarray, " K"] | None = None
 ) -> Queries:
-    """Returns queries of any finite length but zero, less the mean where there is one."""
+    """Returns queries of any finite nonzero length less the mean if there is one."""
     lengths_Q = np.linalg.norm(np.asarray(query_QK, np.float64), axis=1)
     bad = np.flatnonzero(~(np.isfinite(lengths_Q) & (lengths_Q > 0)))
     if len(bad):
@@ -102,9 +102,9 @@ def center_queries(
 def queries_of_store(
     store: SketchStore, query_QK: Float[np.ndarray, "Q K"], *, center: bool
 ) -> Queries:
-    """Returns queries, centered on the mean of an index where its cosines are to be.
+    """Returns queries, centered on the mean of an index if its cosines are centered.
 
-    A ValueError where they do not fit the index: one of signs is centered for good, or is not.
+    It raises a ValueError if they do not fit. An index of signs is centered for good or not at all.
     """
     if query_QK.ndim != 2 or query_QK.shape[1] != store.size or not len(query_QK):
         raise ValueError(
@@ -124,10 +124,10 @@ def queries_of_store(
 def to_columns(
     queries: Queries, *, aggregate: Aggregate, dtype: str = "float32", rotation_seed: int = 0
 ) -> Columns:
-    """Returns queries, centered as the scores are to be, ready to be multiplied with rows.
+    """Returns queries, centered like the scores, ready to be multiplied with rows.
 
-    `mean` and `common` make one score per row, `mean_rank` one for every query. Dtype and rotation
-    are those of the rows as stored.
+    `mean` and `common` make one score per row and `mean_rank` makes one for every query. Dtype and
+    rotation are those of the stored rows.
     """
     count, mean_K = len(queries.direction_QK), queries.mean_K
     weight_GQ = query_weights(queries.gram_QQ, aggregate)
@@ -148,7 +148,7 @@ def to_columns(
 def _in_terms(
     column_MK: np.ndarray, dtype: str, rotation_seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns columns in the dtype of the rows, and the scale of each."""
+    """Returns columns in the dtype of the rows and the scale of each."""
     if dtype == "float32":
         return column_MK.astype(np.float32), np.ones(len(column_MK))
     if dtype == "bfloat16":
@@ -211,7 +211,7 @@ _jitted_block_scores = jax.jit(block_scores)
 
 
 def _dot(rows_CW: jax.Array, columns_MW: jax.Array) -> jax.Array:
-    """[C, M] products. The rows stand left and keep their dtype: casting them costs 10 times."""
+    """[C, M] products. The rows stay the left operand in their dtype: a cast is 10 times slower."""
     return lax.dot_general(
         rows_CW,
         columns_MW,
@@ -235,8 +235,8 @@ def centered_cosine(
 ) -> Float32[jax.Array, " N"]:
     """Returns the mean over queries of the (centered) cosine with every row.
 
-    The formula of this module; Algorithm 1, lines 3 and 4. A zero row scores 0.
-    Rows are float32 or bfloat16, near unit length where there is a mean, that of the unit rows.
+    The formula of this module (Algorithm 1, lines 3 and 4). A zero row scores 0. Rows are float32
+    or bfloat16. With a mean of the unit rows they are near unit length.
     """
     queries = center_queries(np.asarray(query_QK), mean_K)
     columns = to_columns(queries, aggregate="mean", dtype=jnp.asarray(sketch_NK).dtype.name)
@@ -304,7 +304,7 @@ def _score_columns(
 def queries_of_rows(
     store: SketchStore, positions: Int[np.ndarray, " M"], *, center: bool
 ) -> Queries:
-    """Returns rows of an index as queries of it, centered as `queries_of_store` centers."""
+    """Returns rows of an index as queries of it, centered as in `queries_of_store`."""
     row_MK = store.rows(positions)
     if store.dtype == "sign":  # centered before their signs were taken, or never
         return center_queries(row_MK)
@@ -314,7 +314,7 @@ def queries_of_rows(
 def join_columns(
     score_NG: Float[np.ndarray, "N G"], is_eligible_N: Bool[np.ndarray, " N"], how: Aggregate
 ) -> Float32[np.ndarray, " N"]:
-    """Returns one score per row from the columns of `to_columns`, minus infinity where barred."""
+    """Returns one score per row from the columns of `to_columns`; minus infinity bars a row."""
     score_N = np.full(len(score_NG), -np.inf, np.float32)
     left_LG = score_NG[is_eligible_N]
     score_N[is_eligible_N] = (
@@ -368,7 +368,7 @@ def search_store(
 
 
 def check_finer(store: SketchStore, finer: SketchStore) -> None:
-    """Raises a ValueError unless `finer` has the rows of an index, in a finer dtype."""
+    """Raises a ValueError unless `finer` has the rows of an index in a finer dtype."""
     if store.identity != finer.identity or store.size != finer.size:
         raise ValueError(
             f"the finer index {finer.path} must be what {store.path} was made from, its rows are "

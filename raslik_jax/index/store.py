@@ -1,6 +1,6 @@
-"""The sketch index: unit sketches, their norms and ids, read and written chunk by chunk.
+"""The sketch index: unit sketches, norms and ids, read and written chunk by chunk.
 
-`raslik_jax.index.format` says what lies on disk, `raslik_jax.index.upkeep` verifies, repairs and
+`raslik_jax.index.format` has the layout on disk. `raslik_jax.index.upkeep` verifies, repairs and
 changes an index.
 """
 
@@ -69,10 +69,10 @@ class SketchStore:
         rotation_seed: int = 0,
         center_K: Float64[np.ndarray, " K"] | None = None,
     ) -> "SketchStore":
-        """Returns the index at `path`, made if it is not there, opened if it is the same one.
+        """Returns the index at `path`: a new one, or the same one if it is there.
 
-        Resuming is calling this again with the same arguments, which also mends a damaged center.
-        Safe to call from many processes at once.
+        To resume call this again with the same arguments. It also mends a damaged center. Many
+        processes may call it at once.
 
         Args:
           path: a local folder, or a prefix that TensorStore knows (`gs://...`, `s3://...`).
@@ -103,7 +103,7 @@ class SketchStore:
         found = place.look(MANIFEST)
         if found.value is None:
             files |= manifest.zarr_files()
-            # What a creation that was killed, or is at work, has left is its own.
+            # The files of a killed or a running creation belong to this index.
             names = place.names()
             foreign = [n for n in sorted(names) if n not in files or place.read(n) != files[n]]
             if foreign and MANIFEST not in names:  # with one, another process was faster
@@ -113,7 +113,7 @@ class SketchStore:
                 )
             for file, value in files.items():
                 place.write(file, value)
-            # Absent when looked for; should another job have made it since, its word stands.
+            # Absent at the look; the manifest of another job that made it since counts.
             place.write(MANIFEST, manifest.seal(), if_equal=found.generation)
         store = cls.open(path)
         stored = store.manifest.settings() | {"ids": make_segment(store.ids)[0]._asdict()}
@@ -144,7 +144,7 @@ class SketchStore:
 
     @functools.cached_property
     def center_K(self) -> Float64[np.ndarray, " K"] | None:
-        """What was subtracted from the rows before their signs were taken, if anything."""
+        """The vector that was subtracted from the rows before their signs were taken, if any."""
         expected = self.manifest.center_sha256
         if expected is None:
             return None
@@ -155,7 +155,7 @@ class SketchStore:
         return self.manifest.chunks[chunk].span
 
     def positions_of(self, ids: Iterable[str]) -> Int[np.ndarray, " M"]:
-        """Returns the rows of examples, by their ids, all of which must be in the index."""
+        """Returns the rows of examples by their ids, which must all be in the index."""
         place = {example_id: row for row, example_id in enumerate(self.ids)}
         return np.array([place[example_id] for example_id in ids], np.int64)
 
@@ -167,11 +167,11 @@ class SketchStore:
 
     @functools.cached_property
     def is_eligible_N(self) -> Bool[np.ndarray, " N"]:
-        """Which rows can be found: not deleted, and of a gradient that is not zero."""
+        """Which rows can be found: not deleted and with a gradient that is not zero."""
         return self.is_live_N & (self.column("lengths") > 0)
 
     def missing_chunks(self) -> tuple[int, ...]:
-        """Returns the chunks without a commit record of this index, ascending: what is to do."""
+        """Returns the chunks without a commit record of this index, ascending: the work left."""
         there = self.place.names("commits")
         committed = [i for i in range(self.num_chunks) if record_file(i) in there]
         self._records = {i: self._records[i] for i in committed if i in self._records}
@@ -183,7 +183,7 @@ class SketchStore:
         return tuple(i for i in range(self.num_chunks) if i not in self._records)
 
     def is_missing(self, chunk: int) -> bool:
-        """Says whether a chunk is to be made, by a look at no other; what was there stays so."""
+        """Says whether a chunk is still to be made; it looks at no other chunk."""
         if chunk not in self._records:
             value = self.place.read(record_file(chunk))
             with contextlib.suppress(ValueError):
@@ -191,7 +191,7 @@ class SketchStore:
         return chunk not in self._records
 
     def require_complete(self) -> None:
-        """Raises a ValueError that says what is missing, where a chunk is."""
+        """Raises a ValueError that names the missing chunks, if there are any."""
         missing = self.missing_chunks()
         if missing:
             raise ValueError(
@@ -214,9 +214,9 @@ class SketchStore:
     ) -> None:
         """Writes and commits one chunk; a kill at any moment leaves it whole or missing.
 
-        The commit record is written last. Writing a chunk again is allowed: with the same rows
-        nothing changes, not even for a moment. `norms_C` are those before rows were made unit
-        vectors, 0 for a zero row. Where a write fails (OSError) the chunk is still missing.
+        The commit record is written last. A chunk may be written again: with the same rows nothing
+        changes at any moment. `norms_C` are those before rows were made unit vectors and 0 for a
+        zero row. After a failed write (OSError) the chunk is still missing.
         """
         ids = self.ids[self.chunk_positions(chunk)]
         if rows_CK.shape != (len(ids), self.size) or norms_C.shape != (len(ids),):
@@ -238,8 +238,8 @@ class SketchStore:
             self.require_current(chunk)
             self.place.write(file, record)
         except OSError:
-            # Where another process made the same chunk and finished the index, it has cleared away
-            # the files that this one was writing: the chunk is there, and that is all that counts.
+            # Another process made the same chunk and finished the index. It removed the files that
+            # this one was writing. The chunk is there.
             if self.place.read(file) != record:
                 raise
 
@@ -255,7 +255,7 @@ class SketchStore:
         self.place.clear_unfinished()
 
     def forget(self, chunk: int) -> None:
-        """Forgets what was read of a chunk, and what was derived from all of them."""
+        """Forgets a chunk's content that was read and values that were derived from all chunks."""
         self._records.pop(chunk, None)
         self._checked -= {(name, chunk) for name in self.manifest.arrays}
         self._columns.clear()
@@ -288,14 +288,14 @@ class SketchStore:
         return values
 
     def stored_words(self, chunk: int) -> Shaped[np.ndarray, "C _"]:
-        """Returns a chunk's rows as stored, as `read_array` does; signs as words of 32 bits."""
+        """Returns a chunk's stored rows as `read_array` does; signs as words of 32 bits."""
         stored = self.read_array("rows", chunk)
         return stored.view(np.uint32) if self.dtype == "sign" else stored
 
     def rows(self, positions: Sequence[int] | np.ndarray) -> Float32[np.ndarray, "M K"]:
         """Returns the rows at `positions` of `ids` as float32 sketches, rotated back if need be.
 
-        Signs come back as unit vectors that share the signs, so only their direction means much.
+        Signs become unit vectors with these signs. Only their direction means much.
         """
         position_M = np.asarray(positions, np.int64)
         starts = np.array([chunk.span.start for chunk in self.manifest.chunks])
@@ -308,7 +308,7 @@ class SketchStore:
         return rows_MK
 
     def _decoded(self, chunk: int, offsets: np.ndarray) -> np.ndarray:
-        """Returns rows of a chunk as float32, in the coordinates they are stored in."""
+        """Returns rows of a chunk as float32 in their stored coordinates."""
         stored = self.read_array("rows", chunk)[offsets]
         if self.dtype == "sign":
             return unpack_signs(stored)
@@ -320,8 +320,8 @@ class SketchStore:
     def column(self, name: str) -> Float32[np.ndarray, " N"]:
         """Returns one number per row.
 
-        `norms` before rows were made unit vectors; `lengths` as stored, 1 but for rounding, 0 for a
-        zero gradient; or `scales` of int8 rows, ones for others.
+        `norms` are those before rows were made unit vectors. `lengths` are those of stored rows: 1
+        but for rounding, 0 for a zero gradient. `scales` are of int8 rows and ones for others.
         """
         if name not in self.manifest.arrays:
             return np.ones(self.num_rows, np.float32)

@@ -1,4 +1,4 @@
-"""Looking after an index: verify it, drop what is damaged, append, delete, make a compact copy."""
+"""Upkeep of an index: verify it, drop damage, append, delete, make a compact copy."""
 
 import dataclasses
 import os
@@ -63,17 +63,17 @@ def verify(store: SketchStore) -> tuple[Damage, ...]:
 
 
 def discard(store: SketchStore, chunks: Iterable[int]) -> None:
-    """Drops the commit records of `chunks`, which makes them missing."""
+    """Drops the commit records of `chunks`, so that they are missing."""
     for chunk in chunks:
         store.place.write(record_file(chunk), None)
         store.forget(chunk)
 
 
 def append(store: SketchStore, ids: Sequence[str]) -> SketchStore:
-    """Returns the index with rows for `ids`, which are missing still; old chunks are not touched.
+    """Returns the index with rows for `ids` that are still missing; old chunks stay.
 
-    Refused are ids that the index has (deleted or not), an index that was changed since it was
-    opened, and bits of centered rows.
+    It refuses ids of the index (deleted or not), an index that was changed since it was opened and
+    bits of centered rows.
     """
     known = set(store.ids)
     clashing = [i for i in ids if i in known]
@@ -92,7 +92,7 @@ def append(store: SketchStore, ids: Sequence[str]) -> SketchStore:
 def delete(store: SketchStore, ids: Iterable[str]) -> SketchStore:
     """Returns the index with rows marked deleted: they leave the mean and every search.
 
-    Their bytes stay. Refused are unknown ids, all ids, and what `append` refuses.
+    Their bytes stay. It refuses unknown ids, all ids and everything that `append` refuses.
     """
     given = set(ids)
     unknown = sorted(given - set(store.ids))
@@ -108,7 +108,7 @@ def delete(store: SketchStore, ids: Iterable[str]) -> SketchStore:
 
 
 def _changed(store: SketchStore, files: Mapping[str, bytes], **changes: Any) -> SketchStore:
-    """Writes files, then the manifest with these changes."""
+    """Writes files and then the manifest with these changes."""
     if store.manifest.center_sha256 is not None:
         raise ValueError(
             f"{store.path} must not be changed in place, its bits are of centered rows and the "
@@ -136,11 +136,11 @@ def requantize(
     chunk_rows: int | None = None,
     rotation_seed: int = 0,
 ) -> SketchStore:
-    """Returns a coarser copy of a finished index; interrupted, it goes on where it stopped.
+    """Returns a coarser copy of a finished index; after a stop it goes on at the same place.
 
-    Rows deleted from `source` are left out. `is_centered`, for `sign`, takes the signs of row minus
-    `source.mean_K`; `chunk_rows` is that of `source` unless given. Refused is a dtype that is not
-    coarser: rows are no better than those they are made from, and signs stand for nothing else.
+    Rows deleted from `source` are left out. `is_centered` is for `sign`: it takes the signs of row
+    minus `source.mean_K`. `chunk_rows` is that of `source` unless given. A dtype that is not
+    coarser is refused: rows are no better than their source, and signs have no other form.
     """
     if dtype not in (coarser := coarser_dtypes(source.dtype)):
         raise ValueError(
@@ -161,8 +161,7 @@ def requantize(
     for chunk in store.missing_chunks():
         of_source = positions[store.chunk_positions(chunk)]
         rows_CK, lengths_C = source.rows(of_source), source.column("lengths")[of_source]
-        # What was rounded once is a unit vector no longer; int8 and sign do not care, but the
-        # store does.
+        # A rounded vector has no unit length. int8 and sign do not need it, but the store does.
         rows_CK /= np.where(lengths_C > 0, lengths_C, 1)[:, None]
         store.write_chunk(chunk, rows_CK, source.column("norms")[of_source])
     store.finish()
