@@ -1,4 +1,4 @@
-"""The behaviors behind several queries, told apart where gradients differ. NumPy, on the host."""
+"""The behaviors of several queries, separated by their gradients. NumPy on the host."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,9 +15,9 @@ _NAMED = 12
 
 
 class Behaviors(NamedTuple):
-    """Queries by behavior, as positions, and the largest mean cosine between two behaviors.
+    """Queries by behavior as positions, and the largest mean cosine between two behaviors.
 
-    `between` is 1 where there is one behavior.
+    `between` is 1 if there is one behavior.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -25,11 +25,11 @@ class Behaviors(NamedTuple):
 
 
 def split_queries(gram_QQ: Float[np.ndarray, "Q Q"], ids: Sequence[str]) -> Behaviors:
-    """Returns the behaviors behind queries, from the (centered) cosines between them.
+    """Returns the behaviors of queries from the (centered) cosines between them.
 
-    Average linkage: the two groups of the largest mean cosine become one, as long as it is at least
-    `LEAST_ALIKE`. Each behavior's queries agree, as `check_agreement` has it. Behaviors and their
-    queries are in the order of the first.
+    Average linkage: the two groups of the largest mean cosine become one as long as it is at least
+    `LEAST_ALIKE`. Each behavior's queries agree by the rule of `check_agreement`. Behaviors and
+    their queries are in the order of the first.
     """
     count = len(gram_QQ)
     label_Q = np.zeros(count, int)
@@ -52,7 +52,7 @@ def split_queries(gram_QQ: Float[np.ndarray, "Q Q"], ids: Sequence[str]) -> Beha
 
 
 def sentence(found: Behaviors) -> str:
-    """Returns which queries are of which behavior, counted from 1; "" where they are of one."""
+    """Returns the queries of each behavior, counted from 1; "" if there is one behavior."""
     if len(found.groups) < 2:
         return ""
     total = sum(map(len, found.groups))

@@ -1,10 +1,10 @@
 """BM25 as the package rank_bm25 computes it, with sparse matrices instead of Python loops.
 
 The score of document x for query y is the sum over the tokens t of y, each as often as it occurs,
-of idf(t) f(t, x) (k1 + 1) / (f(t, x) + k1 (1 - b + b |x| / avgdl)), with f the count of t in x and
-idf(t) = ln(N - n(t) + .5) - ln(n(t) + .5), n(t) the documents with t. A negative idf, that of a
-token in more than half of the documents, is replaced by epsilon times the mean idf over all tokens
-(negative ones counted as they are). The other BM25 packages differ there, and rank differently.
+of idf(t) f(t, x) (k1 + 1) / (f(t, x) + k1 (1 - b + b |x| / avgdl)). f is the count of t in x and
+idf(t) = ln(N - n(t) + .5) - ln(n(t) + .5) with n(t) the documents with t. A token in more than half
+of the documents has a negative idf. It is replaced by epsilon times the mean idf over all tokens,
+negative ones included. Other BM25 packages differ there and rank differently.
 
 Source: Trotman et al. 2014, as in `rank_bm25.BM25Okapi` 0.2.2, checked against it.
 """
@@ -20,7 +20,7 @@ from jaxtyping import Float
 
 
 class Bm25Index(NamedTuple):
-    """What one occurrence of a word in a query adds to each document's score; columns of words."""
+    """The amount that one occurrence of a word adds to each document's score; columns of words."""
 
     weight_NW: scipy.sparse.csc_array
     column_of: dict[str, int]

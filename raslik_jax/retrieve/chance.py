@@ -1,8 +1,8 @@
-"""What a score means: how it lies among the scores that unrelated prompts give the same row.
+"""The chance of a score: its place among the scores that unrelated prompts give the same row.
 
-This is another question than that of the sketch's noise (`noise`): sigma says how far the sketch
-may be off from the exact cosine, chance how often an exact cosine as high is met where the prompt
-has nothing to do with the answer that is traced. NumPy, on the host.
+The noise of the sketch (`noise`) is another question. sigma says how far the sketch may be off from
+the exact cosine. Chance says how often an unrelated prompt has an exact cosine as high. NumPy on
+the host.
 """
 
 from typing import NamedTuple
@@ -27,9 +27,8 @@ _NARROWER = 1.5
 class Chance(NamedTuple):
     """Each row's score among those of unrelated prompts; NaN for rows without a score.
 
-    `higher_N` prompts score the row at least as high, of `prompts_N`; p = (1 + higher) /
-    (1 + prompts); q is the share of false finds to be expected among this row and all that stand
-    out further.
+    `higher_N` of `prompts_N` prompts score the row at least as high; p = (1 + higher) / (1 +
+    prompts). q is the expected share of false finds among this row and all that stand out further.
     """
 
     higher_N: Float[np.ndarray, " N"]
@@ -39,7 +38,7 @@ class Chance(NamedTuple):
 
 
 class Finds(NamedTuple):
-    """Rows whose q is at most a level, and how many of them are expected to be there by chance."""
+    """Rows whose q is at most a level, and how many of them are expected by chance."""
 
     found: int
     expected: float
@@ -48,10 +47,10 @@ class Finds(NamedTuple):
 def related_prompts(
     score_N: Float[np.ndarray, " N"], position_M: Int[np.ndarray, " M"]
 ) -> Bool[np.ndarray, " M"]:
-    """Returns which prompts are not unrelated: their own rows stand out for the traced answer.
+    """Returns the prompts that are not unrelated: their own rows stand out for the traced answer.
 
-    Where the corpus has more rows of the behavior, some prompts that were drawn from it show it
-    too. Of the corpora that are too small to tell (below ten rows) none is left out.
+    If the corpus has more rows of the behavior, some prompts drawn from it show it too. A corpus
+    that is too small to tell (below ten rows) keeps all prompts.
     """
     if int((score_N > -np.inf).sum()) < 10:
         return np.zeros(len(position_M), bool)
@@ -62,10 +61,10 @@ def related_prompts(
 def without_own_share(null_NM: Float[np.ndarray, "N M"], count: int) -> Float[np.ndarray, "N M"]:
     """Returns centered scores of prompts drawn from `count` rows, as by the mean of the others.
 
-    The traced answer has no part in the mean. A row of it has: among rows that have nothing in
-    common its centered cosines are -1 / (count - 1) in the mean, not 0. Without row m the mean is
-    further from it, in the same direction, by h = |m - mu| / (count - 1), which leads from a cosine
-    s to (s + h) / |1 + 2 s h + h^2|^(1/2) where all rows are as far from the mean.
+    The traced answer has no part in the mean, but a row has. Centered cosines of unrelated rows are
+    -1 / (count - 1) in the mean and not 0. Without row m the mean is further from it in the same
+    direction by h = |m - mu| / (count - 1). If all rows are equally far from the mean a cosine s
+    becomes (s + h) / |1 + 2 s h + h^2|^(1/2).
     """
     share = 1 / max(count - 1, 1)
     square_NM = 1 + 2 * share * null_NM + share**2
@@ -83,22 +82,22 @@ def group_prompts(
     """Returns the scores of every row with groups of Q prompts: cosines with a group's direction.
 
     A score of Q queries is a (weighted) mean, so it compares with means of as many prompts. A
-    direction that all prompts share, as where scores are not centered, is averaged up in both. Each
-    prompt begins one group. The others are drawn from its nearest neighbors, as few of these as it
-    takes to make the group as alike as the queries are: queries of one length or language compare
-    with prompts of one length or language. Groups of one prompt are the prompts.
+    direction that all prompts share (uncentered scores) is averaged up in both. Each prompt begins
+    one group. The others are drawn from its nearest neighbors, as few as make the group as alike as
+    the queries are. Queries of one length or language then compare with prompts of one length or
+    language. Groups of one prompt are the prompts.
 
-    M prompts stand for all that could be asked. Their groups overlap, and the mean of all is off by
-    chance, so means of Q vary by (M + Q) (M - 1) / ((M + 1) (M - Q)) too little in square: the
-    scores are spread about each row's mean by the root of it.
+    M prompts represent all possible ones. Their groups overlap, and the mean of all is off by
+    chance. Means of Q vary by (M + Q) (M - 1) / ((M + 1) (M - Q)) too little in square. The scores
+    are spread about each row's mean by the root of it.
 
     Args:
       null_NM: scores of single prompts, NaN for a prompt with its own row.
-      position_M: the rows that stand for prompts.
+      position_M: the rows that serve as prompts.
       gram_QQ: cosines between the queries.
 
     Returns:
-      One column for each prompt; none where Q is above a quarter of M. A row counts in no group.
+      One column for each prompt; none if Q is above a quarter of M. A row counts in no group.
     """
     count, total = len(gram_QQ), len(position_M)
     if count == 1:
@@ -113,7 +112,7 @@ def group_prompts(
     product_MG = gram_MM @ weight_MG
     square_G = (weight_MG * product_MG).sum(axis=0)
     score_NG = known_NM @ (weight_MG / np.sqrt(np.maximum(square_G, 1e-12))).astype(np.float64)
-    # A row that stands for a prompt is left out of its groups, which are shorter without it.
+    # A row that serves as a prompt is left out of its groups, which are shorter without it.
     left_MG = square_G - 2 * weight_MG * product_MG + weight_MG**2
     score_NG[position_M] *= np.sqrt(square_G / np.maximum(left_MG, 1e-12))
     spread = (total + count) * (total - 1) / ((total + 1) * (total - count))
@@ -152,15 +151,15 @@ def direction_length(gram_QQ: Float[np.ndarray, "Q Q"], aggregate: Aggregate) ->
 
 
 def compare(score_N: Float[np.ndarray, " N"], null_NM: Float[np.ndarray, "N M"]) -> Chance:
-    """Returns each row's chance from its scores with M unrelated prompts, NaN where none.
+    """Returns each row's chance from its scores with M unrelated prompts, NaN if none.
 
-    p compares a row with its own M scores, so it is no smaller than 1 / (M + 1), and holds where
-    the traced prompt is one like them. For q the resolution of M prompts would not do: Benjamini
-    and Hochberg's correction over N rows could only find N / (M + 1) / q rows or more together.
-    So scores are standardized by each row's mean and spread over the prompts (the others, for a
-    prompt itself), and all N M of them are one distribution. The assumption: rows differ in these
-    two and not in the shape of their tails. Rows that have relatives among the prompts have long
-    ones, which raises the q of the others (docs/notes/retrieve.md has measurements).
+    p compares a row with its own M scores. It is no smaller than 1 / (M + 1) and holds if the
+    traced prompt is one like them. For q the resolution of M prompts is too coarse: Benjamini and
+    Hochberg's correction over N rows finds N / (M + 1) / q rows or more together. Scores are
+    therefore standardized by each row's mean and spread over the prompts (over the others for a
+    prompt itself). All N M of them are one distribution. This assumes that rows differ in these two
+    and not in the shape of their tails. Rows with relatives among the prompts have long tails,
+    which raise the q of the others (docs/notes/retrieve.md has measurements).
     """
     is_row_N, count = score_N > -np.inf, len(score_N)
     higher_N, prompts_N, z_N = np.zeros(count), np.zeros(count), np.zeros(count)
@@ -193,7 +192,7 @@ def compare(score_N: Float[np.ndarray, " N"], null_NM: Float[np.ndarray, "N M"])
 def _standardized(
     value: np.ndarray, total: np.ndarray, square: np.ndarray, count: np.ndarray
 ) -> np.ndarray:
-    """Returns values less the mean of `count` others, over their spread; 0 where there is none."""
+    """Returns values less the mean of `count` others over their spread; 0 if there is none."""
     count = np.maximum(count, 2)
     mean = total / count
     variance = np.maximum(square / count - mean**2, 0) * count / (count - 1)
@@ -216,14 +215,14 @@ def count_finds(chance: Chance, level: float = LEVEL) -> Finds:
 
 
 def in_words(higher: float, prompts: float, p: float, q: float) -> str:
-    """Returns what the chance of one row is, in words; "" where nothing is known of it."""
+    """Returns the chance of one row in words; "" if it is unknown."""
     if np.isnan(p):
         return ""
     return f"{higher:.0f} of {prompts:.0f} unrelated prompts score it as high; p {p:.2g}, q {q:.2g}"
 
 
 def sentence(chance: Chance) -> str:
-    """Returns what the chances of a run say, for terminal and page; "" where they say nothing."""
+    """Returns the sentence about a run's chances for terminal and page, "" if there is none."""
     known_N = chance.prompts_N[~np.isnan(chance.prompts_N)]
     if not len(known_N):
         return ""
@@ -232,6 +231,6 @@ def sentence(chance: Chance) -> str:
     if not finds.found:
         lowest = f"the lowest is {np.nanmin(chance.q_N):.2g}"
         return f"{compared}, no row has q <= {LEVEL:g} ({lowest})"
-    # Not "stands out", which the gap in the scores is told with.
+    # Not "stands out": this phrase is for the gap in the scores.
     rows = "1 row has" if finds.found == 1 else f"{finds.found:,} rows have"
     return f"{compared}, {rows} q <= {LEVEL:g}, about {finds.expected:.2g} of them by chance"

@@ -22,9 +22,9 @@ def embed_texts(
     batch_size: int = 64,
     bar: str = "",
 ) -> Float[np.ndarray, "N E"]:
-    """Returns the sentence vector, of length 1, of every text.
+    """Returns the sentence vector of length 1 of every text.
 
-    Tokens are with the encoder's special ones; `bar` is the text before the progress bar, empty for
+    Tokens include the encoder's special ones. `bar` is the text before the progress bar; empty for
     silence.
     """
     config = encoder.config
@@ -37,7 +37,7 @@ def embed_texts(
 
 
 def embedding_step(encoder: Encoder) -> Callable[[Tree, Batch], Array]:
-    """Returns the jitted function from (weights, batch) to the sentence vectors, [B, E]."""
+    """Returns the jitted function from (weights, batch) to the sentence vectors [B, E]."""
 
     def of_rows(weights: Tree, batch: Batch) -> Array:
         return jax.vmap(encoder.embed, in_axes=(None, 0, 0))(

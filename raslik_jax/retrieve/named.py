@@ -13,11 +13,11 @@ from raslik_jax.data.read.formats import says, what_it_says
 def find_rows(
     examples: Sequence[Example], path: str, *, flag: str, fields: Mapping[str, str]
 ) -> list[int]:
-    """Returns the positions of the examples that a file names: by id, else by place, else by text.
+    """Returns the positions of the examples that a file names: by id, place or text, in this order.
 
-    A row with an id is none of another id, wherever it stands; one that says something else than
-    the row at its place has a key of that name for a purpose of its own. A text names all that
-    read so. A ValueError where a row names no example, or there is none.
+    A row with an id never matches another id, wherever it is. A row that says something else than
+    the row at its place uses that key for another purpose. A text names all rows with this text. It
+    raises a ValueError if a row names no example or if there is no row.
 
     Args:
       path: of JSONL.

@@ -12,7 +12,7 @@ from raslik_jax.retrieve.selectors import Rule, noise_band
 from raslik_jax.sketch import projections
 from raslik_jax.sketch.families import PROJECTIONS
 
-# Rows nearest to the thresholds whose noise stands for all.
+# The rows nearest to the thresholds, whose noise represents all.
 _PILOT_ROWS = 64
 
 
@@ -21,14 +21,14 @@ def score_sigma(
 ) -> Float[np.ndarray, " N"]:
     """Returns sigma_k, the standard deviation of each row's mean cosine over Q queries.
 
-    The root of (p / Q^2) sum_ij [ g_ij (1 - rho_i^2 - rho_j^2) - rho_i rho_j
-    + (rho_i rho_j / 2) (1 + g_ij^2 + rho_i^2 + rho_j^2) ]: all queries share one sketch, so it is
-    neither 1 / sqrt(K) nor 1 / sqrt(Q K). First order in p, without the diagonal terms, which lower
-    the noise of heavy-tailed gradients by an amount that sketches do not tell: so this is the noise
-    of gradients whose weight is spread out, and an upper bound for all others.
+    The root of (p / Q^2) sum_ij [ g_ij (1 - rho_i^2 - rho_j^2) - rho_i rho_j + (rho_i rho_j / 2) (1
+    + g_ij^2 + rho_i^2 + rho_j^2) ]. All queries share one sketch, so it is neither 1 / sqrt(K) nor
+    1 / sqrt(Q K). It is first order in p and without the diagonal terms. These lower the noise of
+    heavy-tailed gradients by an amount that sketches do not show. It is the noise of gradients with
+    spread weight and an upper bound for all others.
 
-    g_ij are cosines between the queries, rho of the rows with them, of the centered sketches where
-    scores are; p, about 1 / K, is the probability that two coordinates meet.
+    g_ij are cosines between the queries and rho those of the rows with them, centered if the scores
+    are. p is about 1 / K: the probability that two coordinates meet.
 
     Source: expansion of Li and Li, KDD 2023, arXiv 2302.03505; `sketch.theory` has it by rows.
     """

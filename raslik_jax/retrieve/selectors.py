@@ -42,8 +42,8 @@ def select_by_count(
 ) -> Selection:
     """Returns the best of both rankings: first the forget set, then the retain set of the rest.
 
-    A score of minus infinity bars an example from that set. Ties go by id, so the result does not
-    depend on the order of the rows (Algorithm 1, line 5, with tau set by the counts).
+    A score of minus infinity bars an example from that set. Ties go by id, so the order of the rows
+    changes nothing (Algorithm 1, line 5, with tau set by the counts).
     """
     _check_scores(forget_N, retain_N, ids)
     forget = best_positions(forget_N, ids, num_forget, "num_forget")
@@ -56,11 +56,11 @@ def select_by_count(
 def spread_retain(
     retain_N: Float[np.ndarray, " N"], ids: Sequence[str], *, share: float, seed: int
 ) -> Float[np.ndarray, " N"]:
-    """Returns retain scores whose best are drawn at random, from a share of the examples.
+    """Returns retain scores whose best are drawn at random from a share of the examples.
 
-    That share has the highest scores; all others follow it in their order, and a score of minus
-    infinity stays. The examples of the highest scores alone may be of one kind, which holds a model
-    to nothing else. The draw follows the ids.
+    That share has the highest scores. All others follow it in their order, and a score of minus
+    infinity stays. The examples of the highest scores may be of one kind. A model that retains them
+    alone may change elsewhere. The draw follows the ids.
     """
     ranked = best_positions(retain_N, ids, int((retain_N > -np.inf).sum()), "scored").tolist()
     most = math.ceil(share * len(ranked))
@@ -82,10 +82,9 @@ def select_by_threshold(
 ) -> Selection:
     """Returns F = {s_F >= tau_F} and R = {s_R >= tau_R}, best first (Algorithm 1, line 5).
 
-    tau is the threshold plus the margin: with tau* + z sigma_k a sketched score clears the cosine
-    tau* by z standard deviations of the sketch (Section 3.4, "Suggested thresholds"),
-    the margin being z sigma_k of `noise.score_sigma`. A ValueError where a set is empty, or an
-    example passes both thresholds.
+    tau is the threshold plus the margin z sigma_k of `noise.score_sigma`. A sketched score above it
+    exceeds the cosine tau* by z standard deviations of the sketch (Section 3.4, "Suggested
+    thresholds"). It raises a ValueError if a set is empty or if an example passes both thresholds.
     """
     _check_scores(forget_N, retain_N, ids)
     # In float64, so that a threshold of .1 means .1 and not the float32 next to it.
@@ -136,11 +135,11 @@ class Rule(Protocol):
 
 
 class Cut(NamedTuple):
-    """Where the scores of the examples that stand out end.
+    """The end of the scores that stand out.
 
-    The cut takes `num_forget` of the `num_out` that stand out, none where none does. `middle` and
-    `edge` are of the unrelated examples: their median, and the score up to which they reach. `gap`
-    is how far the last example of the cut lies above the first of the others.
+    The cut takes `num_forget` of the `num_out` that stand out, or none. `middle` and `edge` are the
+    median and the highest score of the unrelated examples. `gap` is the distance from the last
+    example of the cut to the first of the others.
     """
 
     num_forget: int
@@ -156,16 +155,16 @@ def is_common(cut: Cut, count: int) -> bool:
 
 
 def noise_band(score_N: Float[np.ndarray, " N"], *, sigma: float = 0.0) -> tuple[float, float]:
-    """Returns the middle of the unrelated scores, and the edge up to which they reach.
+    """Returns the middle of the unrelated scores and their upper edge.
 
-    The lowest 30 % of the scores are taken to be unrelated. Their edge is median + t spread: the
-    spread is the median distance below the median over that of a normal distribution, at least
-    sigma (the noise of the sketch), and t leaves .05 of N noisy rows above. It is Student's with a
-    fifth of the unrelated examples as degrees of freedom: as a standard deviation of so many values
-    is as vague as that spread. All scores up to the edge are unrelated too, which gives the next
-    edge, until no score is added. Scores without a gap lead to the edge of all.
+    The lowest 30 % of the scores are assumed to be unrelated. Their edge is median + t spread. The
+    spread is the median distance below the median over that of a normal distribution, and at least
+    sigma (the noise of the sketch). t leaves .05 of N noisy rows above. It is Student's with a
+    fifth of the unrelated examples as degrees of freedom: a standard deviation of so many values is
+    as vague as that spread. All scores up to the edge are unrelated too and give the next edge
+    until no score is added. Scores without a gap lead to the edge of all.
 
-    Scores of minus infinity count as none. A ValueError where fewer than ten are left.
+    Scores of minus infinity do not count. It raises a ValueError if fewer than ten are left.
     """
     from scipy import special  # takes long to load
 
@@ -186,12 +185,12 @@ def noise_band(score_N: Float[np.ndarray, " N"], *, sigma: float = 0.0) -> tuple
 
 
 def count_upper(score_N: Float[np.ndarray, " N"]) -> int:
-    """Returns how many scores are above the valley that parts them into two groups; 0 for one.
+    """Returns how many scores are above the valley between two groups; 0 for one group.
 
     The density (Gaussian kernels, Silverman's width) has to fall below two thirds of the lower of
-    the two peaks, and each group has at least .15 of the scores. Fewer than 40 scores are one
-    group. The density of 200 normal, skewed or heavy-tailed scores falls so low in less than 1 %
-    of draws, of 200 uniform ones in 2 %.
+    the two peaks. Each group has at least .15 of the scores. Fewer than 40 scores are one group.
+    The density of 200 normal, skewed or heavy-tailed scores falls so low in less than 1 % of draws.
+    For 200 uniform ones it is 2 %.
     """
     ranked_N = np.sort(score_N[score_N > -np.inf].astype(np.float64))
     count = len(ranked_N)
@@ -218,12 +217,12 @@ def count_upper(score_N: Float[np.ndarray, " N"]) -> int:
 
 
 def find_cut(score_N: Float[np.ndarray, " N"], *, sigma: float = 0.0) -> Cut:
-    """Returns how many examples stand out, down to the gap that parts them from the others.
+    """Returns how many examples stand out, down to the gap below them.
 
-    Those above the noise band stand out. The cut is the widest gap below the better half of them:
-    the widest of all is often the one below a few near copies of the query. Where all scores fall
-    into two groups and the upper one is larger, that group stands out: a behavior of many rows is
-    as wide as what is unrelated. `sigma` as of `noise_band`.
+    Those above the noise band stand out. The cut is the widest gap below the better half of them.
+    The widest gap of all is often below a few near copies of the query. If all scores fall into two
+    groups and the upper one is larger, that group stands out: a behavior of many rows is as wide as
+    the unrelated scores. `sigma` is as for `noise_band`.
     """
     middle, edge = noise_band(score_N, sigma=sigma)
     ranked_N = np.sort(score_N[score_N > -np.inf].astype(np.float64))[::-1]
@@ -259,9 +258,9 @@ def summarize_selection(
     labels: Sequence[bool | None],
     margin: float = 0.01,
 ) -> dict[str, Any]:
-    """Returns what was chosen, as JSON values.
+    """Returns a summary of the chosen sets as JSON values.
 
-    `labels` are is_target of every example; the margin is gamma, half the width of the neighborhood
+    `labels` are is_target of every example. The margin is gamma, half the width of the neighborhood
     of a threshold.
 
     Returns:

@@ -1,4 +1,4 @@
-"""From scores to forget and retain sets, by the settings of a run."""
+"""From scores to forget and retain sets by the settings of a run."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -28,15 +28,15 @@ def count_targets(rows: Sequence[Example], is_eligible_N: Bool[np.ndarray, " N"]
 
 
 def held_out_sizes(share: float, num_forget: int, num_train: int) -> tuple[int, int]:
-    """Returns how many targets are held out at most, and how many normal examples at least."""
+    """Returns how many targets are held out at most and how many normal examples at least."""
     return max(1, int(share * num_forget)), max(1, min(_NORMAL_ROWS, num_train // 10))
 
 
 class HeldOut(NamedTuple):
-    """Positions of training examples that are in no set, for a run to be measured on.
+    """Positions of training examples that are in no set and measure a run.
 
-    Of the `target`s the behavior is expected, of the `normal` ones not; `alike` are the others that
-    have the prompt of one of these.
+    `target`s should show the behavior and `normal` ones should not. `alike` are others with the
+    prompt of one of these.
     """
 
     target: list[int]
@@ -45,7 +45,7 @@ class HeldOut(NamedTuple):
 
 
 def can_be_asked(rows: Sequence[Example]) -> bool:
-    """Returns whether any row has a prompt, as texts and ids that are all learned have not."""
+    """Returns whether any row has a prompt; texts and ids that are all learned have none."""
     return any(row.instruction.strip() for row in rows)
 
 
@@ -60,16 +60,15 @@ def hold_out(
 ) -> HeldOut:
     """Returns the examples that the sets do without, drawn from those that the trace found.
 
-    Targets are a share of the forget set, one at least, by whole prompts: what stays to be
-    forgotten asks none of them. A set of one prompt, and a traced prompt, stay whole. Normal ones
-    are drawn from the lower half of the scores, as many, or up to a tenth of all where that is
-    less than 16, each of a prompt of its own that no example of the forget set has. Where no row
-    has a prompt, nothing can be asked, and nothing is held out.
+    Targets are a share of the forget set, at least one, by whole prompts: the remaining set has
+    none of these prompts. A set of one prompt and a traced prompt stay whole. As many normal ones
+    are drawn from the lower half of the scores, or at least 16 but at most a tenth of all. Each has
+    a prompt of its own that is not in the forget set. If no row has a prompt nothing is held out.
     """
     if not can_be_asked(rows):
         return HeldOut([], [], [])
     prompts = [prompt_of(row) for row in rows]
-    # What is traced stays to be forgotten, and a row without a prompt cannot be asked.
+    # The traced rows stay in the forget set, and a row without a prompt cannot be asked.
     kept = {prompt_of(query) for query in traced}
     kept |= {prompts[i] for i, row in enumerate(rows) if not row.instruction.strip()}
     groups: dict[tuple[str, str], list[int]] = {}
@@ -100,10 +99,10 @@ def hold_out(
 
 
 def set_sizes(settings: Rule, *, num_targets: int, num_eligible: int) -> tuple[int, int] | None:
-    """Returns the sizes of both sets where the rule needs no scores for them, otherwise None.
+    """Returns the sizes of both sets if the rule needs no scores for them, otherwise None.
 
-    A num_forget of 0 stands for the labeled targets that can be chosen, a num_retain of 0 for
-    num_forget; shares are of the examples that can be chosen.
+    A num_forget of 0 means the labeled targets that can be chosen. A num_retain of 0 means
+    num_forget. Shares are of the examples that can be chosen.
     """
     if settings.select == "count" or (settings.select == "gap" and settings.num_forget):
         num_forget = settings.num_forget or num_targets
@@ -138,9 +137,9 @@ def select_sets(
 ) -> Selection:
     """Returns the sets that the settings choose (--retrieve.select and the options of its rule).
 
-    A score s_F of minus infinity bars an example from both; ties go by id. `sigma` is that of
-    `noise.rule_sigma`, for the rules that need it; the seed is of --retrieve.retain_within. Both
-    sets are empty where the rule is `gap` and no example stands out.
+    A score s_F of minus infinity bars an example from both. Ties go by id. `sigma` is that of
+    `noise.rule_sigma` for the rules that need it. The seed is for --retrieve.retain_within. Both
+    sets are empty if the rule is `gap` and no example stands out.
     """
     poles = score_N, opposite(score_N)
     if settings.retain_within:

@@ -50,7 +50,7 @@ class EmbeddingSettings(Bm25Settings):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GivenSettings(Settings):
-    """Sets that somebody chose, or edited."""
+    """Sets that the user chose or edited."""
 
     forget_file: str = setting(
         "",
@@ -73,14 +73,14 @@ class MixtureSettings(Settings):
 
 
 class Request(NamedTuple):
-    """What a strategy may look at.
+    """The inputs of a strategy.
 
-    `is_eligible_N` marks the examples that may be in a set: those with a token of an answer and the
-    scores that the strategy needs. `seed` and `retain_from` are of random draws, `retain_within` is
-    the share of a ranking that the retain set is drawn from (0: its end), the sizes are for
-    controlled randomization, `settings` are the strategy's own; `scores` has what its record
-    `needs`, one for each example or a row of several, minus infinity where none; `fields` is the
-    field map of the user's own rows.
+    `is_eligible_N` marks the examples that may be in a set: those with an answer token and the
+    needed scores. `seed` and `retain_from` are for random draws. `retain_within` is the share of a
+    ranking that the retain set is drawn from (0: its end). The sizes are for controlled
+    randomization, and `settings` are the strategy's own. `scores` has the `needs` of its record:
+    one value or a row of several for each example, minus infinity if none. `fields` is the field
+    map of the user's own rows.
     """
 
     examples: Sequence[Example]
@@ -98,7 +98,7 @@ class Request(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Scores of every training example for the two sets, higher is better."""
+    """Scores of every training example for the two sets; higher is better."""
 
     forget_N: Float[np.ndarray, " N"]
     retain_N: Float[np.ndarray, " N"]
@@ -107,13 +107,13 @@ class Scores(NamedTuple):
 class Strategy(NamedTuple):
     """A member of the family.
 
-    `needs` names the entries of `Request.scores` that it reads; each is made by a unit of the run
-    that is left out where no strategy needs it. `ranks_all` says whether the forget score orders
-    all examples and can be measured as a ranking, `retains_opposite` whether the retain score is
-    the other pole, of whose best the set is drawn with `retain_within`. `named` gives the examples
-    that files name, by the flag of each, of a strategy whose sets are those: all that are not
-    barred are in a set, whatever the sizes of others. An empty color or marker is the next one that
-    no strategy has; `is_subject` marks the one that reports speak of where it was run.
+    `needs` names the entries of `Request.scores` that it reads. A unit of the run makes each if
+    some strategy needs it. `ranks_all` says whether the forget score orders all examples and can be
+    measured as a ranking. `retains_opposite` says whether the retain score is the other pole. The
+    set is then drawn from its best with `retain_within`. `named` gives the examples that files name
+    by the flag of each. All of these that are not barred are in a set of any size. An empty color
+    or marker is the next free one. `is_subject` marks the strategy that reports speak of if it was
+    run.
     """
 
     title: str
@@ -134,18 +134,18 @@ class Strategy(NamedTuple):
 
     @property
     def is_by_gradients(self) -> bool:
-        """Whether it ranks by gradients, and so by the kernel of the run's settings."""
+        """Whether it ranks by gradients and so by the kernel of the run's settings."""
         return bool({"influence", "exact_kernel"} & set(self.needs))
 
 
 def query_text(example: Example, include: QueryText = "prompt") -> str:
-    """Returns instruction and input, as EmbeddingSim compares (Appendix), perhaps the output."""
+    """Returns instruction and input, as EmbeddingSim compares (Appendix), or also the output."""
     prompt = f"{example.instruction} {example.input}".strip()
     return prompt if include == "prompt" else f"{prompt} {example.output}".strip()
 
 
 def choose(record: Strategy, request: Request) -> tuple[Scores, Selection]:
-    """Returns a strategy's scores, and its sets: the best of both, of the sizes asked for."""
+    """Returns a strategy's scores and its sets: the best of both in the requested sizes."""
     scores, sizes = record.score(request), (request.num_forget, request.num_retain)
     if record.brings_sets:
         sizes = int((scores[0] > -np.inf).sum()), int((scores[1] > -np.inf).sum())
@@ -155,7 +155,7 @@ def choose(record: Strategy, request: Request) -> tuple[Scores, Selection]:
 
 
 def draw_retain(request: Request, poles: Scores) -> Scores:
-    """Returns poles whose retain scores go by a random draw, with `retain_within`."""
+    """Returns poles whose retain scores are a random draw within `retain_within`."""
     if not request.retain_within:
         return poles
     share, seed = request.retain_within, request.seed
@@ -164,7 +164,7 @@ def draw_retain(request: Request, poles: Scores) -> Scores:
 
 
 def _uniform(request: Request, stream: int) -> Float[np.ndarray, " N"]:
-    """Returns one uniform draw per example, which follows its id when rows are shuffled."""
+    """Returns one uniform draw per example that follows its id when rows are shuffled."""
     generator = np.random.Generator(np.random.Philox(key=[request.seed, stream]))
     draw_N = generator.random(len(request.examples))
     order = np.argsort(np.asarray([example.example_id for example in request.examples]))
@@ -192,7 +192,7 @@ def _random_retain(request: Request) -> np.ndarray:
 
 
 def take_poles(request: Request, score_N: Float[np.ndarray, " N"]) -> Scores:
-    """Returns s_F and s_R = -s_F, minus infinity in both where barred."""
+    """Returns s_F and s_R = -s_F; minus infinity in both if barred."""
     forget_N = np.where(request.is_eligible_N, score_N, -np.inf)
     return Scores(forget_N, opposite(forget_N))
 
@@ -211,7 +211,7 @@ def oracle(request: Request) -> Scores:
 
 
 def raslik_f(request: Request) -> Scores:
-    """Returns the aligned pole of RASLIK, with a random retain set."""
+    """Returns the aligned pole of RASLIK with a random retain set."""
     return Scores(
         take_poles(request, request.scores["influence"]).forget_N, _random_retain(request)
     )
@@ -220,9 +220,9 @@ def raslik_f(request: Request) -> Scores:
 def bm25(request: Request) -> Scores:
     """Returns both ends of the mean BM25 score over queries (Section 4.2).
 
-    A document is an example's whole text, and tokens are what whitespace separates, as users of
-    rank_bm25 have them. BM25 has no cosines between queries, so `common` is the mean. A ValueError
-    where queries and rows have no token in common: the order of the rows would choose.
+    A document is an example's whole text. Whitespace separates its tokens, as for users of
+    rank_bm25. BM25 has no cosines between queries, so `common` is the mean. It raises a ValueError
+    if queries and rows have no token in common: the order of the rows would decide.
     """
     from raslik_jax.retrieve import bm25 as bm25_lib  # with SciPy, which takes long to load
 
@@ -243,9 +243,9 @@ def bm25(request: Request) -> Scores:
 
 
 def given(request: Request) -> Scores:
-    """Returns the sets of files in their order; without one to retain, random others, as many.
+    """Returns the sets of files in their order; without a retain file as many random others.
 
-    Rows that are not eligible are left out; a ValueError where a file names no other.
+    Rows that are not eligible are left out. It raises a ValueError if a file names no other row.
     """
     named = named_rows(request)
     for flag, positions in named.items():
@@ -284,7 +284,7 @@ def given(request: Request) -> Scores:
 
 
 def named_rows(request: Request) -> dict[str, list[int]]:
-    """Returns the training examples that each given file names, by its flag; eligible or not."""
+    """Returns the training examples of each given file by its flag, eligible or not."""
     paths = dataclasses.asdict(request.settings).items()
     files = {f"--retrieve.given.{name}": path for name, path in paths if path}
     return {
@@ -296,8 +296,8 @@ def named_rows(request: Request) -> dict[str, list[int]]:
 def mixture(request: Request) -> Scores:
     """Returns CR-x: a share of the forget set from the oracle, the rest random non-targets.
 
-    The retain set is the oracle's for the same seed, and the draws are the same for every share:
-    along it only the mixture changes. (Section 5, "Controlled Randomization".)
+    The retain set is the oracle's for the same seed. The draws are the same for every share, so
+    only the mixture changes (Section 5, "Controlled Randomization").
     """
     best, ids = oracle(request), [row.example_id for row in request.examples]
     num_targets = int((best.forget_N > -np.inf).sum())
@@ -378,7 +378,7 @@ STRATEGIES: dict[str, Strategy] = {
     },
     "raslik_f": _RASLIK_F,
     "raslik": by_score("RASLIK", "influence", color="#D55E00", marker="^", is_subject=True),
-    # What somebody chose, by hand or with another tool.
+    # Sets that were chosen by hand or with another tool.
     "given": Strategy(
         "Given", given, named=named_rows, settings=GivenSettings(), color="#000000", marker="h"
     ),
