@@ -1,10 +1,9 @@
 """The Non-SF discriminator: a text classifier of answers, trained on the labels of the corpus.
 
-A BERT-like encoder with a classification head learns to tell answers of the behavior to forget
-from the others; Non-SF of an answer is the probability it gives to the others. Training follows
-the paper: AdamW behind clipping at 1, a rate that falls linearly to zero, no weight decay, all
-weights (appendix "Non-SF Discriminator"; what it does not name is the default of transformers'
-`Trainer`, which it used).
+A BERT-like encoder with a classification head separates answers of the behavior to forget from the
+others. Non-SF of an answer is its probability of the others. Training follows the paper: AdamW
+behind clipping at 1, a rate that falls linearly to zero, no weight decay, all weights (appendix
+"Non-SF Discriminator"). All else is the default of transformers' `Trainer`, which the paper used.
 """
 
 import functools
@@ -39,7 +38,7 @@ class Texts(NamedTuple):
 
 
 def label_texts(texts: Sequence[str], is_target: Sequence[bool | None]) -> Texts:
-    """Returns the distinct texts that have one label and are not blank, in their first order."""
+    """Returns the distinct texts with one label that are not blank, in their first order."""
     found: dict[str, set[bool]] = {}
     for text, target in zip(texts, is_target, strict=True):
         if text.strip() and target is not None:
@@ -55,10 +54,10 @@ def label_texts(texts: Sequence[str], is_target: Sequence[bool | None]) -> Texts
 
 
 def split_texts(texts: Texts, *, held_out: float, limit: int = 0, seed: int) -> tuple[Texts, Texts]:
-    """Returns the texts to train on and the held-out texts, in seeded order, split by class.
+    """Returns the texts to train on and the held-out texts in seeded order, split by class.
 
-    Of each class, of two or more texts, a share is held out: one at least, and one is left.
-    `limit` is of a class, before splitting; 0 for all.
+    A class of two or more texts loses a held-out share: at least one, and one is left. `limit` is
+    per class and before splitting; 0 for all.
     """
     train: list[tuple[str, int]] = []
     held: list[tuple[str, int]] = []
@@ -74,10 +73,10 @@ def split_texts(texts: Texts, *, held_out: float, limit: int = 0, seed: int) -> 
 def classifying(
     encoder: Encoder, tx: optax.GradientTransformation, *, dropout_key: jax.Array
 ) -> loop.Algorithm:
-    """Returns the algorithm that minimizes the mean cross-entropy of a batch, all weights moving.
+    """Returns the algorithm that minimizes the mean cross-entropy of a batch over all weights.
 
-    What it reads beside are the labels of all texts. The encoder has a classification head and its
-    own dropout rates; their key is folded with the number of the step.
+    Its frozen input is the labels of all texts. The encoder has a classification head and its own
+    dropout rates. Their key is folded with the number of the step.
     """
 
     def prepare(label_N: Array, batch: Batch, step: Array) -> Any:
@@ -130,7 +129,7 @@ def make_predictor(
 def macro_f1(hits: Sequence[int], counts: Sequence[int]) -> float:
     """Returns the mean over both classes of F1 = 2 TP / (2 TP + FP + FN).
 
-    `hits` of the `counts` texts of a class, one at least, were named rightly.
+    `hits` of a class's `counts` texts (at least one) were named rightly.
     """
     scores = [
         2 * hit / (count + hit + other - other_hit)
@@ -140,9 +139,9 @@ def macro_f1(hits: Sequence[int], counts: Sequence[int]) -> float:
 
 
 def measure(predict: Predictor, encode: Callable[..., Any], texts: Texts) -> Mapping[str, Any]:
-    """Returns how well a classifier tells texts of both classes apart, as metrics.json holds it.
+    """Returns how well a classifier separates texts of both classes, as metrics.json has it.
 
-    Counts, macro-F1 and Non-SF by class. `encode` goes from texts to token ids.
+    It has counts, macro-F1 and Non-SF by class. `encode` maps texts to token ids.
     """
     probability_NC, label_N = predict(encode(texts.texts)), np.asarray(texts.labels)
     is_right_N = probability_NC.argmax(1) == label_N

@@ -1,7 +1,7 @@
-"""The training loop of everything that is trained: backbone, adapter, unlearning, classifier.
+"""The training loop of backbone, adapter, unlearning and classifier.
 
-An `Algorithm` is a pair of pure functions; `fit` takes its steps, checks what comes out, writes
-checkpoints and goes on from them.
+An `Algorithm` is a pair of pure functions. `fit` takes its steps, checks the results, writes
+checkpoints and resumes from them.
 """
 
 import contextlib
@@ -27,12 +27,12 @@ Objective = Callable[[Tree, Tree, Any], tuple[Array, Any]]
 # Looking at each loss at once would stall the device: numbers are read this many steps behind it,
 # and not before a second has passed or so many steps are done.
 _IN_FLIGHT, _LOOK_SECONDS, _LOOK_EVERY = 2, 1.0, 32
-# Of the numbers of a step those that stand beside the bar.
+# The numbers of a step that are next to the bar.
 _SHOWN = 2
 
 
 class State(NamedTuple):
-    """What a step carries on: parameters, optimizer state and the number of steps taken."""
+    """The values that a step carries on: parameters, optimizer state and number of steps taken."""
 
     params: Tree
     opt_state: optax.OptState
@@ -40,7 +40,7 @@ class State(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """What a step of supervised training reports: the loss before its update, nats a token."""
+    """The report of a step of supervised training: the loss before its update, nats a token."""
 
     loss: Float[Array, ""]
 
@@ -48,8 +48,8 @@ class Loss(NamedTuple):
 class Algorithm(NamedTuple):
     """A pair of pure functions, init(params) and step(state, frozen, batch).
 
-    What a step never changes, `frozen`, is an argument, so that no jit holds it as constants. The
-    numbers of info, whose names are `fields`, are reported and never read back.
+    `frozen` is never changed. It is an argument, so that no jit holds it as constants. The numbers
+    of info have the names `fields`. They are reported and never read back.
     """
 
     init: Callable[[Tree], State]
@@ -62,7 +62,7 @@ class Diverged(ValueError):
 
 
 class Progress(NamedTuple):
-    """How far a training has come: its state, and info's numbers of every step so far."""
+    """The state of a training and info's numbers of every step so far."""
 
     state: State
     log_SF: Float[np.ndarray, "S F"]
@@ -81,11 +81,11 @@ def make_algorithm(
     report: Callable[[Array, Any, Tree], Any] = lambda loss, aux, grads: Loss(loss),
     fields: tuple[str, ...] = Loss._fields,
 ) -> Algorithm:
-    """Returns the algorithm that goes down an objective's gradient.
+    """Returns the algorithm that descends an objective's gradient.
 
     prepare(frozen, batch, step) -> (objective, parts). The objective of some rows of the parts is
-    their share of the batch's: what it divides by is found on the whole batch. `fields` are those
-    of the info that `report` makes.
+    their share of the batch's: its divisors are found on the whole batch. `fields` are those of the
+    info that `report` makes.
     """
 
     def init(params: Tree) -> State:
@@ -106,11 +106,11 @@ def make_algorithm(
 def value_and_grad(
     objective: Objective, params: Tree, frozen: Tree, batch: Any, *, micro_batch: int
 ) -> tuple[tuple[Array, Any], Tree]:
-    """Returns ((value, aux), gradient) of a batch, as jax.value_and_grad of the whole gives them.
+    """Returns ((value, aux), gradient) of a batch as jax.value_and_grad of the whole gives them.
 
-    `batch` is a tree of arrays with one leading axis, of which at most micro_batch rows are held
-    at a time; 0 for all. The objective sums over rows, and parts are added up: averaging
-    would weigh the tokens of a short part more. So are the rows of each device, once, at the end.
+    `batch` is a tree of arrays with one leading axis. At most micro_batch rows are held at a time;
+    0 for all. The objective sums over rows, and parts are added up. Averaging would give the tokens
+    of a short part more weight. The rows of each device are added once at the end.
     """
     sizes = {leaf.shape[0] for leaf in jax.tree.leaves(batch)}
     if len(sizes) != 1:
@@ -140,7 +140,7 @@ def value_and_grad(
 
 
 def _rows_held(micro_batch: int, sizes: Collection[int]) -> int:
-    """Returns the rows that a device holds at a time, so that all hold micro_batch; 0 for all."""
+    """Returns the rows that each device holds at a time for micro_batch in total; 0 for all."""
     if not micro_batch:
         return 0
     most, (rows,) = max(micro_batch // meshes.num_shards(), 1), sizes
@@ -150,7 +150,7 @@ def _rows_held(micro_batch: int, sizes: Collection[int]) -> int:
 
 @runtime_checkable
 class Watch(Protocol):
-    """What the numbers of a training are handed to while it runs; closed at its end."""
+    """The receiver of a training's numbers while it runs; closed at its end."""
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None: ...
 
@@ -160,7 +160,7 @@ class Watch(Protocol):
 
 
 class _Log:
-    """The numbers of every step: read soon after it, checked, shown beside the bar, handed on."""
+    """The numbers of every step: read soon after it, checked, shown next to the bar, passed on."""
 
     def __init__(
         self,
@@ -221,20 +221,20 @@ def fit(
     watch: Watch | None = None,
     on_divergence: Callable[[str], Any] | None = None,
 ) -> Progress:
-    """Returns the state after so many steps, and the numbers of each.
+    """Returns the state after so many steps and the numbers of each.
 
-    With a folder, a training that was killed goes on from its last checkpoint with the same bits.
+    With a folder a killed training goes on from its last checkpoint with the same bits.
 
     Args:
-      batches: from a number of steps that were taken to the batches behind them, in order.
-      rate_flag: what to lower where `what` is trained diverges, for errors.
+      batches: from a number of steps taken to the batches that follow, in order.
+      rate_flag: the flag to lower if the training of `what` diverges, for errors.
       bar: text before the progress bar; empty for silence.
       folder: where checkpoints go, every `save_every` steps but the last; 0 for none.
-      after: what is called with the finite parameters after a step, by its number; on resuming
-        again for steps after the checkpoint. Where it returns True the training ends.
-      watch: what is handed each step's number, and its numbers by name, soon after it.
-      on_divergence: is told why a training diverges, which then ends with the last finite state
-        that was looked at; None raises.
+      after: is called with the finite parameters after a step, by its number; on resuming again for
+        steps after the checkpoint. If it returns True the training ends.
+      watch: gets each step's number and its numbers by name, soon after it.
+      on_divergence: gets the reason why a training diverges, which then ends with the last finite
+        state that was looked at; None raises.
     """
     after, fields = after or {}, algorithm.fields
     frozen, state = meshes.place((frozen, algorithm.init(params)))
@@ -280,7 +280,7 @@ def fit(
 
 @contextlib.contextmanager
 def _told(on_divergence: Callable[[str], Any] | None) -> Iterator[None]:
-    """Tells who wants to know that a training diverges, in place of the error."""
+    """Reports a divergence to the callback in place of the error."""
     try:
         yield
     except Diverged as error:
@@ -302,7 +302,7 @@ def make_schedule(
     warmup: float = 0.0,
     warmup_steps: int = 0,
 ) -> optax.Schedule:
-    """Returns a schedule: linear warm-up from 0, then decay to zero, as in transformers.
+    """Returns a schedule: linear warm-up from 0 and then decay to zero, as in transformers.
 
     Args:
       peak: the rate after the warm-up.

@@ -1,7 +1,7 @@
 """Losses of a batch, one value per example, and their means.
 
-By default every mean is over examples of each example's token mean, as Eq. (1) of the paper has it,
-so that the first gradient of GA_GDR over the whole sets is the paper's update direction Delta.
+By default every mean is over the token means of the examples, as in Eq. (1) of the paper. The first
+gradient of GA_GDR over the whole sets is then the paper's update direction Delta.
 """
 
 import functools
@@ -20,7 +20,7 @@ from raslik_jax.train.objectives import Direction, Mean
 
 
 def row_weights(batch: Batch, mean: Mean) -> Float[Array, " B"]:
-    """Returns what each row counts in a mean: 1, or its number of targets; a dummy row 0."""
+    """Returns the weight of each row in a mean: 1, or its number of targets; a dummy row 0."""
     count = jnp.sum if mean == "tokens" else jnp.any
     return count(batch.target_mask_BL, axis=-1).astype(jnp.float32)
 
@@ -51,9 +51,9 @@ def nll_by_example(
     *,
     dropout_keys: jax.Array | None = None,
 ) -> Float[Array, " B"]:
-    """Returns each example's mean token negative log likelihood, in nats; 0 for a dummy row.
+    """Returns each example's mean token negative log likelihood in nats; 0 for a dummy row.
 
-    `lora` is `{}` for no adapter; dropout keys, one for each example, turn its dropout on.
+    `lora` is `{}` for no adapter. Dropout keys, one for each example, turn its dropout on.
     """
 
     def of_example(tokens_L: Array, target_mask_L: Array, key: jax.Array | None) -> Array:
@@ -71,7 +71,7 @@ def nll_by_example(
 
 
 class BoundModel(NamedTuple):
-    """A decoder with what it runs on: an adapter, `{}` for none, and base weights."""
+    """A decoder with an adapter (`{}` for none) and base weights."""
 
     decoder: Decoder
     lora: Tree
@@ -87,12 +87,12 @@ def hidden_states(model: BoundModel, batch: Batch) -> Float[Array, "B L E"]:
 def kl_by_example(
     model: BoundModel, reference: BoundModel, batch: Batch, *, direction: Direction
 ) -> Float[Array, " B"]:
-    """Returns each example's mean token KL between two models, in nats; 0 for a dummy row.
+    """Returns each example's mean token KL between two models in nats; 0 for a dummy row.
 
-    Of log probabilities, so that value and gradient are zero where the models agree, unlike the
-    sum over raw logits of MUSE's code. Nothing of the reference is differentiated. `reverse` is
-    KL(model || reference), as the paper writes it; `forward`, as TOFU and open-unlearning have it,
-    is KL(reference || model).
+    It takes log probabilities, so value and gradient are zero if the models agree. The sum over raw
+    logits in MUSE's code lacks this. Nothing of the reference is differentiated. `reverse` is
+    KL(model || reference) as in the paper. `forward` is KL(reference || model) as in TOFU and
+    open-unlearning.
     """
 
     def log_probabilities(bound: BoundModel, *row: Array) -> tuple[Array, Array]:

@@ -1,7 +1,7 @@
-"""The family of unlearning objectives: what a step minimizes on the forget and the retain set.
+"""The family of unlearning objectives: the loss of a step on the forget and the retain set.
 
-An objective is a forget term and a retain term, each a function of what the model makes of a batch
-(`steps.Rows`) and of the objective's own settings that returns one value per example, to be
+An objective is a forget term and a retain term. Each is a function of the model's outputs for a
+batch (`steps.Rows`) and of the objective's own settings. It returns one value per example to be
 minimized. To add one, add a record to OBJECTIVES. The module loads no jax.
 """
 
@@ -24,7 +24,7 @@ Term = Callable[["Rows", Any], Array]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ObjectiveSettings(Settings):
-    """What every objective can be told."""
+    """The settings of every objective."""
 
     learning_rate: float = setting(1e-5, "Constant learning rate.", above=0)
 
@@ -63,7 +63,7 @@ class SimNPOSettings(ObjectiveSettings):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RetrainSettings(ObjectiveSettings):
-    """The recipe of training the adapter again, by names of transformers' TrainingArguments."""
+    """The recipe for training the adapter again, by names of transformers' TrainingArguments."""
 
     learning_rate: float = setting(2e-4, "Peak learning rate.", above=0)
     optimizer: Literal["adamw", "sgd"] = setting("adamw", "Optimizer.")
@@ -86,7 +86,7 @@ class RetrainSettings(ObjectiveSettings):
 
 
 class Objective(NamedTuple):
-    """An unlearning objective: its terms, its name in tables, and its own settings.
+    """An unlearning objective: its terms, its name in tables and its own settings.
 
     Attributes:
       retain: term of the retain set; None where it is not read.
@@ -118,17 +118,17 @@ def descend(rows: "Rows", settings: ObjectiveSettings) -> Array:
 
 
 def stay(rows: "Rows", settings: KLSettings) -> Array:
-    """Returns the KL to the model before unlearning, over target positions."""
+    """Returns the KL to the model before unlearning over target positions."""
     return rows.kl_B(settings.kl_direction)
 
 
 def return_to_backbone(rows: "Rows", settings: KLSettings) -> Array:
     """Returns KL(backbone || model) over target positions; `kl_direction` is the retain term's.
 
-    Bounded, and zero where the model says what it said before fine-tuning. The gradient of a
-    token's logits is p - p_backbone: large where the model is sure of what the backbone would not
-    say, none where a token is forgotten. A negated nll has no such end, and spends its steps on the
-    token that gives way most easily; the other direction has no gradient where the model is sure.
+    It is bounded, and zero if the model equals the one before fine-tuning. The gradient of a
+    token's logits is p - p_backbone: large if the model is sure of what the backbone would not say,
+    zero for a forgotten token. A negated nll has no such end and spends its steps on the token that
+    gives way most easily. The other direction has no gradient where the model is sure.
     """
     return rows.backbone_kl_B
 
@@ -149,8 +149,8 @@ def prefer_not_by_mean(rows: "Rows", settings: SimNPOSettings) -> Array:
     """Returns the loss of SimNPO of each example, which needs no reference.
 
     -(2 / beta) log sigmoid(beta (s / n - delta)) with s / n the *mean* token negative log
-    likelihood: an example that is forgotten already, whatever its length, moves nothing. Fan et al.
-    2024 (arXiv:2410.07163), with the margin inside the bracket as open-unlearning has it.
+    likelihood. An already forgotten example of any length changes nothing. Fan et al. 2024
+    (arXiv:2410.07163), with the margin inside the bracket as in open-unlearning.
     """
     loss_B = jax.nn.softplus(-settings.beta * (rows.nll_B - settings.delta))
     return settings.forget_weight * (2.0 / settings.beta * loss_B)

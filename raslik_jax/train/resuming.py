@@ -1,8 +1,8 @@
-"""What an interrupted training left, to go on from: Orbax checkpoints inside a unit's folder.
+"""Checkpoints of an interrupted training, by Orbax inside a unit's folder.
 
-`resume/STEP/state` is an Orbax checkpoint, `resume/STEP/seal.json` holds the SHA-256 of each of its
-files. Orbax reads a flipped byte without a word and reports other damage by tracebacks of its
-threads, so it opens no checkpoint whose seal does not fit.
+`resume/STEP/state` is an Orbax checkpoint. `resume/STEP/seal.json` has the SHA-256 of each of its
+files. Orbax reads a flipped byte silently and reports other damage by tracebacks of its threads.
+This module opens no checkpoint whose seal does not fit.
 """
 
 import functools
@@ -37,13 +37,13 @@ def _file_hashes(folder: pathlib.Path) -> dict[str, str]:
 
 
 def _saved_steps(folder: pathlib.Path) -> list[int]:
-    """Returns the numbers of a unit's checkpoints, the newest first."""
+    """Returns the numbers of a unit's checkpoints; the newest first."""
     names = (path.name for path in (folder / RESUME).glob("*/"))
     return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
 
 
 def save_progress(folder: pathlib.Path, step: int, progress: Any) -> None:
-    """Writes a tree of arrays, none of them empty, as a unit's checkpoint; keeps the one before."""
+    """Writes a tree of nonempty arrays as a unit's checkpoint and keeps the one before."""
     # Imported here, because it takes a second and most runs finish without it.
     import orbax.checkpoint
 
@@ -102,7 +102,7 @@ def load_progress(folder: pathlib.Path, like: Callable[[int], _Tree]) -> tuple[i
 
 
 def _damage(place: pathlib.Path) -> str:
-    """Returns why a checkpoint is not read, empty where it is whole."""
+    """Returns why a checkpoint is not read; empty if it is whole."""
     try:
         if read_json(place / _SEAL, {str: str}) != _file_hashes(place / "state"):
             return "its files differ from their checksums"

@@ -1,4 +1,4 @@
-"""Steps of unlearning and of supervised training, around any Optax transformation."""
+"""Steps of unlearning and of supervised training around any Optax transformation."""
 
 import dataclasses
 import functools
@@ -18,9 +18,9 @@ from raslik_jax.train.objectives import Direction, Mean, Objective, ObjectiveSet
 
 
 class Info(NamedTuple):
-    """What a step of unlearning reports: the minimized loss, and parts of it.
+    """The report of a step of unlearning: the minimized loss and parts of it.
 
-    `forget_nll` is the mean of the forget batch in nats a token, `retain_term` is 0 without one,
+    `forget_nll` is the mean of the forget batch in nats a token. `retain_term` is 0 without one.
     `grad_norm` is the global norm before clipping.
     """
 
@@ -31,7 +31,7 @@ class Info(NamedTuple):
 
 
 class Frozen(NamedTuple):
-    """What a step of unlearning never changes: base weights, and the adapter before unlearning."""
+    """The constants of a step of unlearning: base weights and the adapter before unlearning."""
 
     base: Tree
     reference: Tree
@@ -39,12 +39,11 @@ class Frozen(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """Settings that all objectives share: factors of the terms, and what means are over.
+    """Settings that all objectives share: factors of the terms and the kind of means.
 
-    An objective's own mean goes before. `micro_batch` is the examples of each set held at a time; 0
-    for all. `whole` are functions of the model without an adapter; with them all weights are
-    trained: the parameters are a base tree, in float32 so that small updates do not round away, and
-    run in the dtypes of the frozen base.
+    An objective's own mean takes precedence. `micro_batch` is the examples of each set held at a
+    time; 0 for all. `whole` are functions of the model without an adapter. With them all weights
+    are trained: the parameters are a base tree in float32, so that small updates do not round away.
     """
 
     forget_weight: float = 1.0
@@ -56,11 +55,12 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """What the trained model and those before make of a batch, for the terms of objectives.
+    """The outputs of the trained model and of earlier ones for a batch, for the terms of
+    objectives.
 
-    `reference` is the model before unlearning, `backbone` the one before fine-tuning. Everything is
-    computed when first asked for: a term that reads no hidden states, or not the reference, costs
-    none. Nothing of either is to be differentiated.
+    `reference` is the model before unlearning and `backbone` the one before fine-tuning. Everything
+    is computed at its first use: a term without hidden states or reference pays for neither.
+    Nothing of the earlier models is differentiated.
     """
 
     model: BoundModel
@@ -70,7 +70,7 @@ class Rows:
 
     @functools.cached_property
     def nll_B(self) -> Float[Array, " B"]:
-        """Mean token negative log likelihood of each example, nats; 0 for a dummy row."""
+        """Mean token negative log likelihood of each example in nats; 0 for a dummy row."""
         return losses.nll_by_example(*self.model, self.batch)
 
     @functools.cached_property
@@ -112,9 +112,9 @@ def unlearning(
 ) -> loop.Algorithm:
     """Returns the algorithm that minimizes an objective's forget term and retain term.
 
-    A batch of its step is (forget, retain); where the objective has no retain term the latter is
-    not read and has to be None, or its shapes compile the step again. `settings` are the
-    objective's own, None for its defaults.
+    A batch of its step is (forget, retain). Without a retain term the latter has to be None. Its
+    shapes would otherwise compile the step again. `settings` are the objective's own, None for its
+    defaults.
     """
     own = objective.settings if settings is None else settings
 
@@ -182,7 +182,7 @@ def supervised(
     def prepare(frozen: Tree, batch: Batch, step: Array) -> Any:
         keys = None
         if dropout_key is not None:
-            # Of each example of the whole batch, so that micro-batches drop the same entries.
+            # A key for each example of the whole batch: micro-batches drop the same entries.
             keys = jax.random.split(jax.random.fold_in(dropout_key, step), batch.tokens_BL.shape[0])
         total = jnp.sum(losses.row_weights(batch, mean))
 
