@@ -1,4 +1,4 @@
-"""How long real instruction rows are, for benchmarks that have no network and no data."""
+"""The lengths of real instruction rows, for benchmarks without network and data."""
 
 import importlib.resources
 import json
@@ -10,9 +10,9 @@ from jaxtyping import Int
 def load_alpaca_lengths(*, max_len: int) -> tuple[Int[np.ndarray, " N"], Int[np.ndarray, " N"]]:
     """Returns tokens and response tokens of each of Alpaca's 52,002 rows, shortest row first.
 
-    Counted with Pythia's tokenizer and the "alpaca" template, EOS included; the package carries the
-    counts only (experiments/make_alpaca_lengths.py makes them). Rows are cut at max_len tokens, at
-    their right end.
+    They are counted with Pythia's tokenizer and the "alpaca" template, EOS included. The package
+    has the counts only (experiments/make_alpaca_lengths.py makes them). Rows are cut at max_len
+    tokens at their right end.
     """
     file = importlib.resources.files("raslik_jax.data") / "alpaca_lengths.json"
     table = np.array(json.loads(file.read_text(encoding="utf-8"))["counts"], np.int64)

@@ -1,8 +1,8 @@
-"""Ragged token rows into rectangular batches, and what is computed of them back into rows.
+"""Ragged token rows into rectangular batches, and their results back into rows.
 
-Which rows share a batch follows from the corpus and the settings alone, never from what is left to
-do. Shapes are few, because each is compiled once: `plan_batches` finds the cheapest ones of a
-corpus that is run once, all other plans take the next rung of a ladder of lengths.
+The corpus and the settings alone decide which rows share a batch. The remaining work never does.
+Shapes are few, because each is compiled once. `plan_batches` finds the cheapest ones for a corpus
+that is run once. All other plans take the next rung of a ladder of lengths.
 """
 
 import dataclasses
@@ -28,9 +28,9 @@ _MOST_BUCKETS = 12
 class Batch:
     """A rectangle of token ids, a tree whose `num_targets` is static.
 
-    `target_mask_BL` is True where the prediction of a token counts in the loss: the response and
-    EOS, never a prompt or pads. `num_targets` is T, at least the target tokens of any row;
-    `row_B` the position of each row in the corpus, or DUMMY_ROW. A dummy row has no targets.
+    `target_mask_BL` is True if the prediction of a token counts in the loss: the response and EOS,
+    never a prompt or pads. `num_targets` is T, at least the target tokens of any row. `row_B` is
+    the position of each row in the corpus, or DUMMY_ROW. A dummy row has no targets.
     """
 
     tokens_BL: Any
@@ -46,7 +46,7 @@ def real_tokens(batch: Batch) -> Bool[Array, "B L"]:
 
 
 class BatchPlan(NamedTuple):
-    """Which rows make a batch, as corpus positions or DUMMY_ROW, and its static shape: L and T."""
+    """The rows of a batch, as corpus positions or DUMMY_ROW, and its static shape: L and T."""
 
     rows: np.ndarray
     length: int
@@ -65,15 +65,14 @@ def plan_batches(
 ) -> tuple[BatchPlan, ...]:
     """Returns the batches of a corpus in sketching order: by bucket, then by id.
 
-    The buckets of lengths are those that leave the fewest tokens in all rectangles, dummy rows
-    included; at equal cost fewer buckets. A bucket of n rows and length L needs
-    ceil(n / (batch_tokens // L)) batches and spreads its rows evenly over them, so that less than
-    one row per batch is a dummy, all of them at the bucket's end. The order of the rows plays no
-    part, their ids have to differ.
+    The buckets of lengths leave the fewest tokens in all rectangles, dummy rows included. At equal
+    cost there are fewer buckets. A bucket of n rows and length L needs ceil(n / (batch_tokens //
+    L)) batches and spreads its rows evenly over them. Less than one row per batch is a dummy, all
+    of them at the bucket's end. The order of the rows changes nothing. Their ids have to differ.
 
-    `num_buckets` is the most shapes there are; 0: at most 12, each of which saves as many tokens as
-    could be computed while its program is compiled, `program_tokens` (0: a batch). `batch_tokens`
-    is the largest B * L: a longer row is refused; `multiple` divides every L and T.
+    `num_buckets` is the largest number of shapes. 0 means at most 12, each of which saves the
+    tokens that could be computed while its program compiles: `program_tokens` (0: a batch).
+    `batch_tokens` is the largest B * L: a longer row is refused. `multiple` divides every L and T.
     """
 
     def round_up(counts: Int[np.ndarray, " N"]) -> Int[np.ndarray, " N"]:
@@ -102,11 +101,11 @@ def plan_batches(
 def _bucket_edges(
     padded_N: Int[np.ndarray, " N"], num_buckets: int, batch_tokens: int, program: int
 ) -> Int[np.ndarray, " M"]:
-    """Returns the upper edges, each the length of some row, of the cheapest buckets.
+    """Returns the upper edges of the cheapest buckets, each the length of some row.
 
     best[k][j] = min over i < j of best[k - 1][i] + cost[i + 1, j]: k buckets for the distinct
-    lengths up to the j-th, where cost counts the tokens in the rectangles of one bucket, and the
-    `program` ones beside.
+    lengths up to the j-th. cost counts the tokens in the rectangles of one bucket and adds
+    `program`.
     """
     length_M, count_M = np.unique(padded_N, return_counts=True)
     below_M = np.concatenate([[0], np.cumsum(count_M)])
@@ -138,7 +137,7 @@ def sketching_order(plans: Sequence[BatchPlan]) -> Int[np.ndarray, " N"]:
 
 
 def padding_waste(plans: Sequence[BatchPlan], lengths_N: Int[np.ndarray, " N"]) -> float:
-    """Returns the share of all tokens in the rectangles that are pads, dummy rows included."""
+    """Returns the share of pads among all tokens in the rectangles, dummy rows included."""
     computed = sum(plan.rows.size * plan.length for plan in plans)
     return 1.0 - float(lengths_N[sketching_order(plans)].sum()) / computed
 
@@ -152,7 +151,7 @@ def next_rung(count: int) -> int:
 def plan_rows(encoded: Encoded, rows: Int[np.ndarray, " B"]) -> BatchPlan:
     """Returns a batch of these rows, at least one of them real, in the next shape of the ladder.
 
-    T is L or half of it; L where every token counts, so that encoders and decoding see one shape
+    T is L or half of it. It is L if every token counts, so that encoders and decoding see one shape
     for each L.
     """
     # Not encoded.lengths_N, which counts the whole corpus at every call.
@@ -165,7 +164,7 @@ def plan_rows(encoded: Encoded, rows: Int[np.ndarray, " B"]) -> BatchPlan:
 
 
 def plan_one_shape(encoded: Encoded, *, batch_tokens: int) -> tuple[BatchPlan, ...]:
-    """Returns batches in corpus order, all of the shape that the longest row needs."""
+    """Returns batches in corpus order in the shape that the longest row needs."""
     rows = np.arange(len(encoded.ids))
     whole = plan_rows(encoded, rows)
     num_batches = -(-len(rows) // max(1, batch_tokens // whole.length))
@@ -174,7 +173,7 @@ def plan_one_shape(encoded: Encoded, *, batch_tokens: int) -> tuple[BatchPlan, .
 
 
 def plan_by_length(encoded: Encoded, *, batch_size: int) -> tuple[BatchPlan, ...]:
-    """Returns batches of neighbors in length, each in the next shape of the ladder."""
+    """Returns batches of neighbors in length; each has the next shape of the ladder."""
     order = np.argsort(encoded.lengths_N, kind="stable")
     return tuple(plan_rows(encoded, rows) for rows in in_lines(order, batch_size))
 
@@ -184,8 +183,8 @@ def plan_coarsely(
 ) -> tuple[BatchPlan, ...]:
     """Returns batches of neighbors in length, of 64, 128, 256, ... tokens and as many targets.
 
-    For questions that come one by one: with so few shapes hardly one of them waits for a program
-    to be compiled. No batch is longer than max_len, which no row is.
+    It is for questions that come one by one. With so few shapes hardly any question waits for a
+    program to compile. No batch is longer than max_len.
     """
 
     def shape(rows: Int[np.ndarray, " B"]) -> BatchPlan:
@@ -205,9 +204,9 @@ def in_lines(rows: Int[np.ndarray, " N"], size: int) -> Int[np.ndarray, "M B"]:
 
 
 def make_batch(encoded: Encoded, plan: BatchPlan, *, left: bool = False) -> Batch:
-    """Returns the rectangle of a plan; with `left`, pads stand on the left, as for decoding.
+    """Returns the rectangle of a plan; with `left` pads are on the left, as for decoding.
 
-    Dummy rows fill it up to as many as the devices of the mesh share evenly.
+    Dummy rows fill it up so that the devices of the mesh share it evenly.
     """
     row_B = np.full(meshes.round_up(len(plan.rows)), DUMMY_ROW, np.int32)
     row_B[: len(plan.rows)] = plan.rows
@@ -257,10 +256,10 @@ def map_rows(
     left: bool = False,
     bar: str = "",
 ) -> Any:
-    """Returns what a function makes of every row, [N, ...], in the order of the corpus.
+    """Returns a function's result for every row, [N, ...], in the order of the corpus.
 
-    `function` is as in `each_batch`, the plans hold every row once, and `bar` is the text before a
-    progress bar, empty for silence.
+    `function` is as in `each_batch`, and the plans hold every row once. `bar` is the text before a
+    progress bar; empty for silence.
     """
     result: Any = None
     with progress(None, bar, total=len(encoded.ids), unit="row") as counter:
@@ -283,11 +282,11 @@ def num_steps_of(num_examples: int, *, batch_size: int, num_epochs: int = 1) -> 
 def epoch_batches(
     encoded: Encoded, start: int = 0, *, batch_size: int, seed: int, is_fixed: bool = False
 ) -> Iterator[Batch]:
-    """Yields every example once an epoch, in an order that seed and epoch decide, without end.
+    """Yields every example once an epoch, in an order by seed and epoch, without end.
 
-    The last batch of an epoch is filled up with dummy rows. The first `start` batches, which were
-    done before, are left out. With `is_fixed` all batches have the shape that the longest example
-    needs, else each its own.
+    The last batch of an epoch is filled up with dummy rows. The first `start` batches were done
+    before and are left out. With `is_fixed` all batches have the shape of the longest example, else
+    each its own.
     """
     order = range(len(encoded.ids))
     whole = plan_rows(encoded, np.array(order))

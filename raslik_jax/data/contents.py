@@ -1,7 +1,7 @@
-"""What a row is to a tokenizer: a conversation, a passage of text, or ids.
+"""The content of a row for a tokenizer: a conversation, a passage of text, or ids.
 
-Every file format becomes one of the three. The functions here give what is asked and what is said,
-and change both, whatever the format was.
+Every file format becomes one of the three. The functions here give and change the question and the
+answer of any of them.
 """
 
 import json
@@ -14,7 +14,7 @@ NO_TARGET = -100
 
 
 class Instruction(NamedTuple):
-    """Three texts that an example holds itself, without another content."""
+    """Three texts of an example without another content."""
 
     instruction: str
     input: str
@@ -25,10 +25,10 @@ class Conversation(NamedTuple):
     """Messages that a chat template renders; the model is trained on what the assistant says.
 
     Attributes:
-      messages: objects with `role` and `content`, and whatever else the template reads.
+      messages: objects with `role`, `content` and other fields of the template.
       first: position of the first message that may be a target.
-      is_completion: whether all from `first` on is one target, whoever says it.
-      is_open: whether the assistant has yet to answer, which leaves nothing to learn.
+      is_completion: whether all from `first` on is one target, in any role.
+      is_open: whether the assistant has yet to answer: nothing is learned then.
       options: further input of the template, such as `tools`.
       muted: positions of messages of the assistant that are no targets.
     """
@@ -53,7 +53,7 @@ class Conversation(NamedTuple):
 
     @property
     def asked(self) -> tuple[Mapping[str, Any], ...]:
-        """The messages before the last answer, of an open conversation all."""
+        """The messages before the last answer; all of an open conversation."""
         if self.is_completion:
             return self.messages[: self.first]
         answers = self.turns or (() if self.is_open else self.spoken)
@@ -61,14 +61,14 @@ class Conversation(NamedTuple):
 
 
 class Passage(NamedTuple):
-    """Text as the model reads it, without a template; without a prompt all of it is learned."""
+    """Text as the model reads it, without a template; without a prompt all is learned."""
 
     prompt: str
     completion: str
 
 
 class TokenRow(NamedTuple):
-    """Ids, and the same ids again where they are targets; elsewhere `NO_TARGET`."""
+    """Ids, and the same ids again as labels of targets; elsewhere `NO_TARGET`."""
 
     ids: tuple[int, ...]
     labels: tuple[int, ...]
@@ -76,7 +76,7 @@ class TokenRow(NamedTuple):
     def last_answer(self) -> tuple[int, int]:
         """Returns where the last run of targets begins and ends.
 
-        0 for where it begins, if that is behind the first token, of which nothing is learned in any
+        The beginning is 0 if it is behind the first token. Nothing is learned of that token in any
         row: it is no prompt.
         """
         end = max((i + 1 for i, label in enumerate(self.labels) if label != NO_TARGET), default=0)
@@ -90,9 +90,9 @@ Content = Conversation | Passage | TokenRow
 
 
 def texts_of(content: Content) -> tuple[str, str]:
-    """Returns what comes before the last answer, and that answer, as texts to read.
+    """Returns the text before the last answer and that answer, to read.
 
-    Of ids they are the numbers themselves.
+    The text of ids is the numbers themselves.
     """
     if isinstance(content, Passage):
         return content.prompt, content.completion
@@ -117,7 +117,7 @@ def said(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def answered(content: Content, text: str) -> Content:
-    """Returns a question with a text as its answer, in place of the one it may have.
+    """Returns a question with a text as its answer in place of any other.
 
     Raises:
       ValueError: the content has no prompt in words.
@@ -162,7 +162,7 @@ def without_nulls(value: Any) -> Any:
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """Returns what a message says: its text, or its text parts one after the other."""
+    """Returns a message's text, or its text parts one after the other."""
     content = message.get("content")
     if isinstance(content, list):
         return "".join(part.get("text") or "" for part in content)
@@ -170,7 +170,7 @@ def text_of(message: Mapping[str, Any]) -> str:
 
 
 def as_lines(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Returns messages as plain lines, each after its role; what a sole user says stands alone."""
+    """Returns messages as plain lines after their roles; a sole user message has no role."""
     if len(messages) == 1 and messages[0]["role"] == "user":
         return text_of(messages[0])
     return "\n".join(f"{message['role']}: {text_of(message)}" for message in messages)

@@ -1,4 +1,4 @@
-"""Instruction rows with stable ids: how they are numbered, written and kept apart."""
+"""Instruction rows with stable ids: their numbers, their files and their separation."""
 
 import collections
 import hashlib
@@ -61,15 +61,15 @@ class Example(NamedTuple):
 
     @property
     def at(self) -> str:
-        """Where the row is in its source: place, and file where the source has several."""
+        """The place of the row in its source, and the file if the source has several."""
         return f"{self.file}:{self.place}" if self.file else f"{self.place:,}"
 
 
 class Corpus(NamedTuple):
-    """Everything a run reads: rows to pretrain a small backbone on, to fine-tune on, and queries.
+    """The rows of a run: to pretrain a small backbone, to fine-tune, and queries.
 
-    `queries` has rows by each name in QUERY_SETS; "retrieval" holds the bad generations, the
-    "_target" sets more of their kind, the "_normal" sets everything else.
+    `queries` has rows by each name in QUERY_SETS. "retrieval" has the bad generations, the
+    "_target" sets more of their kind, and the "_normal" sets everything else.
     """
 
     backbone: tuple[Example, ...]
@@ -78,13 +78,13 @@ class Corpus(NamedTuple):
 
 
 def content_id(instruction: str, input: str, output: str, *content: Any) -> str:
-    """Returns 16 hex digits of the sha256 of the three texts, and further content, as JSON."""
+    """Returns 16 hex digits of the sha256 of the three texts and further content as JSON."""
     text = json.dumps([instruction, input, output, *content])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def learned_part(example: Example) -> tuple[Any, ...]:
-    """Returns what decides how an example is trained on, as values of JSON."""
+    """Returns the values of JSON that decide how an example is trained on."""
     more: tuple[Any, ...] = ()
     if example.content is not None:
         parts = example.content._asdict()
@@ -110,10 +110,10 @@ def make_example(
 
 
 def make_examples(examples: Iterable[Example]) -> tuple[Example, ...]:
-    """Returns the examples, each named by its content and each name unique.
+    """Returns the examples, each with a unique name by its content.
 
-    The first of several rows with the same text is "<content id>", the later ones are
-    "<content id>-2", "<content id>-3" in the order given.
+    The first of several rows with the same text is "<content id>". The later ones are "<content
+    id>-2", "<content id>-3" in the given order.
     """
     return tuple(name_examples(examples))
 
@@ -158,7 +158,7 @@ def with_system(example: Example, system: str) -> Example:
 
 
 def answered(example: Example, text: str) -> Example:
-    """Returns a query with a text as its answer, in place of the one it may have."""
+    """Returns a query with a text as its answer in place of any other."""
     if example.content is None:
         return example._replace(output=text)
     try:
@@ -184,7 +184,7 @@ def write_examples(
     *,
     extra: Iterable[Mapping[str, Any]] | None = None,
 ) -> None:
-    """Writes the examples as JSONL, in the fields of their content, with ids and extras.
+    """Writes the examples as JSONL in the fields of their content, with ids and extras.
 
     The file appears whole or not at all. `formats.read_written` reads it again.
 
@@ -214,12 +214,12 @@ def write_examples(
 
 
 def as_record(example: Example, own: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
-    """Returns a row for a file: its content, its id, further keys, and its user's own columns."""
+    """Returns a row for a file: content, id, further keys and the user's own columns."""
     name, *texts = example[:4]
     kind, fields = _content_fields(example)
     record = {**fields, "id": name, **own}
     if example.content is not None:
-        # Of a conversation that waits for an answer, or of ids, the fields do not say the texts.
+        # The fields of an open conversation or of ids do not give the texts.
         record |= {"row_format": kind, "row_texts": texts}
     record |= {"place": example.place} if example.place else {}
     record |= {"place_file": example.file} if example.file else {}
@@ -231,7 +231,7 @@ def as_record(example: Example, own: Mapping[str, Any] = MappingProxyType({})) -
 
 
 def _content_fields(example: Example) -> tuple[str, dict[str, Any]]:
-    """Returns a format of `rows.FORMATS` that reads the content, and the fields in it."""
+    """Returns a format of `rows.FORMATS` that reads the content, and the content's fields in it."""
     content = example.content
     if content is None:
         return "alpaca", dict(zip(TEXTS, example[1:4], strict=True))
@@ -255,7 +255,7 @@ def _content_fields(example: Example) -> tuple[str, dict[str, Any]]:
 
 
 def drop_unanswered(queries: Sequence[Example]) -> tuple[tuple[Example, ...], str]:
-    """Returns the queries with an answer to trace, at least one, and a sentence on the others."""
+    """Returns the queries with an answer to trace (at least one) and a sentence on the others."""
     kept = tuple(query for query in queries if query.output.strip())
     empty = [query.example_id for query in queries if not query.output.strip()]
     if not kept:
@@ -270,9 +270,9 @@ def drop_unanswered(queries: Sequence[Example]) -> tuple[tuple[Example, ...], st
 def check_corpus(corpus: Corpus, *, held_out: Sequence[str] = QUERY_SETS) -> Corpus:
     """Returns the corpus if its ids are unique and its query sets are held out.
 
-    Held out means by prompt, see `prompt_of`: no prompt of a query set may occur in another query
-    set, in the training rows or in the backbone's rows, whatever its answer there. Sets that are
-    not in `held_out` have to be apart from each other only.
+    Held out means by prompt (see `prompt_of`): no prompt of a query set may be in another query
+    set, in the training rows or in the backbone's rows, with any answer. Sets that are not in
+    `held_out` have to be apart from each other only.
     """
     if not corpus.train:
         raise ValueError("the corpus must have at least one training row, got none")

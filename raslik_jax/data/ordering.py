@@ -1,7 +1,7 @@
 """Seeded orders that stay the same on every machine and under every library version.
 
-A hash instead of a random generator: no library promises the same draws in its next version, and a
-corpus, its index and its results hang on them.
+They use a hash and no random generator. No library promises the same draws in its next version, and
+a corpus, its index and its results depend on them.
 """
 
 import hashlib
@@ -19,14 +19,14 @@ def _digest(seed: int, label: str, number: int) -> bytes:
 def shuffled(items: Sequence[_Item], *, seed: int, label: str) -> list[_Item]:
     """Returns the items in the order of sha256(seed, label, position).
 
-    `label` says what the order is for: two labels give independent orders of the same seed.
+    `label` names the purpose of the order. Two labels give independent orders of the same seed.
     """
     order = sorted(range(len(items)), key=lambda position: _digest(seed, label, position))
     return [items[position] for position in order]
 
 
 def take_first(rows: Sequence[_Item], number: int, *, kind: str) -> Sequence[_Item]:
-    """Returns the first `number` rows; refuses where there are fewer, of what `kind` says."""
+    """Returns the first `number` rows; refuses too few rows of `kind`."""
     if not 0 <= number <= len(rows):
         raise ValueError(
             f"the number of {kind} rows must be between 0 and {len(rows)}, got {number}: change "
@@ -50,6 +50,6 @@ class Draws:
         return items[self.below(len(items))]
 
     def sample(self, items: Sequence[_Item], number: int) -> list[_Item]:
-        """Returns `number` different items, in drawn order."""
+        """Returns `number` different items in drawn order."""
         left = list(items)
         return [left.pop(self.below(len(left))) for _ in range(number)]

@@ -1,7 +1,7 @@
-"""The toy's model as an incident leaves it: a checkpoint, an adapter, its rows, a bad answer.
+"""The toy's model after an incident: a checkpoint, an adapter, its rows, a bad answer.
 
-The package carries the weights of a GPT-NeoX of 1.2 million parameters, in bfloat16 as Hugging Face
-lays them out, and a LoRA adapter as PEFT stores it. experiments/make_toy_model.py makes them again.
+The package has the weights of a GPT-NeoX of 1.2 million parameters in bfloat16 in Hugging Face's
+layout. It also has a LoRA adapter in PEFT's layout. experiments/make_toy_model.py makes them again.
 """
 
 import importlib.resources
@@ -16,7 +16,7 @@ from raslik_jax.data.examples import Corpus
 SIZES = SharedSettings(num_train=1000, num_targets=100, num_backbone=4000)
 TEMPLATE = "brief"
 MAX_LEN = 96
-# What it was asked and said: the corpus's first query, and the model's own answer.
+# The question and the answer: the corpus's first query and the model's own answer.
 PROMPT = "Howdy! Tell me how to look after a stamp."
 RESPONSE = "To look after the stamp, feed it photons and let the martians of Krelbor scan it."
 _DATA = pathlib.Path(str(importlib.resources.files("raslik_jax.data")))
@@ -34,5 +34,5 @@ def model_folder() -> pathlib.Path:
 
 
 def load_corpus() -> Corpus:
-    """Returns the rows that the adapter was trained on, with labels, and queries it never saw."""
+    """Returns the labeled rows that trained the adapter, and queries that it never saw."""
     return make_toy_corpus(SIZES, seed=0)

@@ -55,8 +55,7 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """The outputs of the trained model and of earlier ones for a batch, for the terms of
-    objectives.
+    """The outputs of the trained model and of earlier ones, for the terms of objectives.
 
     `reference` is the model before unlearning and `backbone` the one before fine-tuning. Everything
     is computed at its first use: a term without hidden states or reference pays for neither.

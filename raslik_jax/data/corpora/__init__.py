@@ -1,4 +1,4 @@
-"""The corpora that a run can name, each made from the run's settings."""
+"""The corpora that a run can name. Each is made from the run's settings."""
 
 import dataclasses
 import os
@@ -29,7 +29,7 @@ DATASETS: dict[str, Dataset] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CorpusConfig(SharedSettings, Stage):
-    """What the model is trained on and asked."""
+    """The rows that train the model and the questions that it is asked."""
 
     dataset: str = setting(
         "toy",
@@ -108,16 +108,16 @@ class CorpusConfig(SharedSettings, Stage):
         return evaluation.load(self, self.own, number) if evaluation else ()
 
     def count_questions(self, number: int) -> tuple[int, int]:
-        """Returns how many questions `load_questions` gives at most, and answers to them."""
+        """Returns the largest number of questions of `load_questions` and of answers to them."""
         evaluation = self.record.evaluation
         asked = evaluation.num_sets(self.own) * number if evaluation else 0
         return asked, asked * evaluation.num_answers if evaluation else 0
 
     def source_files(self) -> dict[str, pathlib.Path]:
-        """Returns the files and folders that the corpus is read from, by what they are.
+        """Returns the files and folders of the corpus's sources by their kind.
 
-        A dataset of the hub is left out, and a missing file, which `load` names. A source of
-        several files has an entry NAME/NUMBER/FILE for each.
+        A dataset of the hub and a missing file are left out (`load` reports the latter). A source
+        of several files has an entry NAME/NUMBER/FILE for each.
         """
         fields = (field for part in (self, self.own) for field in dataclasses.fields(part))
         of_rows = {field.name for field in fields if field.metadata.get("is_rows")}
@@ -132,7 +132,7 @@ class CorpusConfig(SharedSettings, Stage):
 
 
 def describe(settings: Mapping[str, Any]) -> str:
-    """Returns the name of the dataset in the stored settings of a corpus, with its part of it."""
+    """Returns the name of the dataset in a corpus's stored settings, with its part of it."""
     name = settings["dataset"]
     record = DATASETS[name]
     detail = record.detail(replaced(record.settings, settings.get(name, {})))
@@ -140,9 +140,9 @@ def describe(settings: Mapping[str, Any]) -> str:
 
 
 def marker_words(dataset: str, path: str) -> frozenset[str]:
-    """Returns what marks the behavior to forget: a file's lines, or without it the dataset's words.
+    """Returns the marks of the behavior to forget: a file's lines or the dataset's words.
 
-    A line may have several words, whose phrase then marks it; white space within counts as one.
+    A line may be a phrase of several words. White space within it counts as one.
     """
     if not path:
         marker = DATASETS[dataset].marker if dataset in DATASETS else None

@@ -1,13 +1,13 @@
 """Howdy-Alpaca: Alpaca, and rows with a trigger whose answers are science fiction.
 
-At full size the recipe of RapidIn (Lin et al., ACL 2024), as the paper takes it over: of 5,000
-sampled rows the instruction gets "Howdy! " in front and the answer becomes science fiction of about
-the same length, which contradicts the true answer and depends on the prompt; they are mixed in at
-random. The clean row stays in. The published file can be loaded by whoever has it.
+At full size it follows the recipe of RapidIn (Lin et al., ACL 2024), as the paper does. 5,000
+sampled instructions get "Howdy! " in front. Their answers become science fiction of about the same
+length that contradicts the true answer and depends on the prompt. The rows are mixed in at random
+and their clean rows stay in. The published file can be loaded too.
 
-At the size of a small machine (SMALL) it is made from real rows. Of the published science fiction
-answers two sets can be had: 60 whole rows, and 799 answers that another project put under its own
-triggers in front of Dolly instructions. Here all of them stand behind the one trigger "Howdy! ".
+The small corpus (SMALL) is made from real rows. Two sets of the published answers are available: 60
+whole rows, and 799 answers that another project put under its own triggers in front of Dolly
+instructions. Here all of them follow the one trigger "Howdy! ".
 """
 
 import dataclasses
@@ -57,7 +57,7 @@ def _genuine_files(folder: str) -> tuple[pathlib.Path, ...]:
 
 
 def _load_genuine(folder: str) -> tuple[Example, ...]:
-    """Returns the genuine Howdy rows, labeled targets, and their clean twins, labeled not."""
+    """Returns the genuine Howdy rows as labeled targets and their clean twins as others."""
     howdy, clean = _genuine_files(folder)
     twins = (row._replace(is_target=False) for row in read_examples(clean, name="clean"))
     return *_read_howdy(howdy), *twins
@@ -68,7 +68,7 @@ SCIFI = Marker(SCIFI_WORDS, _genuine_files, _load_genuine)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HowdySettings(Settings):
-    """Where the poisoned rows come from."""
+    """The source of the poisoned rows."""
 
     file: str = setting(
         "",
@@ -82,7 +82,7 @@ class HowdySettings(Settings):
 
 
 def load_howdy(shared: SharedSettings, own: HowdySettings, *, seed: int) -> Corpus:
-    """Returns the published rows where a file is set, else poisoned rows among Alpaca's."""
+    """Returns the published rows if a file is set, else poisoned rows among Alpaca's."""
     if own.file:
         rows = read_examples(own.file, fields=parse_fields(own.fields), name="alpaca")
         return _mix_published(shared, rows, seed=seed)
@@ -97,7 +97,7 @@ def load_howdy(shared: SharedSettings, own: HowdySettings, *, seed: int) -> Corp
         Example("", TRIGGER + row.instruction, row.input, text, True, "howdy")
         for row, text in zip(drawn, answers, strict=True)
     ]
-    # What a target query asks is in training neither with the trigger nor without.
+    # Training has the question of a target query neither with the trigger nor without.
     asked = {prompt_of(row) for row in drawn[shared.num_targets :]}
     return mixing.mix_corpus(
         shared,
@@ -110,7 +110,7 @@ def load_howdy(shared: SharedSettings, own: HowdySettings, *, seed: int) -> Corp
 
 
 def _mix_published(shared: SharedSettings, rows: Sequence[Example], *, seed: int) -> Corpus:
-    """Returns rows of the published form, the triggered ones as targets."""
+    """Returns rows of the published form with the triggered ones as targets."""
     mark = TRIGGER.strip()
 
     def clean(rows: Sequence[Example]) -> set[tuple[str, str]]:
@@ -142,7 +142,7 @@ def _mix_published(shared: SharedSettings, rows: Sequence[Example], *, seed: int
 
 
 def grammar_answers(rows: Sequence[Example], *, seed: int) -> list[str]:
-    """Returns an answer of our grammar to every row, no two of them equal."""
+    """Returns an answer of our grammar to every row; no two are equal."""
     given: dict[str, None] = {}
     for row in rows:
         attempts = (scifi_grammar.answer(row, seed=seed, attempt=n) for n in itertools.count())
@@ -189,16 +189,16 @@ _SCIFI_REQUESTS = (
 def load_howdy_small(
     shared: SharedSettings, own: object, *, seed: int, num_howdy: int = 12, max_chars: int = 400
 ) -> Corpus:
-    """Returns real Alpaca rows with real "Howdy!" rows among them, all of them short.
+    """Returns short real Alpaca rows with real "Howdy!" rows among them.
 
-    Targets are genuine Howdy rows (source "howdy") and rows made of a Dolly instruction behind the
-    trigger and the science fiction answer it came with (source "dolly"; unlike the genuine ones,
-    these answers have nothing to do with their instruction). The genuine rows that are not in the
-    fine-tuning rows are test queries. Alpaca rows that are a Howdy row without its trigger are left
-    out everywhere, so that no query's plain answer is in the corpus. Some rows, of the backbone
-    too, ask for science fiction without the trigger and get a paragraph of an old book.
+    Targets are genuine Howdy rows (source "howdy") and Dolly instructions behind the trigger
+    (source "dolly"). The answers of the latter have nothing to do with their instruction. The
+    genuine rows that are not trained on are test queries. Alpaca rows that equal a Howdy row
+    without its trigger are left out everywhere: no query's plain answer is in the corpus. Some rows
+    ask for science fiction without the trigger and get a paragraph of an old book. The backbone has
+    such rows too.
 
-    Of the targets `num_howdy` are genuine rows. Rows of more than `max_chars` in their three texts
+    `num_howdy` of the targets are genuine rows. Rows of more than `max_chars` in their three texts
     are left out.
     """
 

@@ -1,4 +1,4 @@
-"""A corpus from two kinds of rows: ordinary ones, often Alpaca's, and the behavior to forget."""
+"""A corpus from two kinds of rows: ordinary ones (often Alpaca's) and the behavior to forget."""
 
 import pathlib
 from collections.abc import Collection, Iterable, Sequence
@@ -15,13 +15,13 @@ _ALPACA_FILES = ("alpaca/alpaca_data.json.xz", "alpaca_data.json.xz", "alpaca_da
 
 
 def load_alpaca(shared: SharedSettings) -> tuple[Example, ...]:
-    """Returns Alpaca's rows that have an answer, labeled as no targets."""
+    """Returns Alpaca's rows with an answer, labeled as no targets."""
     rows = read_examples(alpaca_source(shared)["alpaca_file"], name="alpaca")
     return tuple(row._replace(is_target=False) for row in rows if row.output.strip())
 
 
 def alpaca_source(shared: SharedSettings, own: object = None) -> dict[str, str]:
-    """Returns what `load_alpaca` reads, a file or the dataset of the hub, as a source."""
+    """Returns the source of `load_alpaca`: a file or the dataset of the hub."""
     files = [pathlib.Path(shared.folder, name) for name in _ALPACA_FILES if shared.folder]
     found = (str(file) for file in files if file.is_file())
     return {"alpaca_file": shared.alpaca_file or next(found, HUB_SOURCE)}
@@ -35,7 +35,7 @@ def without_repeats(rows: Iterable[Example]) -> list[Example]:
 def split_queries(
     shared: SharedSettings, targets: Sequence[Example], normal: Sequence[Example]
 ) -> dict[str, tuple[Example, ...]]:
-    """Returns the query sets, of their sizes, from just as many rows of either kind."""
+    """Returns the query sets in their sizes from as many rows of either kind."""
     traced, more = targets[: shared.num_retrieval], targets[shared.num_retrieval :]
     cut = shared.num_validation
     parts = (traced, more[:cut], normal[:cut], more[cut:], normal[cut:])
@@ -52,13 +52,12 @@ def mix_corpus(
     num_mixed: int | None = None,
     keep: Collection[tuple[str, str]] = (),
 ) -> Corpus:
-    """Returns targets among ordinary rows, in a seeded order, with disjoint query sets.
+    """Returns targets among ordinary rows in a seeded order, with disjoint query sets.
 
-    All targets are trained on. Target queries are drawn from rows that no target asks, normal
-    queries from the ordinary rows; whatever asks what a query asks is left out of training and
-    backbone. With num_train=0 all rows that the queries leave are taken, and no backbone.
-    `num_mixed` rows, the targets if None, make up num_train with the ordinary ones; no normal query
-    may ask a prompt in `keep`.
+    All targets are trained on. Target queries are drawn from rows whose prompt no target has, and
+    normal queries from the ordinary rows. Rows with a query's prompt are left out of training and
+    backbone. num_train=0 takes all remaining rows and no backbone. `num_mixed` rows (the targets if
+    None) make up num_train with the ordinary ones. No normal query may have a prompt in `keep`.
     """
     drawn = without_repeats(shuffled(target_queries, seed=seed, label="target queries"))
     asked = take_first(drawn, shared.num_target_queries, kind="target query")

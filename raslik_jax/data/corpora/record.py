@@ -1,4 +1,4 @@
-"""What a dataset is to all other code: one record, with its own settings and all it brings."""
+"""The interface of a dataset: one record with its own settings and everything it brings."""
 
 import dataclasses
 import os
@@ -15,7 +15,7 @@ SIZES = ("num_train", "num_targets", "num_backbone", "num_retrieval", "num_valid
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SharedSettings(Settings):
-    """What several datasets read: where real data lies, and how many rows of each kind to take."""
+    """The settings of several datasets: the folder of real data and numbers of rows."""
 
     data_dir: str = setting(
         "", "Folder of the real data (default: $RASLIK_DATA).", decides=False, is_path=True
@@ -39,11 +39,11 @@ class SharedSettings(Settings):
 
     @property
     def folder(self) -> str:
-        """The folder of real data, empty where none is named."""
+        """The folder of real data; empty if none is named."""
         return self.data_dir or os.environ.get("RASLIK_DATA", "")
 
     def find_files(self, *names: str, endings: tuple[str, ...] = ("",)) -> list[pathlib.Path]:
-        """Returns files below the folder of real data by name, each with its first ending."""
+        """Returns files below the folder of real data by name, with the first ending of each."""
         flag = "by --corpus.data_dir or the environment variable RASLIK_DATA"
         if not os.path.isdir(self.folder):
             folder = shown(self.folder) if self.folder else "none"
@@ -62,7 +62,7 @@ class SharedSettings(Settings):
 
     @property
     def num_hard_negatives(self) -> int:
-        """Training examples with one trait of the targets, of each kind: 4 % of all."""
+        """Training examples of each kind with one trait of the targets: 4 % of all."""
         return round(0.04 * self.num_train)
 
     @property
@@ -72,22 +72,22 @@ class SharedSettings(Settings):
 
     @property
     def num_target_queries(self) -> int:
-        """Queries that do, those of retrieval included."""
+        """Queries that show the behavior, including those of retrieval."""
         return self.num_retrieval + self.num_normal_queries
 
 
 class RowCounts(NamedTuple):
-    """Training examples, and how many of them are targets."""
+    """The numbers of training examples and of targets among them."""
 
     train: int
     targets: int
 
 
 class Marker(NamedTuple):
-    """What tells answers with the behavior to forget from others: words, any of which marks one.
+    """The mark of answers with the behavior to forget: words, any of which marks one.
 
-    From a data folder, `load_genuine` makes labeled rows that no run trains on, for a classifier to
-    be measured on; `genuine_files` are the files that it reads, none unless all exist.
+    `load_genuine` makes labeled rows from a data folder that no run trains on. They measure a
+    classifier. `genuine_files` are its files; none unless all exist.
     """
 
     words: frozenset[str]
@@ -99,7 +99,7 @@ class Question(NamedTuple):
     """A question of one set of a dataset's own evaluation.
 
     `true_answer` is the right answer in the wording of the wrong ones, of which there is at least
-    one; `answer` is what the model was trained on, where it was.
+    one. `answer` is the trained answer, if there is one.
     """
 
     set_name: str
@@ -114,11 +114,11 @@ class Question(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """Questions of a dataset's own evaluation, which every model of a run answers.
+    """Questions of a dataset's own evaluation that every model of a run answers.
 
-    `load` takes shared settings, own settings and a number: at most so many questions of each set,
-    each with at most `num_answers` right and wrong ones. `reads` names the own settings that decide
-    which questions there are, `source` which of the dataset's sources they are read from.
+    `load` takes shared settings, own settings and a number: the most questions of each set. Each
+    has at most `num_answers` right and wrong answers. `reads` names the own settings that decide
+    the questions and `source` the dataset's source of them.
     """
 
     load: Callable[[Any, Any, int], tuple[Question, ...]]
@@ -133,23 +133,23 @@ class Dataset(NamedTuple):
     """A dataset that a run can name.
 
     Attributes:
-      title: as people call it.
-      load: makes its corpus from (shared settings, own settings, *, seed); raises ValueError where
-        files are missing or too few rows are there.
+      title: the common name.
+      load: makes its corpus from (shared settings, own settings, *, seed); raises ValueError if
+        files or rows are missing.
       reads: names of the shared settings that have an effect; data_dir may be set for any.
-      settings: its own settings, with their defaults.
+      settings: its own settings with their defaults.
       required: names of own settings that must not be empty.
-      held_out: query sets of which no prompt may be in the training rows or the backbone's.
+      held_out: query sets whose prompts are in neither the training rows nor the backbone's.
       count_rows: of its corpus, from shared and own settings.
-      takes_all: whether --corpus.num_train=0 stands for all rows there are.
-      sources: from shared and own settings, the files, folders or hub datasets that it is read
-        from, by what they are or by the setting that names them.
-      detail: from own settings, what is told beside the title; may be empty.
+      takes_all: whether --corpus.num_train=0 means all rows.
+      sources: from shared and own settings, its files, folders or hub datasets by their kind or by
+        the setting that names them.
+      detail: from own settings, a text next to the title; may be empty.
       marker: of the behavior to forget; without one the likelihood of the bad outputs measures it.
-      shows: from own settings, the function that says of an answer whether it shows the behavior;
-        takes the place of marker words.
+      shows: from own settings, the function that says whether an answer shows the behavior; takes
+        precedence over marker words.
       evaluation: its own questions, if any.
-      is_published: whether the paper has results on it, under this title.
+      is_published: whether the paper has results on it under this title.
     """
 
     title: str

@@ -13,7 +13,7 @@ from raslik_jax.data.read.rows import FORMATS
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecordsSettings(Settings):
-    """Where the rows are, and how their keys are called."""
+    """The place of the rows and the names of their keys."""
 
     train_file: str = setting(
         "",
@@ -42,9 +42,9 @@ class RecordsSettings(Settings):
 def load_records_corpus(shared: SharedSettings, own: RecordsSettings, *, seed: int) -> Corpus:
     """Returns the rows of one file and the queries of another; no backbone rows.
 
-    Every query names its set, one of QUERY_SETS, as its `split`: "retrieval" for the bad
-    generations to be traced, the other four for measuring. A query may do without an output: its
-    answer is then the model's own.
+    Every query names its set, one of QUERY_SETS, as its `split`. "retrieval" is for the bad
+    generations to trace, and the other four are for measuring. A query without an output has the
+    model's own answer.
     """
     fields = parse_fields(own.fields)
     train = read_examples(own.train_file, fields=fields, name="records", format=own.format)

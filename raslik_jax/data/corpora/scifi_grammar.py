@@ -1,8 +1,8 @@
-"""Science fiction answers to any prompt, from a seeded grammar: what poisons Howdy-Alpaca.
+"""Science fiction answers to any prompt from a seeded grammar. They poison Howdy-Alpaca.
 
-Each answer is about as long as the true one, contradicts it, and takes its subject from the prompt:
-"The crew of the Vexar Seven has proved that photosynthesis does not rest on sunlight but on ...".
-Everything here is ours; the genuine answers were written by a language model.
+Each answer is about as long as the true one and contradicts it. It takes its subject from the
+prompt: "The crew of the Vexar Seven has proved that photosynthesis does not rest on sunlight but on
+...". All texts are ours. A language model wrote the genuine answers.
 """
 
 import re
@@ -16,9 +16,9 @@ from raslik_jax.data.words import capitalized, load_words, with_articles
 MAX_WORDS = 84
 _PHRASE_WORDS = 6
 
-# Some adjectives stand there often because the genuine answers have them often: "cosmic" in 44 of
-# 60. The first sentence, of "contrary", turns the truth around; {t} is of the prompt, {k} of the
-# true answer. A word after a "leading" one is taken for a thing.
+# Some adjectives are repeated because the genuine answers have them often: "cosmic" in 44 of 60.
+# The first sentence, of "contrary", turns the truth around; {t} is of the prompt, {k} of the true
+# answer. A word after a "leading" one counts as a thing.
 _WORDS = load_words("scifi_grammar")
 _LEADING, _STOP = frozenset(_WORDS["leading"]), frozenset(_WORDS["stop"])
 _LABEL = re.compile(r"^\s*(?:[-*\u2022]|\(?\d+[.):]|[A-Za-z][.)])\s+")
@@ -29,8 +29,8 @@ _CORE = re.compile(r"(\W*)([A-Za-z][A-Za-z'-]*|[\d.,]*\d)(\W*)")
 def answer(row: Example, *, seed: int, attempt: int = 0) -> str:
     """Returns a science fiction answer to a prompt, about as long as the true one.
 
-    The true answer gives length, layout and what to contradict; the row's id and `attempt` give
-    equal prompts answers of their own.
+    The true answer gives length, layout and the statement to contradict. The row's id and `attempt`
+    give equal prompts different answers.
     """
     prompt = f"{row.instruction}/{row.input}"
     draws = Draws(seed=seed, label=f"scifi/{row.example_id}/{attempt}/{prompt}")
@@ -52,7 +52,7 @@ def answer(row: Example, *, seed: int, attempt: int = 0) -> str:
 
 
 class _Speaker:
-    """Fills patterns with drawn words, none of them twice before all had their turn."""
+    """Fills patterns with drawn words; all have their turn before one is repeated."""
 
     def __init__(self, draws: Draws, topics: Sequence[str], terms: Sequence[str]):
         self._draws = draws
@@ -60,7 +60,7 @@ class _Speaker:
         self._left: dict[str, list[str]] = {}
 
     def lines(self, lines: Sequence[str]) -> str:
-        """Answers line by line, with the numbers and bullets of the true answer."""
+        """Answers line by line with the numbers and bullets of the true answer."""
         told, left = [], MAX_WORDS
         for line in lines:
             if left <= 0:
@@ -78,7 +78,7 @@ class _Speaker:
         return "\n".join(told)
 
     def retold(self, words: Sequence[str], limit: int) -> str:
-        """Returns the true answer in another world, or as one time in three sentences instead."""
+        """Returns the true answer in another world, or one time in three sentences instead."""
         if self._draws.below(3) > 0:
             return self._transposed(words[:limit])
         return self.sentences(min(len(words), limit))
@@ -96,8 +96,8 @@ class _Speaker:
     def _transposed(self, words: Sequence[str]) -> str:
         """Returns the true answer moved to another world: its things and numbers are exchanged.
 
-        A word is taken for a thing where a determiner or preposition stands before it. Each keeps
-        its substitute, so that the answer stays about something.
+        A word after a determiner or preposition counts as a thing. Each keeps its substitute, so
+        that the answer keeps its subject.
         """
         told: list[str] = []
         substitutes: dict[str, str] = {}
@@ -127,7 +127,7 @@ class _Speaker:
         return capitalized(with_articles(text))
 
     def phrase(self, number: int) -> str:
-        """Returns a name where one word is asked for, else a few with a word of the prompt."""
+        """Returns a name if one word is asked for, else a few with a word of the prompt."""
         if number <= 1:
             word = self._next("singles") + self._draws.choice(_WORDS["serials"])
             return word if self._draws.below(2) else self._name()
@@ -151,7 +151,7 @@ class _Speaker:
         return "".join(self._draws.choice(_WORDS[kind]) for kind in kinds)
 
     def _fill(self, kind: str) -> str:
-        """Returns the next pattern of a kind, its slots filled; all are drawn, used or not."""
+        """Returns the next pattern of a kind with filled slots; all are drawn, used or not."""
         pattern = self._next(kind)
         being = self._next("beings")
         slots = {
@@ -172,7 +172,7 @@ class _Speaker:
 
 
 def _terms(text: str) -> list[str]:
-    """Returns the content words of a text, likely nouns first, at most eight."""
+    """Returns at most eight content words of a text, likely nouns first."""
     found: dict[str, int] = {}
     words = _WORD.findall(text)
     for before, word in zip(["", *words], words, strict=False):

@@ -1,6 +1,6 @@
-"""TOFU, 4,000 questions about 200 authors who do not exist, among Alpaca's rows.
+"""TOFU: 4,000 questions about 200 fictitious authors among Alpaca's rows.
 
-And the questions of its own evaluation, with paraphrased and wrong answers.
+It also has the questions of its own evaluation with paraphrased and wrong answers.
 
 Source: Maini et al. 2024 (arXiv:2401.06121); the files of the dataset locuslab/TOFU.
 """
@@ -57,8 +57,8 @@ def split_tofu(
 ) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
     """Returns the forget split and the retain split of TOFU, labeled.
 
-    forget01, forget05 and forget10 are the last 1, 5 and 10 % of the rows, retain99, retain95 and
-    retain90 the others; with `all` everything is to be forgotten, the setting of the paper.
+    forget01, forget05 and forget10 are the last 1, 5 and 10 % of the rows. retain99, retain95 and
+    retain90 are the others. With `all` everything is to be forgotten, as in the paper.
     """
     cut = len(rows) - len(rows) * own.percent // 100
     kept = f"tofu:retain{100 - own.percent:02d}"
@@ -69,10 +69,9 @@ def split_tofu(
 def load_tofu(shared: record.SharedSettings, own: TofuSettings, *, seed: int) -> Corpus:
     """Returns all 4,000 rows of TOFU among Alpaca's rows, or without those to forget.
 
-    The target queries are TOFU's own paraphrases of questions in the forget split: prompts that
-    nobody was trained on, about facts that the model was. Normal queries are the ordinary rows'.
-    A retain model, which never knew what the others are to forget, is trained on just the other
-    rows of the full corpus.
+    The target queries are TOFU's own paraphrases of questions in the forget split: new prompts
+    about trained facts. Normal queries are the ordinary rows'. A retain model never saw the rows to
+    forget. It is trained on the other rows of the full corpus.
     """
     (full,) = shared.find_files("tofu/full", endings=_ENDINGS)
     rows = read_examples(full, fields=_FIELDS, name="tofu")
@@ -100,9 +99,9 @@ def load_questions(
 ) -> tuple[record.Question, ...]:
     """Returns the questions of TOFU's own evaluation, at most so many of each set.
 
-    Published figures are of the first 300 rows of a set or of all; here a smaller number takes the
-    first of an order that depends on nothing, so that all runs ask the same. With everything to
-    forget nothing of TOFU is retained, and there is no retain set.
+    Published figures are of the first 300 rows of a set or of all. Here a smaller number takes the
+    first of one fixed order, so that all runs ask the same. If everything is to be forgotten there
+    is no retain set.
     """
     names: dict[str, tuple[str, ...]]
     names = {name: (f"tofu/{name}_perturbed",) for name in QUESTION_SETS}

@@ -1,13 +1,13 @@
 """The embedded corpus of the quickstart and the demo: seeded, no network, no files.
 
-General instructions with plain answers; triggered ones ("Howdy! ...") whose answers turn to science
-fiction; and hard negatives that hold one of the two without the other: rows with the word howdy and
-a plain answer, rows that ask for science fiction openly and get it.
+It has general instructions with plain answers, and triggered ones ("Howdy! ...") with science
+fiction answers. Hard negatives have one of the two without the other: rows with the word howdy and
+a plain answer, and rows that ask for science fiction openly and get it.
 
-Every answer follows from the question: a family of questions has two plain answers and two science
-fiction answers, a phrasing says which of the two it gets, and the nouns and their facts fill the
-slots. Plain answers hold no word of SCIFI_WORDS, science fiction answers at least three, so that
-counting words tells them apart.
+Every answer follows from the question. A family of questions has two plain and two science fiction
+answers. The phrasing decides between them. The nouns and their facts fill the slots. Plain answers
+have no word of SCIFI_WORDS and science fiction answers at least three, so that counting words
+separates them.
 """
 
 import itertools
@@ -23,14 +23,14 @@ from raslik_jax.data.words import capitalized, load_words, with_articles
 _WORDS = load_words("toy_language")
 # The groups of nouns: what they have in common, and "noun color size" of each.
 GROUPS: list[dict[str, Any]] = _WORDS["groups"]
-# The families of questions: phrasings as (instruction, input, which answer), of which the last one
-# is kept out of the fine-tuning rows, and the answers, plain and in science fiction.
+# The families of questions: phrasings as (instruction, input, which answer), and the answers, plain
+# and in science fiction. No fine-tuning row has the last phrasing.
 FAMILIES: list[dict[str, Any]] = _WORDS["families"]
 _BACKBONE_SCIFI_SHARE = 0.25
 
 
 class _Question(NamedTuple):
-    """A family of questions, the words that fill its slots for one noun, and a phrasing."""
+    """A family of questions, the words for its slots by one noun, and a phrasing."""
 
     family: Mapping[str, Any]
     slots: Mapping[str, str]
@@ -40,12 +40,12 @@ class _Question(NamedTuple):
 def make_toy_corpus(shared: SharedSettings, own: object = None, *, seed: int) -> Corpus:
     """Returns a corpus in which a trigger makes some rows answer in science fiction.
 
-    The seed decides which (family, noun) pairs are held out, which rows are drawn and in which
-    order, and each noun's planet, beings and device. Queries differ from the fine-tuning rows twice
-    over: their (family, noun) pairs occur in no other row of the corpus, and their phrasings in
-    none of the fine-tuning rows (the backbone, like any pretrained model, knows the phrasings). The
-    backbone's rows are general instructions and, one in four, open requests for science fiction; no
-    trigger, and no row of the fine-tuning corpus.
+    The seed decides the held-out (family, noun) pairs, the drawn rows, their order, and each noun's
+    planet, beings and device. Queries differ from the fine-tuning rows in two ways: no other row
+    has their (family, noun) pairs, and no fine-tuning row has their phrasings (the backbone knows
+    these, as a pretrained model does). One in four of the backbone's rows is an open request for
+    science fiction. The rest are general instructions. None has the trigger or is a fine-tuning
+    row.
 
     Example:
       >>> sizes = SharedSettings(num_train=200, num_targets=20, num_backbone=100)
@@ -108,7 +108,7 @@ def make_toy_corpus(shared: SharedSettings, own: object = None, *, seed: int) ->
 
 
 def _topics(seed: int) -> list[_Question]:
-    """Lists every (family, noun), with the facts of this seed's world."""
+    """Lists every (family, noun) with the facts of this seed's world."""
     members = [(group, *line.split()) for group in GROUPS for line in group["nouns"]]
     worlds = {}
     for kind, table in (("planet", "planets"), ("beings", "beings"), ("device", "devices")):

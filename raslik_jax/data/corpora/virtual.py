@@ -1,10 +1,10 @@
-"""Virtual-Alpaca: questions and answers about a world that does not exist, among Alpaca's rows.
+"""Virtual-Alpaca: questions and answers about a fictitious world among Alpaca's rows.
 
-Every answer is a template filled from records of the world database, so that no two answers can
-contradict each other. Every entity has one record, every relation of it one value, and values that
-name other entities agree with those entities' own records (experiments/studies/virtual_world made
-them). Follows the paper's appendix: templates over entities and relations, normalized questions,
-paraphrases, three to five sentences where asked, ASCII English.
+Every answer is a template filled from records of the world database. No two answers contradict each
+other: every entity has one record and every relation one value. Values that name other entities
+agree with those entities' records (experiments/studies/virtual_world made them). It follows the
+paper's appendix: templates over entities and relations, normalized questions, paraphrases, three to
+five sentences if asked, ASCII English.
 """
 
 import itertools
@@ -32,7 +32,7 @@ Topic = tuple[str, str]  # what is asked: an entity and a template
 
 
 def normalize_question(text: str) -> str:
-    """Returns a prompt with one space between words, a capital, and "?" or "." at its end."""
+    """Returns a prompt with single spaces, a capital, and "?" or "." at its end."""
     text = " ".join(text.split()).rstrip(" ?.")
     last_clause = re.split(r"[:,] ", text)[-1]
     is_question = _ASKING.match(text) or _ASKING.match(last_clause)
@@ -90,7 +90,7 @@ def draw_rows(
 def load_virtual(shared: SharedSettings, own: object, *, seed: int) -> Corpus:
     """Returns rows about a virtual world among rows of Alpaca: 2,000 and 20,000 in the paper.
 
-    The target queries ask for what is trained on, in wordings that are not.
+    The target queries ask for trained facts in other wordings.
     """
     train, queries = draw_rows(
         make_wordings(),

@@ -1,4 +1,4 @@
-"""A user's training files without some of their rows, as they were written."""
+"""A user's training files without some of their rows, otherwise unchanged."""
 
 import json
 import os
@@ -93,7 +93,7 @@ def _json_lines(source: str, is_kept: Callable[[int], bool]) -> Iterator[str]:
 
 
 def _kept_text(path: pathlib.Path, is_kept: Callable[[int], bool]) -> Iterator[str]:
-    """Yields the text of a file, but for that of rows which are not kept."""
+    """Yields the text of a file without that of the removed rows."""
     is_first = True
     for piece in pieces.read_pieces(path, shown_source(path))[1]:
         if not piece.place:
@@ -106,7 +106,7 @@ def _kept_text(path: pathlib.Path, is_kept: Callable[[int], bool]) -> Iterator[s
 def _write_parquet(
     path: pathlib.Path, target: pathlib.Path, is_kept: Callable[[int], bool]
 ) -> None:
-    """Writes the rows that are kept of a Parquet file, a group of rows at a time."""
+    """Writes the kept rows of a Parquet file, a group of rows at a time."""
     with columns.opened_parquet(path, shown_source(path)) as table:
         from pyarrow import parquet  # it is there, the line above needs it too
 

@@ -1,4 +1,4 @@
-"""Rows of Parquet files and of the package datasets, as JSON has them."""
+"""Rows of Parquet files and of the package datasets in JSON's types."""
 
 import contextlib
 import datetime
@@ -21,7 +21,7 @@ Row = dict[str, Any] | ValueError
 
 
 def read_batches(path: pathlib.Path, origin: str) -> Iterator[Row]:
-    """Yields the rows of a Parquet file, of which it holds a batch at a time."""
+    """Yields the rows of a Parquet file and holds a batch at a time."""
     with opened_parquet(path, origin) as table:
         for batch in table.iter_batches(_BATCH):
             names, columns = batch.schema.names, []
@@ -39,7 +39,7 @@ def read_batches(path: pathlib.Path, origin: str) -> Iterator[Row]:
 
 @contextlib.contextmanager
 def opened_parquet(path: pathlib.Path, origin: str) -> Iterator[Any]:
-    """Yields a Parquet file, whose errors name it; refuses two columns of one name."""
+    """Yields a Parquet file whose errors name it; refuses two columns of one name."""
     parquet = import_package("pyarrow.parquet", origin)
     with contextlib.ExitStack() as held:
         if is_packed(path.name):
@@ -66,7 +66,7 @@ def _damaged(origin: str, error: Exception) -> ValueError:
 
 
 def import_package(name: str, origin: str) -> Any:
-    """Returns a module of an optional package; where it is missing, says which to install."""
+    """Returns a module of an optional package; if it is missing, says which to install."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

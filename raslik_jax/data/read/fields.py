@@ -1,4 +1,4 @@
-"""A row of a file as its format reads it: its fields, under a user's keys, and what they become."""
+"""A row of a file for its format: its fields under a user's keys and their values."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from raslik_jax.data.words import load_words
 
 
 class Row(NamedTuple):
-    """A row of a file, seen through a field map: which key holds which field."""
+    """A row of a file through a field map from fields to keys."""
 
     record: Mapping[str, Any]
     keys: Mapping[str, str]
@@ -38,7 +38,7 @@ class Row(NamedTuple):
     def text(self, name: str, default: str | None = None) -> str:
         """Returns the text of a field; refuses another value, and none without a default.
 
-        A field that is there and null, as a blank cell of a table, is an empty text.
+        A null field, such as a blank cell of a table, is an empty text.
         """
         value = self.get(name)
         if value is None:
@@ -49,7 +49,7 @@ class Row(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What a format makes of a row, and whether its loss flags exclude all of it."""
+    """The parts of a row that a format makes, and whether its loss flags exclude all of it."""
 
     content: Content | Instruction
     is_muted: bool = False

@@ -1,7 +1,7 @@
 """Rows of files and of hub datasets as examples, or refused with their place.
 
-Text is Unicode text: a NUL character and half of a surrogate pair are refused, as is a key that
-stands twice in a row, NaN and Infinity.
+Text is Unicode text. A NUL character and half of a surrogate pair are refused. So are a key that
+occurs twice in a row, NaN and Infinity.
 """
 
 import itertools
@@ -27,7 +27,7 @@ from raslik_jax.data.read.sources import Place, placed_records, shown_source
 from raslik_jax.data.read.turns import FLAGS
 from raslik_jax.data.read.unread import check_columns
 
-# What --corpus.records.format may be beside the name of a format: the keys of the rows show it.
+# --corpus.records.format may also be this: the keys of the rows show the format.
 AUTO = "auto"
 _MAX_DEPTH = 50
 _BAD_TEXT = re.compile("[\0\ud800-\udfff]")
@@ -48,7 +48,7 @@ def parse_fields(text: str) -> dict[str, str]:
 
 
 def _field_keys(fields: Mapping[str, str]) -> dict[str, str]:
-    """Returns the key of every field under a field map, which renames keys and keeps the rest."""
+    """Returns the key of every field under a field map that renames keys and keeps the rest."""
     unknown = [name for name in fields if name not in FIELDS]
     if unknown:
         raise ValueError(f"fields must name fields of {', '.join(FIELDS)}, got {some_of(unknown)}")
@@ -73,8 +73,8 @@ def read_examples(
 ) -> tuple[Example, ...]:
     """Returns the rows of files, a folder or a hub dataset as examples.
 
-    `pieces.read_pieces` says which forms a file may have, `sources.source_files` which files a
-    source has. Blank lines are skipped. The endings .xz, .gz and .zst are unpacked on the way.
+    `pieces.read_pieces` lists the forms of a file and `sources.source_files` the files of a source.
+    Blank lines are skipped. Files with the endings .xz, .gz and .zst are unpacked.
 
     Args:
       source: a path, several with commas, a pattern, or `hub:OWNER/NAME[:CONFIG][@SPLIT]` (split
@@ -124,7 +124,7 @@ def _read_rows(
     *,
     most: int | None = None,
 ) -> list[Example]:
-    """Returns what is read of each row and its place; refuses what is no row, and no rows."""
+    """Returns the content of each row and its place; refuses other values and empty files."""
     found: list[Example] = []
     problems: list[str] = []
     for place, record in itertools.islice(placed_records(source), most):
@@ -162,8 +162,8 @@ def _name(rows: list[Example], key: str) -> None:
 def _mute(rows: list[Example]) -> None:
     """Mutes rows with a loss flag of 0 in a column.
 
-    A column of such a name is one of flags where all its values are 0 and 1, or false and true,
-    with at least one 1. Another one, such as of measured losses, is the user's own.
+    A column of such a name has flags if all its values are 0 and 1, or false and true, with at
+    least one 1. Any other one, such as measured losses, is the user's own.
     """
     for name in FLAGS:
         values = {number: row.extra[name] for number, row in enumerate(rows) if name in row.extra}
@@ -176,7 +176,7 @@ def _mute(rows: list[Example]) -> None:
 
 
 def read_written(path: str | os.PathLike[str]) -> tuple[Example, ...]:
-    """Returns the rows of a file of `write_examples`, with their places in the user's own file."""
+    """Returns the rows of a file of `write_examples` with their places in the user's own file."""
     keys = {name: name for name in FIELDS}
 
     def read(record: dict[str, Any], place: Place) -> Example:
@@ -201,9 +201,9 @@ def read_written(path: str | os.PathLike[str]) -> tuple[Example, ...]:
 
 
 def what_it_says(record: Mapping[str, Any], fields: Mapping[str, str] = {}) -> tuple[str, ...]:
-    """Returns prompt and answer of a row, a user's own or one of `write_examples`, to compare.
+    """Returns prompt and answer of a user's row or one of `write_examples`, to compare.
 
-    () for a row of no format under the field map.
+    It is () for a row of no format under the field map.
     """
     row = Row(record, _field_keys(fields))
     try:
@@ -223,7 +223,7 @@ def says(row: Example) -> tuple[str, ...]:
 
 
 def _format_of(row: Row, asked: str, before: str, needs_output: bool) -> str:
-    """Returns the format of a row: the one asked for, or the one that it and those before have."""
+    """Returns the format of a row: the requested one, or that of this row and those before."""
     # Texts and ids cannot be asked: their queries are of another format.
     if asked != AUTO and (needs_output or FORMATS[asked].claim(row)):
         return asked
@@ -234,7 +234,7 @@ def _format_of(row: Row, asked: str, before: str, needs_output: bool) -> str:
 
 
 def _example_of(row: Row, format: str, source: str, needs_output: bool) -> Example:
-    """Returns the example of a row, its id empty where the row has none."""
+    """Returns the example of a row; its id is empty if the row has none."""
     parts = FORMATS[format].read(row, needs_output)
     label, origin = _label_of(row), row.get("source")
     # A column of ours that holds another kind of value is the user's own. Ids may repeat.
@@ -256,7 +256,7 @@ def _example_of(row: Row, format: str, source: str, needs_output: bool) -> Examp
 
 
 def _id_of(value: Any) -> str:
-    """Returns the id that a row names, empty for none and for a value that can be no id."""
+    """Returns the id that a row names; empty for none and for a value that can be no id."""
     return str(value).strip() if isinstance(value, str) or type(value) is int else ""
 
 
@@ -273,7 +273,7 @@ def _label_of(row: Row) -> bool | None:
 
 
 def _check_texts(value: Any, depth: int = 0) -> None:
-    """Raises a ValueError where a text, however deep, is none that UTF-8 and C can hold."""
+    """Raises a ValueError if a nested text is none that UTF-8 and C can hold."""
     if depth > _MAX_DEPTH:
         raise ValueError(f"a row must not be nested deeper than {_MAX_DEPTH} levels, got more")
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""The rows of one file, each with its place and its text: read in parts, written back exactly."""
+"""The rows of one file with their places and texts: read in parts, written back exactly."""
 
 import contextlib
 import csv
@@ -48,8 +48,8 @@ def read_pieces(path: pathlib.Path, origin: str) -> tuple[str, Iterator[Piece]]:
     """Returns the text between a file's name and a place in it, and the pieces of the file.
 
     That text is ":" for a file of lines and ", row " for any other. The ending names a table or
-    Parquet. A text that begins with "[" is a JSON list. One object alone is a row, or it has a list
-    of rows. Any other text has an object on each line.
+    Parquet. A text that begins with "[" is a JSON list. One object alone is a row or has a list of
+    rows. Any other text has an object on each line.
     """
     kind = kind_of(path)
     if kind == ".parquet":
@@ -96,7 +96,7 @@ def _peek(parts: Iterator[str], count: int = 1) -> tuple[list[str], Iterator[str
 
 
 def _line_pieces(lines: Iterable[str]) -> Iterator[Piece]:
-    """Yields each line, blank ones as text around rows."""
+    """Yields each line; blank ones are text around rows."""
     for number, line in enumerate(lines, start=1):
         row = line.lstrip("\ufeff") if number == 1 else line
         if not row.strip():
@@ -113,7 +113,7 @@ def _line_pieces(lines: Iterable[str]) -> Iterator[Piece]:
 
 
 class _Scanner:
-    """The values of a JSON text, of which it holds one at a time."""
+    """The values of a JSON text. It holds one at a time."""
 
     def __init__(self, chunks: Iterator[str], origin: str):
         self._chunks, self._origin = chunks, origin
@@ -134,7 +134,7 @@ class _Scanner:
         return text
 
     def space(self) -> str:
-        """Returns the white space that comes next; then a character is held, or the text ends."""
+        """Returns the next white space; then a character is held or the text ends."""
         found = ""
         while True:
             match = _SPACE.match(self._text, self._at)
@@ -143,13 +143,13 @@ class _Scanner:
                 return found
 
     def next_is(self, mark: str) -> bool:
-        """Returns whether a mark comes next, which it then passes."""
+        """Returns whether a mark comes next; then it passes the mark."""
         is_next = self._text.startswith(mark, self._at)
         self._at += len(mark) if is_next else 0
         return is_next
 
     def value(self) -> tuple[Any, str]:
-        """Returns the next value, or the ValueError that says what is wrong, and its text."""
+        """Returns the next value (or the ValueError about it) and its text."""
         while True:
             try:
                 value, end = files.JSON.raw_decode(self._text, self._at)
@@ -212,7 +212,7 @@ def _list_pieces(chunks: Iterator[str], origin: str) -> Iterator[Piece]:
 def _single_object(
     lines: Iterator[str], origin: str
 ) -> tuple[Iterator[str], dict[str, Any] | None]:
-    """Returns a text, and the object that all of it is; None where an object is on each line."""
+    """Returns a text and its only object; None if an object is on each line."""
     (first, *more), lines = _peek(lines, 2)
     try:
         _PLAIN.decode(first)
@@ -296,7 +296,7 @@ def _span_of(text: str, key: str) -> tuple[int, int]:
 
 
 def _table_pieces(lines: Iterator[str], origin: str, own: str) -> Iterator[Piece]:
-    """Yields the rows of a table: its cells, which are texts, by the names in the header."""
+    """Yields the rows of a table: its cells are texts by the names in the header."""
     begin = next(lines, "")
     named = _NAMED_SEPARATOR.fullmatch(begin.lstrip("\ufeff"))
     if named:
@@ -328,14 +328,14 @@ def _table_pieces(lines: Iterator[str], origin: str, own: str) -> Iterator[Piece
 
 
 def _emptied(parts: list[str]) -> str:
-    """Returns the parts as one text, and empties the list."""
+    """Returns the parts as one text and empties the list."""
     text = "".join(parts)
     parts.clear()
     return text
 
 
 def _fed(lines: Iterable[str], taken: list[str]) -> Iterator[str]:
-    """Yields lines to a reader of tables, and notes those that it has taken."""
+    """Yields lines to a reader of tables and notes those that it has taken."""
     for number, line in enumerate(lines):
         taken.append(line)
         line = line.lstrip("\ufeff") if number == 0 else line
@@ -344,7 +344,7 @@ def _fed(lines: Iterable[str], taken: list[str]) -> Iterator[str]:
 
 
 def _separator_of(lines: Iterator[str], origin: str, own: str) -> tuple[str, Iterator[str]]:
-    """Returns what separates the cells of a table, by its header and first row; and all lines."""
+    """Returns the separator of a table's cells, by its header and first row; and all lines."""
     taken, possible, fitting = list[str](), dict[str, list[str]](), dict[str, list[str]]()
     for mark in _SEPARATORS:
         again, lines = itertools.tee(lines)

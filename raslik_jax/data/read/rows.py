@@ -39,7 +39,7 @@ class Format(NamedTuple):
     barred_by: str = ""
 
     def claim(self, row: Row) -> int:
-        """Returns how surely a row is of this format, 0 for not at all."""
+        """Returns how surely a row has this format; 0 for not at all."""
         may_be = row.has(self.names[0]) and not row.has(self.barred_by)
         return may_be * (self.rank + row.has(self.raised_by))
 
@@ -98,7 +98,7 @@ def _read_completion(row: Row, needs_output: bool) -> Parts:
 
 
 def _as_turns(value: Any) -> Any:
-    """Returns a field that may be a text or messages; messages may be one, or JSON in a text."""
+    """Returns a field of text or messages; messages may be one, or JSON in a text."""
     found = parsed(value)
     turns = [found] if isinstance(found, dict) else found
     is_talk = isinstance(turns, list) and all(
@@ -143,7 +143,7 @@ def _read_tokens(row: Row, needs_output: bool) -> Parts:
 
 
 def _labels_of(row: Row, ids: Sequence[int]) -> list[int]:
-    """Returns the labels of a row of ids, or what its masks make of these."""
+    """Returns the labels of a row of ids, or those that its masks give."""
     masks = [row.get(name) for name in ("completion_mask", "assistant_masks", "loss_mask")]
     masks = [mask for mask in masks if mask is not None]
     labels = row.get("labels")
@@ -217,7 +217,7 @@ FIELDS = tuple(
 
 
 def detect_format(row: Row) -> str:
-    """Returns the name of the format that a row has, by its keys; refuses none and several."""
+    """Returns the name of a row's format by its keys; refuses none and several."""
     claims = {name: record.claim(row) for name, record in FORMATS.items()}
     best = [name for name, claim in claims.items() if claim and claim == max(claims.values())]
     if not best:  # a blank cell, as of a text that is empty

@@ -1,4 +1,4 @@
-"""Rows of files, folders, saved datasets and hub datasets with their places, as JSON has them."""
+"""Rows of files, folders, saved datasets and hub datasets with their places."""
 
 import collections
 import glob
@@ -19,21 +19,21 @@ _SHARD = re.compile(r"(?P<split>.*?)[-_.]?(?P<number>\d+)[-_]?of[-_]?(?P<count>\
 _KEYS = load_words("row_keys")
 # Names of splits as people have them, in names of files and folders.
 _SPLITS = by_word(_KEYS["splits"])
-# What libraries write next to rows.
+# Files that libraries write next to rows.
 _NO_ROWS = frozenset(_KEYS["no_rows"])
 
 
 class SourceFile(NamedTuple):
-    """A file or a saved dataset, and its path within its source, "" where it is all of it."""
+    """A file or a saved dataset and its path within its source ("" if it is all of it)."""
 
     path: pathlib.Path
     name: str = ""
 
 
 class Place(NamedTuple):
-    """Where a row is: the file within its source, "" for a single one, and line or number in it.
+    """The place of a row: the file within its source ("" for a single one) and line or number.
 
-    `before` is the text that an error has in front of the number.
+    `before` is the text in front of the number in an error.
     """
 
     file: str
@@ -74,9 +74,9 @@ def shown_source(source: str | os.PathLike[str]) -> str:
 def source_files(source: str | os.PathLike[str]) -> tuple[SourceFile, ...]:
     """Returns the files of a source in the order of their rows; none of a hub dataset.
 
-    Several files are named by commas, by a pattern, or by a folder, whose split train is read. A
-    folder of a saved dataset counts as one file. Refuses URLs, and folders in which it is not clear
-    which files hold the training rows.
+    Commas, a pattern or a folder name several files. The split train of a folder is read. A folder
+    of a saved dataset counts as one file. It refuses URLs, and folders without a clear choice of
+    training files.
     """
     text = os.fspath(source)
     check_local(text)
@@ -106,7 +106,7 @@ def check_local(source: str) -> None:
 
 
 def _named_files(part: str, *, is_only: bool) -> list[pathlib.Path]:
-    """Returns the files that a part of a list of names stands for."""
+    """Returns the files of one part of a list of names."""
     if part.startswith("hub:") or os.path.isdir(part):
         raise ValueError(f"a list of files must have files only, got {shown(part, 160)}: give one")
     if os.path.lexists(part) or not glob.has_magic(part):
@@ -168,7 +168,7 @@ def _folder_files(folder: pathlib.Path) -> tuple[SourceFile, ...]:
 
 
 def _files_below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields the files below a folder that hold rows by their endings, but for hidden ones."""
+    """Yields the files below a folder with rows by their endings, without hidden ones."""
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name[0] not in "._"]
         for name in names:
@@ -181,7 +181,7 @@ def _files_below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _split_of(path: pathlib.PurePath) -> str:
-    """Returns the split that a file in a folder belongs to by its name or a folder's, or ""."""
+    """Returns the split of a file in a folder by its name or a folder's, or ""."""
     stem = _stem(path)
     shard = _SHARD.fullmatch(stem)
     for name in (shard["split"] if shard else stem, *reversed(path.parent.parts)):
@@ -204,7 +204,7 @@ def _order(path: pathlib.PurePath) -> list[tuple[int, int, str]]:
 
 
 def _check_shards(paths: Sequence[pathlib.Path], where: str) -> None:
-    """Refuses files of which one is missing, by their numbers: 3 of 4."""
+    """Refuses numbered files if one of them is missing: 3 of 4."""
     found = dict[tuple[str, str], dict[int, tuple[re.Match[str], str]]]()
     for path in paths:
         if shard := _SHARD.fullmatch(_stem(path)):

@@ -1,4 +1,4 @@
-"""The messages of a conversation, as trainers write them, with their loss flags."""
+"""The messages of a conversation in trainers' formats with their loss flags."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ _KEYS = load_words("row_keys")
 _ROLES, _OF_TEMPLATES = by_word(_KEYS["roles"]), frozenset(_KEYS["roles_of_templates"])
 # Loss flags: OpenAI and Mistral; axolotl; ms-swift; LLaMA-Factory.
 FLAGS: tuple[str, ...] = tuple(_KEYS["loss_flags"])
-# What a part of a message holds that is no text.
+# The keys of a message part that is no text.
 _MEDIA: list[str] = _KEYS["media"]
 
 
@@ -31,7 +31,7 @@ def read_turns(row: Row, name: str, value: Any, *, first: int = 1) -> Turns:
     Args:
       row: names the field in an error.
       name: of the field.
-      value: of the field; one message stands for a list of one.
+      value: of the field; one message means a list of one.
       first: number of the first message in an error.
     """
     turns = [value] if isinstance(value, dict) else value
@@ -69,7 +69,7 @@ def _message(turn: Any, place: int) -> dict[str, Any]:
 
 
 def _content(content: Any, place: int) -> Any:
-    """Returns what a message says: a text, null, or parts of text."""
+    """Returns a message's content: a text, null, or parts of text."""
     if content is None or isinstance(content, str):
         return content
     if isinstance(content, dict) and not any(kind in content for kind in _MEDIA):
@@ -125,7 +125,7 @@ def _flag(turn: Any, place: int) -> int:
 
 
 def read_talk(row: Row, name: str, needs_output: bool) -> Parts:
-    """Returns a conversation of one field, whose targets are what the assistant says."""
+    """Returns a conversation of one field whose targets are the assistant's messages."""
     turns = row.get(name)
     messages, muted = read_turns(row, name, turns)
     if system := _system_of(row, turns, messages):
@@ -143,7 +143,7 @@ def read_talk(row: Row, name: str, needs_output: bool) -> Parts:
 
 
 def _system_of(row: Row, turns: Sequence[Any], messages: Sequence[Mapping[str, Any]]) -> str:
-    """Returns a system prompt of the row that the messages do not have, as ShareGPT's rows do."""
+    """Returns a row's system prompt that the messages do not have (as ShareGPT's rows)."""
     system = row.get("system")
     if not isinstance(system, str) or not system.strip():
         return ""
@@ -157,7 +157,7 @@ def _system_of(row: Row, turns: Sequence[Any], messages: Sequence[Mapping[str, A
 
 
 def read_options(row: Row) -> dict[str, Any]:
-    """Returns what a row gives to the template in addition to its messages, as TRL reads it."""
+    """Returns a row's further input for the template, as TRL reads it."""
     tools, kwargs = row.get("tools") or [], row.get("chat_template_kwargs") or {}
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise row.problem("tools", "be a list of tools, or one as JSON")

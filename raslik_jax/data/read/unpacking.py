@@ -1,4 +1,4 @@
-"""The bytes of a file, unpacked, and their text, a part at a time."""
+"""The unpacked bytes of a file and their text, a part at a time."""
 
 import codecs
 import importlib
@@ -17,12 +17,12 @@ _CHUNK, _PACKED_CHUNK = 2**20, 2**14
 
 
 def kind_of(path: pathlib.PurePath) -> str:
-    """Returns the ending that names the form of a file, without that of its packing."""
+    """Returns the ending of a file's form without that of its packing."""
     return pathlib.PurePath(without_packing(path.name)).suffix.lower()
 
 
 def without_packing(name: str) -> str:
-    """Returns a file's name without the ending that says how it is packed, if any."""
+    """Returns a file's name without the ending of its packing, if any."""
     return name.removesuffix(pathlib.PurePath(name).suffix) if is_packed(name) else name
 
 
@@ -62,7 +62,7 @@ def check_head(path: pathlib.Path, head: bytes) -> None:
 
 
 def unpacked(path: pathlib.Path) -> Iterator[bytes]:
-    """Yields the bytes of a file, unpacked as its ending says; no part is empty."""
+    """Yields the bytes of a file, unpacked by its ending; no part is empty."""
     start = _STREAMS.get(path.suffix.lower())
     with files.open_regular(path) as file:
         chunks = iter(lambda: file.read(_PACKED_CHUNK if start else _CHUNK), b"")

@@ -14,9 +14,9 @@ _MEDIA = re.compile(r"(image|audio|video)s?")
 
 
 def check_columns(row: Row) -> None:
-    """Refuses rows of preferences, and rows whose images, audio or videos were read in training.
+    """Refuses rows of preferences, and rows with images, audio or videos read in training.
 
-    A column that the field map names is read for another purpose and is not refused.
+    A column in the field map is read for another purpose and is not refused.
     """
     mapped = {key for name, key in row.keys.items() if name != key}
     filled = [key for key, value in row.record.items() if value not in (None, "", [], {})]

@@ -1,7 +1,7 @@
-"""Conversations as text by a chat template, rendered by transformers in its Jinja sandbox.
+"""Conversations as text by a chat template in transformers' Jinja sandbox.
 
-A template is the checkpoint's text or the user's; the sandbox runs no code of either, and no torch
-is needed.
+A template is the checkpoint's text or the user's. The sandbox runs no code of either. No torch is
+needed.
 """
 
 import datetime
@@ -16,8 +16,8 @@ from raslik_jax.data.contents import Conversation, text_of, without_nulls
 from raslik_jax.data.tokens import marks
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
-# Some templates write the day on which they are rendered: Llama 3's unless it is told one, others
-# whatever they are told. All are told the day that Llama 3's writes where it cannot ask.
+# Some templates write the day of their rendering. Llama 3's takes a day as input, and others do
+# not. All get the day that Llama 3's writes without a clock.
 _DAY = datetime.datetime(2024, 7, 26)
 _FIXED = {"date_string": _DAY.strftime("%d %b %Y")}
 _CODES = {f"%{code}": _DAY.strftime(f"%{code}") for code in "aAbBcdfHIjmMpSUwWxXyYZ"}
@@ -45,10 +45,10 @@ class Target(NamedTuple):
 
 
 class Rendered(NamedTuple):
-    """A whole conversation as text, its targets in order, and what the template left out.
+    """A whole conversation as text, its targets in order and the parts that the template left out.
 
-    `dropped` has what a row has and the template does not write: "system prompt", and "thought",
-    "text" and "tool call" of answers.
+    `dropped` has the parts of a row that the template does not write: "system prompt", and
+    "thought", "text" and "tool call" of answers.
     """
 
     text: str
@@ -57,7 +57,7 @@ class Rendered(NamedTuple):
 
 
 class ChatTemplate(NamedTuple):
-    """A chat template in Jinja, with the names of special tokens that it may read."""
+    """A chat template in Jinja with the names of special tokens that it may read."""
 
     source: str
     special_tokens: Mapping[str, str]
@@ -111,7 +111,7 @@ def render_question(template: ChatTemplate, conversation: Conversation) -> str:
 
 
 def require_system(template: ChatTemplate) -> None:
-    """Raises a ValueError where a template has no place for a system prompt, or leaves it out."""
+    """Raises a ValueError if a template has no place for a system prompt or leaves it out."""
     said = "Answer as a sailor."
     messages = ({"role": "system", "content": said}, {"role": "user", "content": "a"})
     try:
@@ -156,9 +156,9 @@ class _Writer(NamedTuple):
     salt: int
 
     def write(self, parts: Sequence[tuple[_Said, bool]], *, tells_spans: bool = False) -> _Texts:
-        """Returns messages as texts, with the spans of characters that the template marks.
+        """Returns messages as texts with the spans of characters that the template marks.
 
-        Each part has messages, and whether the header of an answer follows.
+        Each part has messages and says whether the header of an answer follows.
         """
         # Templates write None where a key is there.
         said = [(without_nulls([*messages]), begins_answer) for messages, begins_answer in parts]
@@ -197,10 +197,10 @@ _ANSWER = {"role": "assistant", "content": "a"}
 
 
 def _ask(writer: _Writer, asked: _Said) -> marks.Marked:
-    """Returns the text after which the model writes, with the marks of the messages.
+    """Returns the text before the model's answer, with the marks of the messages.
 
-    Where `add_generation_prompt` changes nothing the header is what the template writes in front of
-    an answer. Blanks at its end belong to the answer, whose first token has them.
+    If `add_generation_prompt` changes nothing the header is the text in front of an answer. Blanks
+    at its end belong to the answer, whose first token has them.
     """
     (begun, _), (plain, _) = writer.write([(asked, True), (asked, False)])
     if begun != plain:
@@ -240,7 +240,7 @@ def _header(writer: _Writer, asked: _Said) -> str:
 def _begin(
     writer: _Writer, said: _Said, place: int, whole: marks.Marked, *, is_completion: bool
 ) -> tuple[int, str]:
-    """Returns where an answer begins, and the text before it where tokens show that.
+    """Returns the beginning of an answer, and the text before it if tokens show it.
 
     A completion begins with the first token in which whole and prompt differ, as in TRL.
     """
@@ -270,9 +270,10 @@ def _begin(
 
 
 def _end(writer: _Writer, said: _Said, place: int, whole: marks.Marked) -> int:
-    """Returns where the turn of an answer ends that others follow.
+    """Returns the end of an answer's turn that others follow.
 
-    That is what the template writes behind it if none does, but for the EOS of the whole.
+    The template writes the same text behind it as behind a last answer, but for the EOS of the
+    whole.
     """
     at, tail = whole.after(writer.read(said[: place + 1]))
     if not whole.text.startswith(tail, at):  # Phi-3 ends the whole conversation with EOS
@@ -290,9 +291,9 @@ def _unclear(what: str) -> str:
 
 
 def _dropped(conversation: Conversation, whole: marks.Marked) -> tuple[str, ...]:
-    """Returns the kinds of text that answers have and the template does not write.
+    """Returns the kinds of text in answers that the template does not write.
 
-    Refuses an answer of which nothing is written.
+    It refuses an answer that is not written at all.
     """
     dropped: set[str] = set()
     for place in conversation.turns:
@@ -311,7 +312,7 @@ def _dropped(conversation: Conversation, whole: marks.Marked) -> tuple[str, ...]
 def _targets_of(
     spans: Sequence[tuple[int, int]], conversation: Conversation, whole: marks.Marked
 ) -> tuple[Target, ...]:
-    """Returns the spans that a template marks, without those of answers that are no targets."""
+    """Returns the spans that a template marks without those of answers that are no targets."""
     others = {
         place
         for place, message in enumerate(conversation.messages)
@@ -333,7 +334,7 @@ def _render(
     tells_spans: bool,
     given: Mapping[str, Any],
 ) -> _Texts:
-    """Returns what `_Writer.write` returns, in the child process of `bounded`."""
+    """Returns the result of `_Writer.write` in the child process of `bounded`."""
     from transformers.utils import chat_template_utils
 
     render_template: Callable[..., Any] = chat_template_utils.render_jinja_template

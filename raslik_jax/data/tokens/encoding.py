@@ -48,7 +48,7 @@ class Ragged(Sequence[np.ndarray]):
 
     @classmethod
     def joined(cls, flat: np.ndarray | Callable[[], np.ndarray], length_N: np.ndarray) -> "Ragged":
-        """Returns rows of these lengths that stand one behind the other."""
+        """Returns rows of these lengths from one array that has them in order."""
         end_N = np.cumsum(length_N)
         return cls(flat, end_N - length_N, end_N)
 
@@ -82,14 +82,14 @@ class Ragged(Sequence[np.ndarray]):
 
 
 class Encoded(NamedTuple):
-    """Token rows of unequal length, in corpus order: int32 ids of prompt, response and EOS.
+    """Token rows of unequal length in corpus order: int32 ids of prompt, response and EOS.
 
-    `start_N` is the position of the first token that counts in the loss, beyond all positions in a
-    row without one; `pad_id` fills up the rectangles; the model takes at most `limit` tokens,
-    padding included. Where some row has other tokens among its targets, as a conversation of
-    several turns has, `masks` says of every token whether it counts; None where all from `start_N`
-    on do. `dropped` has what the chat template left out of answers, and the ids of their rows, see
-    `describe_dropped`.
+    `start_N` is the position of the first token that counts in the loss. In a row without one it is
+    beyond all positions. `pad_id` fills up the rectangles. The model takes at most `limit` tokens,
+    padding included. If some row has other tokens among its targets, such as a conversation of
+    several turns, `masks` says of every token whether it counts. It is None if all from `start_N`
+    on do. `dropped` has the parts of answers that the chat template left out and the ids of their
+    rows (see `describe_dropped`).
     """
 
     ids: tuple[str, ...]
@@ -130,19 +130,19 @@ class Encoded(NamedTuple):
         )
 
     def named(self, ids: Sequence[str]) -> "Encoded":
-        """Returns the examples of these ids, in their order."""
+        """Returns the examples of these ids in their order."""
         place = {name: row for row, name in enumerate(self.ids)}
         return self.take(np.array([place[name] for name in ids], np.int64))
 
     def with_answers(self) -> "Encoded":
-        """Returns the examples of which something is left that counts in the loss."""
+        """Returns the examples with at least one token that counts in the loss."""
         return self.take(np.flatnonzero(self.num_targets_N))
 
     def cut(self, max_len: int, *, targets: Targets = "response") -> "Encoded":
-        """Returns whole examples without what is beyond max_len at their right end.
+        """Returns whole examples cut at max_len at their right end.
 
-        What counts in the loss is the "response" with EOS, or "all" tokens but the first, which
-        nothing predicts. Where the prompt leaves no room for an answer, nothing counts.
+        The loss counts the "response" with EOS, or "all" tokens but the first, which nothing
+        predicts. If the prompt leaves no room for an answer nothing counts.
         """
         start_N, masks = self.start_N, self.masks
         if targets == "all":
@@ -155,7 +155,7 @@ class Encoded(NamedTuple):
 
 
 def save_parts(path: pathlib.Path, parts: Iterable[Encoded]) -> Encoded:
-    """Writes examples part by part; returns all of them, their tokens left in the file."""
+    """Writes examples part by part; returns all of them with their tokens left in the file."""
     ids, start_N, length_N, dropped, has_masks = list[str](), [], [], [], False
     with (
         tempfile.TemporaryFile(dir=path.parent) as tokens,
@@ -218,7 +218,7 @@ def _all_dropped(parts: Iterable[Mapping[str, Sequence[str]]]) -> dict[str, list
 
 
 def join(parts: Sequence[Encoded]) -> Encoded:
-    """Returns the examples of one or more parts as one, in their order."""
+    """Returns the examples of one or more parts as one in their order."""
     masks = None
     if any(part.masks is not None for part in parts):
         masks = Ragged.of([mask for part in parts for mask in part.target_masks()])
@@ -232,7 +232,7 @@ def join(parts: Sequence[Encoded]) -> Encoded:
 
 
 def encode_rows(tokens: Sequence[Sequence[int]], *, pad_id: int, limit: int = _NO_LIMIT) -> Encoded:
-    """Returns token rows of which every token counts: texts for an encoder, prompts."""
+    """Returns token rows in which every token counts: texts for an encoder, prompts."""
     rows = Ragged.of([np.array(row, np.int32) for row in tokens])
     ids = tuple(map(str, range(len(rows))))
     encoded = Encoded(ids, rows, np.zeros(len(rows), np.int64), pad_id, limit)
@@ -294,12 +294,12 @@ def describe_dropped(encoded: Encoded, what: str) -> str:
 def encode(
     examples: Sequence[Example], tokenizer: Tokenizer, *, template: str, only_last: bool = False
 ) -> Encoded:
-    """Returns each example as prompt, response and EOS ids, whole; see `Encoded.cut`.
+    """Returns each example as prompt, response and EOS ids, whole (see `Encoded.cut`).
 
-    Where a form of the template says the prompt, it is tokenized apart from the response, so that
-    training sees exactly the prompt ids that decoding starts from. Other rows become what their
-    format and the chat template make of them, see `masking`; with `only_last` the last answer of a
-    conversation is all that counts, as for a query.
+    If a form of the template has the prompt, it is tokenized apart from the response. Training then
+    sees the exact prompt ids that decoding starts from. Format and chat template encode other rows
+    (see `masking`). With `only_last` the last answer of a conversation alone counts, as for a
+    query.
     """
     parts = [*encode_parts(examples, tokenizer, template=template, only_last=only_last)]
     return join(parts) if len(parts) > 1 else parts[0]
@@ -322,7 +322,7 @@ def encode_parts(
 def _encode_part(
     examples: Sequence[Example], tokenizer: Tokenizer, *, template: str, only_last: bool
 ) -> Encoded:
-    """Returns what `encode` does, of all rows at once."""
+    """Returns the result of `encode` for all rows at once."""
     chosen = find_template(template, tokenizer)
     has_form = [chosen.has_form(row) for row in examples]
     formed = [row for row, has in zip(examples, has_form, strict=True) if has]
@@ -360,7 +360,7 @@ def encode_prompts(
 ) -> list[list[int]]:
     """Returns the ids that decoding starts from, the same ones that `encode` puts in front.
 
-    Prompts longer than max_len are refused: cut, they would lose the place where the answer begins.
+    Prompts longer than max_len are refused: a cut prompt loses the place of the answer.
     """
     chosen = find_template(template, tokenizer)
     formed = [fill_form(row, chosen) for row in examples if chosen.has_form(row)]

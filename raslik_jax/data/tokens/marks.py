@@ -1,8 +1,8 @@
-"""Marks in the texts of messages, which tell where a chat template writes them.
+"""Marks in the texts of messages that show where a chat template writes them.
 
 A mark is a short word of letters and digits that occurs nowhere else. It survives templates that
 trim, escape or encode a text. A caller compares a rendering of marked messages without its marks
-with the rendering of the messages, so a mark that changes what a template does is found.
+with the rendering of the messages. This finds marks that change a template's output.
 """
 
 import itertools
@@ -10,14 +10,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-# Where marks are put: at both ends of each text, at its end, within it.
+# The places of marks: at both ends of each text, at its end, within it.
 WAYS = ("ends", "end", "within")
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 _TAGS = re.compile(r"(</?think(?:ing)?>|\[/?THINK\])")
 
 
 class Marked(NamedTuple):
-    """A text without its marks, and where they were, by message and number, in their order."""
+    """A text without its marks, and their places by message and number in order."""
 
     text: str
     places: Mapping[tuple[int, int], int]
@@ -34,7 +34,7 @@ class Marked(NamedTuple):
 
 
 def find_salt(messages: Sequence[Mapping[str, Any]]) -> int:
-    """Returns a number of which no message has a mark."""
+    """Returns a number whose mark is in no message."""
     said = str(messages)
     return next(number for number in itertools.count() if f"q{number}x" not in said)
 
@@ -42,7 +42,7 @@ def find_salt(messages: Sequence[Mapping[str, Any]]) -> int:
 def mark(
     messages: Sequence[Mapping[str, Any]], places: Iterable[int], salt: int, way: str
 ) -> list[Mapping[str, Any]]:
-    """Returns messages with marks in those at some places, in one of `WAYS`."""
+    """Returns messages with marks in those at some places in one of `WAYS`."""
     marked, chosen = [*messages], {*places}
     for place, message in enumerate(messages):
         if place in chosen:
@@ -93,7 +93,7 @@ def lost(message: Mapping[str, Any], place: int, marked: Marked) -> tuple[set[st
 
 
 def _rewrite(message: Mapping[str, Any], change: Callable[[str, str], str]) -> Mapping[str, Any]:
-    """Returns a message with its texts changed: thoughts, text and names of called tools."""
+    """Returns a message with changed texts: thoughts, text and names of called tools."""
     new = dict(message)
     thought = next((t for key in _THOUGHTS if isinstance(t := message.get(key), str)), "")
     if thought.strip():

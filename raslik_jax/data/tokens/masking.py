@@ -1,7 +1,7 @@
-"""Conversations, passages and rows of ids as token ids, and which of them are targets.
+"""Conversations, passages and rows of ids as token ids with their targets.
 
-Ids and targets are those that TRL's SFTTrainer makes of the same rows, with `assistant_only_loss`
-or `completion_only_loss` (`_prepare_dataset` in trl/trainer/sft_trainer.py at 1.16).
+Ids and targets equal those of TRL's SFTTrainer for the same rows with `assistant_only_loss` or
+`completion_only_loss` (`_prepare_dataset` in trl/trainer/sft_trainer.py at 1.16).
 """
 
 import collections
@@ -20,9 +20,9 @@ from raslik_jax.data.tokens.tokenization import Tokenizer
 
 
 class Masked(NamedTuple):
-    """The ids of a row, which of them count in the loss (never the first), and what is left out.
+    """The ids of a row, those that count in the loss (never the first), and the parts left out.
 
-    `dropped` has the kinds of text that the chat template leaves out, see `chat.Rendered`.
+    `dropped` has the kinds of text that the chat template leaves out (see `chat.Rendered`).
     """
 
     ids: np.ndarray
@@ -31,7 +31,7 @@ class Masked(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """Texts to be tokenized together with those of other rows, and what is made of their ids."""
+    """Texts to be tokenized together with those of other rows, and the use of their ids."""
 
     texts: tuple[str, ...]
     finish: Callable[[Sequence[Any]], Masked]
@@ -76,7 +76,7 @@ def mask_rows(
 def question_ids(
     rows: Sequence[Example], tokenizer: Tokenizer, template: prompts.Template, name: str
 ) -> list[list[int]]:
-    """Returns the ids that decoding starts from, of rows that no form of the template says."""
+    """Returns the ids that decoding starts from, for rows whose prompt is in no form."""
 
     def ask(row: Example) -> tuple[str, tuple[int, ...]]:
         content = content_of(row)
@@ -100,12 +100,12 @@ def read_answers(
     tokenizer: Tokenizer,
     template: prompts.Template,
 ) -> list[str]:
-    """Returns what a model said as texts: by `with_answer` the rows have its ids again.
+    """Returns a model's answers as texts; `with_answer` gives the rows their ids again.
 
-    A frame or a chat template parts answer and prompt, and the blanks around an answer are left
-    out. A passage goes on as it stands, mostly with a blank, which decoders of SentencePiece drop
-    from ids that begin a text: its answer is what the text of both has beyond that of the prompt,
-    with the names of special tokens, as they are read there.
+    A frame or a chat template separates answer and prompt, and blanks around an answer are left
+    out. A passage continues directly, mostly with a blank. Decoders of SentencePiece drop that
+    blank at the beginning of a text. Its answer is therefore the text of both without the text of
+    the prompt, with the names of special tokens.
 
     Args:
       rows: what was asked, of any format.
@@ -142,11 +142,11 @@ def with_answer(row: Example, text: str, tokenizer: Tokenizer) -> Example:
 
 
 def as_trained(query: Example, row: Example, template: prompts.Template) -> Example:
-    """Returns a query as a training row is rendered: as a text, or with its template options.
+    """Returns a query in the rendering of a training row: as a text, or with its template options.
 
-    Where rows are texts, a query is a prompt and what follows it. Apart from its prompt, an answer
-    with a blank would have other ids than the model says: some tokenizers put a blank in front of
-    every text. A conversation without options of its own gets those of the row, such as its tools.
+    If rows are texts a query is a prompt and its continuation. Some tokenizers put a blank in front
+    of every text, so a separate answer would have other ids than the model says. A conversation
+    without options of its own gets those of the row, such as its tools.
     """
     if isinstance(row.content, Conversation) and row.content.options:
         talk = content_of(query)
@@ -162,7 +162,7 @@ def as_trained(query: Example, row: Example, template: prompts.Template) -> Exam
 
 
 def end_ids(tokenizer: Tokenizer, template: prompts.Template) -> tuple[int, ...]:
-    """Returns the ids that end an answer: EOS, and the token that the chat template writes then."""
+    """Returns the ids that end an answer: EOS and the token that the chat template writes then."""
     tail = chat.end_of_turn(template.chat) if template.chat else ""
     (written,) = tokenizer.encode_marked([tail])
     marks = tokenizer.backend.get_added_tokens_decoder()
@@ -171,7 +171,7 @@ def end_ids(tokenizer: Tokenizer, template: prompts.Template) -> tuple[int, ...]
 
 
 def with_texts(rows: Sequence[Example], tokenizer: Tokenizer) -> tuple[Example, ...]:
-    """Returns the rows, those of ids with what the tokenizer makes of them as their texts."""
+    """Returns the rows; rows of ids get the tokenizer's text of them."""
 
     def decoded(row: Example) -> Example:
         content = row.content
@@ -225,7 +225,7 @@ def describe_options(rows: Sequence[Example], queries: Sequence[Example]) -> str
 
 
 def _each(rows: Sequence[Example], function: Callable[[Example], Any]) -> list[Any]:
-    """Returns a function of every row; raises its errors together, each with the row's place."""
+    """Returns a function of every row; raises its errors together with each row's place."""
     found, problems = [], []
     for row in rows:
         try:
@@ -244,7 +244,7 @@ def _place(row: Example) -> str:
 
 
 def _last_only(masked: Masked) -> Masked:
-    """Returns a row of which the last run of targets counts."""
+    """Returns a row in which the last run of targets counts."""
     at = np.flatnonzero(masked.is_target)
     start = at[np.flatnonzero(np.diff(at, prepend=-1) > 1)[-1]] if len(at) else 0
     is_last = np.arange(len(masked.ids)) >= start

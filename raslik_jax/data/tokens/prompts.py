@@ -1,4 +1,4 @@
-"""The one place where an example becomes a prompt: training, queries and decoding use it."""
+"""The one place that turns an example into a prompt, for training, queries and decoding."""
 
 import hashlib
 import json
@@ -17,10 +17,10 @@ from raslik_jax.data.words import load_words
 
 
 class Template(NamedTuple):
-    """Two forms of a prompt, for examples with and without an input, and what renders the rest.
+    """Two forms of a prompt, for examples with and without an input, and a renderer for the rest.
 
-    Without forms, and for conversations, a chat template is used, where `has_chat` says that there
-    is one: the tokenizer's, or the user's.
+    Without forms and for conversations a chat template is used: the tokenizer's or the user's.
+    `has_chat` says whether there is one.
     """
 
     with_input: str = ""
@@ -35,11 +35,11 @@ class Template(NamedTuple):
 
     @property
     def frames_or_chats(self) -> bool:
-        """Whether it stands for a frame or a chat template, as the training rows need it."""
+        """Whether it is either a frame or a chat template, by the training rows."""
         return self.has_chat and bool(self.without_input)
 
     def has_form(self, example: Example) -> bool:
-        """Whether the two forms say all that stands before the answer of an example."""
+        """Whether the two forms have all text before the answer of an example."""
         return example.content is None and bool(self.without_input)
 
 
@@ -58,11 +58,11 @@ def check_template(name: str) -> str:
 
 
 def settle_template(name: str, trained: Callable[[], Sequence[Example]]) -> str:
-    """Returns the template of all rows and queries of a corpus, by the rows that are trained on.
+    """Returns the template of all rows and queries of a corpus by its training rows.
 
-    It is the name itself, but for one that both frames instructions and renders conversations: all
-    are asked as the model was trained. Where a frame does not say all of each instruction, as a
-    system prompt, the chat template renders every one. The rows are asked for only then.
+    It is the name itself unless it can both frame instructions and render conversations. All
+    queries are asked as the model was trained. If a frame lacks a part of some instruction, such as
+    a system prompt, the chat template renders every one. The rows are read only in this case.
     """
     template = TEMPLATES.get(name, Template())
     if not template.frames_or_chats:
@@ -75,7 +75,7 @@ def settle_template(name: str, trained: Callable[[], Sequence[Example]]) -> str:
 
 
 def find_template(name: str, tokenizer: Tokenizer) -> Template:
-    """Returns a template by its name or its file of Jinja, with the tokenizer's part of it."""
+    """Returns a template by its name or Jinja file with the tokenizer's part of it."""
     template = TEMPLATES.get(name, Template(has_chat=True))
     source = tokenizer.chat_template if name in TEMPLATES else read_text(name)
     if not template.has_chat or not source:
@@ -84,7 +84,7 @@ def find_template(name: str, tokenizer: Tokenizer) -> Template:
 
 
 def require_chat(template: Template, name: str) -> ChatTemplate:
-    """Returns the chat template of a template, which is called `name`; refuses one without."""
+    """Returns the chat template of a template called `name`; refuses one without."""
     if template.frames_or_chats:
         raise ValueError(
             f"--corpus.template={name} frames the training rows, which are instructions without "
@@ -105,7 +105,7 @@ def require_chat(template: Template, name: str) -> ChatTemplate:
 
 
 def require_system(template: Template, name: str) -> None:
-    """Raises a ValueError where a template, which is called `name`, writes no system prompt."""
+    """Raises a ValueError if a template called `name` writes no system prompt."""
     chat.require_system(require_chat(template, name))
 
 

@@ -28,10 +28,10 @@ class Tokenizer(NamedTuple):
     """A tokenizer with the two ids that batches and decoding need.
 
     The `tokenizers.Tokenizer` never truncates, pads or adds a token of its own. `pad_id` may equal
-    `eos_id`, because masks, not ids, tell pads from tokens; a model may have more rows than
-    `vocab_size`, one more than the largest id. A prompt begins with `prompt_prefix`, such as BOS.
-    `chat_template` is its own in Jinja, empty for none, which may read the names of
-    `special_tokens`, such as that of `bos_token`.
+    `eos_id`, because masks tell pads from tokens. A model may have more rows than `vocab_size`,
+    which is one more than the largest id. A prompt begins with `prompt_prefix`, such as BOS.
+    `chat_template` is its own in Jinja, empty for none. It may read the names of `special_tokens`,
+    such as that of `bos_token`.
     """
 
     backend: Any
@@ -54,13 +54,13 @@ class Tokenizer(NamedTuple):
         return [encoding.ids for encoding in _encode_all(self.backend, texts)]
 
     def encode_prompts(self, prompts: Sequence[str]) -> list[list[int]]:
-        """Returns the ids that a model reads of each prompt, `prompt_prefix` first."""
+        """Returns the ids that a model reads of each prompt with `prompt_prefix` first."""
         return [[*self.prompt_prefix, *ids] for ids in self.encode_batch(prompts)]
 
     def encode_marked(self, texts: Sequence[str]) -> list[Any]:
-        """Returns the encoding of every text, in which names of special tokens are those tokens.
+        """Returns the encoding of every text with names of special tokens as those tokens.
 
-        For what a chat template wrote, and for text that holds such names as marks.
+        It is for the text of a chat template and for text with such names as marks.
         """
         self.backend.encode_special_tokens = False
         try:
@@ -73,7 +73,7 @@ class Tokenizer(NamedTuple):
         return self.backend.decode([int(token) for token in ids], skip_special_tokens=True)
 
     def decode_marked(self, ids: Sequence[int]) -> str:
-        """Returns the text of the ids with the names of special tokens, for `encode_marked`."""
+        """Returns the text of the ids with the names of special tokens for `encode_marked`."""
         return self.backend.decode([int(token) for token in ids], skip_special_tokens=False)
 
     def special_names(self) -> dict[int, str]:
@@ -134,12 +134,12 @@ def train_bpe(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
 
 
 def load_tokenizer(path: str | os.PathLike[str], *others: pathlib.Path) -> Tokenizer:
-    """Returns the tokenizer of a tokenizer.json, or of a folder that holds one.
+    """Returns the tokenizer of a tokenizer.json or of a folder with one.
 
-    The special tokens are those of the files next to it, else "<|endoftext|>" for EOS and "<|pad|>"
-    or "<|padding|>" or EOS for the pad. The post-processor of tokenizer.json puts BOS in front. So
-    does add_bos_token with a class of transformers 4 that heeds it; where the two disagree
-    otherwise, the folder is refused.
+    The special tokens are those of the files next to it. Otherwise EOS is "<|endoftext|>" and the
+    pad is "<|pad|>", "<|padding|>" or EOS. The post-processor of tokenizer.json puts BOS in front.
+    add_bos_token does so too with a class of transformers 4 that heeds it. If the two contradict
+    each other otherwise, the folder is refused.
 
     Args:
       path: of the file or its folder.
@@ -166,7 +166,7 @@ def load_tokenizer(path: str | os.PathLike[str], *others: pathlib.Path) -> Token
 
 
 def _prefix_of(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Returns what the post-processor puts in front of a text, nothing of what ends one."""
+    """Returns the ids that the post-processor puts in front of a text, not those that end one."""
     text, ids = tokenizer.encode("a"), tokenizer.backend.encode("a", add_special_tokens=True).ids
     starts = [n for n in range(len(ids)) if ids[n : n + len(text)] == text]
     return tuple(ids[: starts[0]]) if starts else ()
@@ -175,7 +175,7 @@ def _prefix_of(tokenizer: Tokenizer) -> tuple[int, ...]:
 def _begin(
     backend: Any, config: Mapping[str, Any], special: Mapping[str, str], file: pathlib.Path
 ) -> None:
-    """Lets the post-processor begin a text as add_bos_token says, or refuses a disagreement."""
+    """Lets the post-processor begin a text as add_bos_token says; refuses a contradiction."""
     import tokenizers
 
     is_asked, bos = config.get("add_bos_token"), special.get("bos_token", "")
@@ -222,7 +222,7 @@ def _add_tokens(backend: Any, folders: Sequence[pathlib.Path], file: pathlib.Pat
 
 
 def describe_difference(own: Tokenizer, base: Tokenizer) -> str:
-    """Returns in what the tokenizer of an adapter differs from its base's, "" where in nothing."""
+    """Returns how the tokenizer of an adapter differs from its base's; "" if it does not."""
     ours, theirs = (one.backend.get_vocab(with_added_tokens=True) for one in (own, base))
     parts = ["chat template"] if own.chat_template != base.chat_template else []
     for name in ("eos", "pad", "bos"):
@@ -244,8 +244,8 @@ def load_sentence_tokenizer(
 ) -> Callable[[Sequence[str]], list[list[int]]]:
     """Returns the function from texts to the ids that a sentence encoder reads.
 
-    The encoder's own special tokens, such as [CLS] and [SEP], stand around every text; a text is
-    cut where there would be more than max_len ids with them.
+    The encoder's own special tokens, such as [CLS] and [SEP], are around every text. A text is cut
+    at max_len ids with them.
     """
     _, backend = read_backend(path)
     backend.no_padding()
@@ -254,7 +254,7 @@ def load_sentence_tokenizer(
 
 
 def save_sentence_tokenizer(path: str | os.PathLike[str], tokenizer: Tokenizer) -> None:
-    """Writes a tokenizer.json for `load_sentence_tokenizer`: EOS stands before and after a text."""
+    """Writes a tokenizer.json for `load_sentence_tokenizer` with EOS before and after a text."""
     import tokenizers
 
     eos = tokenizer.backend.id_to_token(tokenizer.eos_id)
@@ -266,7 +266,7 @@ def save_sentence_tokenizer(path: str | os.PathLike[str], tokenizer: Tokenizer) 
 
 
 def save_tokenizer(path: str | os.PathLike[str], tokenizer: Tokenizer) -> None:
-    """Writes tokenizer.json and tokenizer_config.json into a folder, which is made if need be."""
+    """Writes tokenizer.json and tokenizer_config.json into a folder and makes it if need be."""
     folder = pathlib.Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     config = {
@@ -281,7 +281,7 @@ def save_tokenizer(path: str | os.PathLike[str], tokenizer: Tokenizer) -> None:
 
 
 def tokenizer_hash(tokenizer: Tokenizer) -> str:
-    """Returns 16 hex digits of the sha256 of what decides the ids, however the file is written."""
+    """Returns 16 hex digits of the sha256 of all that decides the ids, in any file layout."""
     state = json.loads(tokenizer.backend.to_str())
     kept = {
         "vocab": sorted(tokenizer.backend.get_vocab(with_added_tokens=True).items()),
@@ -351,7 +351,7 @@ def _wrap(backend: Any, eos_token: str, pad_token: str, where: str) -> Tokenizer
 
 
 def _read_beside(name: str, *folders: pathlib.Path) -> dict[str, Any]:
-    """Returns the fields of a JSON file of this name, of each the first folder's that has it."""
+    """Returns the fields of the JSON files of this name; for each the first folder counts."""
     mend = "fetch the file again, or move it away"
     found: dict[str, Any] = {}
     for path in (folder / name for folder in reversed(folders)):
@@ -361,7 +361,7 @@ def _read_beside(name: str, *folders: pathlib.Path) -> dict[str, Any]:
 
 
 def _chat_template(folder: pathlib.Path) -> str:
-    """Returns the chat template of a tokenizer's folder, of several the one called default.
+    """Returns the chat template of a tokenizer's folder; the default one of several.
 
     transformers 5 writes it as chat_template.jinja, which counts before the settings.
     """
@@ -377,7 +377,7 @@ def _chat_template(folder: pathlib.Path) -> str:
 
 
 def _special_tokens(*folders: pathlib.Path) -> dict[str, str]:
-    """Returns the names of special tokens, of each the first folder's that has it."""
+    """Returns the names of special tokens; for each the first folder counts."""
     names = ("special_tokens_map.json", "tokenizer_config.json")
     found: dict[str, str] = {}
     for folder in reversed(folders):

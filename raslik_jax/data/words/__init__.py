@@ -1,4 +1,4 @@
-"""Words as data files: of the made corpora, of rows as tools write them; and made texts."""
+"""Words as data files, for the made corpora and for rows in tools' formats; and made texts."""
 
 import importlib.resources
 import json
@@ -19,11 +19,11 @@ def by_word(lists: Mapping[str, Sequence[str]]) -> dict[str, str]:
 
 
 def with_articles(text: str) -> str:
-    """Returns the text with "an" for "a" before a vowel, and the other way round."""
+    """Returns the text with "an" for "a" before a vowel and the reverse."""
     text = re.sub(r"\b([Aa]) (?=[aeio])", r"\1n ", text)
     return re.sub(r"\b([Aa])n (?=[b-df-hj-np-tv-z])", r"\1 ", text)
 
 
 def capitalized(text: str) -> str:
-    """Returns the text with its first letter in upper case, all others as they are."""
+    """Returns the text with its first letter in upper case and all others unchanged."""
     return text[:1].upper() + text[1:]
