@@ -102,6 +102,10 @@ house: $(VENV)/.installed-dev
 # Writes the tables of the studies again, in docs/studies and beside the stored results.
 tables: $(VENV)/.installed-dev
 	$(BIN)/python experiments/studies/pages.py
+# Writes the reference pages that follow from the code: flags, settings, models, public names.
+.PHONY: reference
+reference: $(VENV)/.installed-dev
+	PYTHONPATH=. $(BIN)/python docs/make_reference.py
 
 clean:
 	rm -rf $(VENV) .venv-gpu build site *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,9 +1,12 @@
-"""The documents stay short and whole: lengths, links, navigation, modules of the API reference."""
+"""The documents stay short, whole and current: lengths, links, navigation, reference pages."""
 
 import pathlib
 import re
 
 import pytest
+
+from docs import make_reference
+from raslik_jax.run import artifacts
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 _DOCS = _REPOSITORY / "docs"
@@ -24,9 +27,39 @@ def _anchors(path: pathlib.Path) -> set[str]:
     return {re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", title).lower()) for title in titles}
 
 
-@pytest.mark.parametrize("name, limit", [("README.md", 150), ("BUILD_NOTES.md", 80)])
+@pytest.mark.parametrize("name, limit", [("README.md", 120), ("BUILD_NOTES.md", 80)])
 def test_what_everyone_reads_is_short(name, limit):
     assert len((_REPOSITORY / name).read_text().splitlines()) <= limit
+
+
+def test_a_how_to_page_has_at_most_120_lines():
+    pages = re.findall(r"guides/\w+\.md", _NAV.partition("How to:")[2].partition("Explanation:")[0])
+    assert len(pages) > 9
+    lengths = {page: len((_DOCS / page).read_text().splitlines()) for page in pages}
+    assert {page: length for page, length in lengths.items() if length > 120} == {}
+
+
+def test_reference_pages_follow_from_the_code():
+    for path, text in make_reference.pages().items():
+        assert (_DOCS / path).read_text(encoding="utf-8") == text, f"{path}: run `make reference`"
+
+
+def test_the_page_of_files_names_each_file():
+    text = (_DOCS / "reference" / "files.md").read_text()
+    named = [one for one in vars(artifacts).values() if isinstance(one, artifacts.Artifact)]
+    variant = artifacts.Variant("STRATEGY", "ALGORITHM")
+    for of_model in (
+        artifacts.answers,
+        artifacts.perplexities,
+        artifacts.answered,
+        artifacts.traced,
+    ):
+        named += [of_model("MODEL"), of_model("MODEL", variant)]
+    named += [artifacts.measured_rows("SPLIT", kind) for kind in ("target", "normal")]
+    named += [artifacts.set_rows("STRATEGY", kind) for kind in ("forget", "retain")]
+    named += [artifacts.steps(variant), artifacts.probes(variant), artifacts.losses("STAGE")]
+    named += [artifacts.set_summary("STRATEGY"), artifacts.robustness("TEST", *variant)]
+    assert [one.path for one in named if f"`{one.path}" not in text] == []
 
 
 @pytest.mark.parametrize(

@@ -10,28 +10,31 @@ from absl.testing import absltest
 
 from raslik_jax.data.corpora import DATASETS
 from raslik_jax.evaluate.metrics import METRICS
+from raslik_jax.evaluate.robustness import ROBUSTNESS
 from raslik_jax.models import decoder
 from raslik_jax.models.decoder import ARCHITECTURES
 from raslik_jax.models.lora import LoRAConfig
+from raslik_jax.report.sections import SECTIONS
 from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.run.plan import UNITS
 from raslik_jax.sketch.families import PROJECTIONS
 from raslik_jax.train.objectives import OBJECTIVES
 
 _GUIDES = pathlib.Path(__file__).resolve().parents[1] / "docs" / "guides"
-_FAMILIES = (ARCHITECTURES, DATASETS, METRICS, OBJECTIVES, PROJECTIONS, STRATEGIES, UNITS)
+_FAMILIES = (ARCHITECTURES, DATASETS, METRICS, OBJECTIVES, PROJECTIONS)
+_FAMILIES += (ROBUSTNESS, SECTIONS, STRATEGIES, UNITS)
 
 
-def _run_blocks(page: str) -> dict[str, object]:
-    """Returns the names that the blocks of a page leave behind."""
-    text = (_GUIDES / page).read_text()
+def _run_blocks(*pages: str) -> dict[str, object]:
+    """Returns the names that the blocks of pages leave behind."""
+    text = "\n".join((_GUIDES / page).read_text() for page in pages)
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert blocks
     names: dict[str, object] = {}
     # A reader's session has JAX's own settings, not the strict ones of the tests.
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         for block in blocks:
-            exec(compile(block, page, "exec"), names)  # noqa: S102
+            exec(compile(block, pages[0], "exec"), names)  # noqa: S102
     return names
 
 
@@ -50,7 +53,7 @@ class GuidesTest(absltest.TestCase):
     def test_added_members_are_chosen_and_told_by_flags(self):
         for family in _FAMILIES:
             self.enterContext(mock.patch.dict(family))
-        names = _run_blocks("extending.md")
+        names = _run_blocks("extending.md", "extending_data.md", "extending_run.md")
         config = names["config"]
         self.assertEqual(config.corpus["counting"].last, 60)
         self.assertEqual(config.retrieve["shortest"].power, 2)

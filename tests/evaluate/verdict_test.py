@@ -167,7 +167,7 @@ def test_what_is_said_of_a_count_names_what_would_do():
 
 
 def test_the_guide_has_each_state():
-    guide = pathlib.Path(__file__).resolve().parents[2] / "docs" / "guides" / "own_model.md"
+    guide = pathlib.Path(__file__).resolve().parents[2] / "docs" / "guides" / "forgotten.md"
     text = guide.read_text()
     assert [name for name in verdict.DEFINITIONS if f"- **{name}**: " not in text] == []
     assert f"{verdict.needed()} prompts are needed" in text
