@@ -1,4 +1,4 @@
-"""The linear layers that a PEFT adapter is on, with rank and alpha of each.
+"""The linear layers of a PEFT adapter with rank and alpha of each.
 
 Source: peft 0.21, `tuners_utils.py` (`check_target_module_exists`, all-linear) and `utils/other.py`
 (`get_pattern_key`). Regular expressions of an adapter are matched within `bounded`'s limits.
@@ -24,7 +24,7 @@ _IS_SIMPLE = re.compile(r"[\w.\\^$-]*")
 def find_sizes(
     path: pathlib.Path, fields: Mapping[str, Any], config: decoders.ModelConfig
 ) -> dict[str, tuple[tuple[int, float], ...]]:
-    """Returns rank and alpha of every layer of every linear layer, (0, 0.0) without an adapter.
+    """Returns rank and alpha of every layer of every linear layer; (0, 0.0) without an adapter.
 
     Args:
       path: adapter_config.json, for errors.
@@ -57,7 +57,7 @@ def find_sizes(
 
 
 def module_names(config: decoders.ModelConfig) -> dict[str, list[str]]:
-    """Returns the full names of every linear layer of a decoder's blocks, by its last part."""
+    """Returns the full names of every linear layer of a decoder's blocks by its last part."""
     names = decoders.ARCHITECTURES[config.model_type].key_map
     _, _, base = decoders.abstract(config, None)
     linears = [name for name, leaves in base["layers"].items() if "kernel" in leaves]
@@ -72,7 +72,7 @@ def module_names(config: decoders.ModelConfig) -> dict[str, list[str]]:
 def _by_pattern(
     path: pathlib.Path, fields: Mapping[str, Any], name: str, modules: Iterable[str]
 ) -> dict[str, Any]:
-    """Returns the value of the first pattern that is of each module, which ends with it."""
+    """Returns the value of the first pattern that matches the end of each module's name."""
     found: dict[str, Any] = {}
     left = list(modules)
     for key, value in (fields.get(name) or {}).items():
@@ -108,7 +108,7 @@ def _find_targeted(
 def _named(
     path: pathlib.Path, fields: Mapping[str, Any], name: str, modules: Collection[str]
 ) -> set[str]:
-    """Returns the modules whose whole name a pattern has, or whose last parts a list has."""
+    """Returns the modules whose whole name matches a pattern or whose last parts are in a list."""
     given = fields.get(name) or ()
     if isinstance(given, str):
         return set(_match(path, name, given, modules, given=given, is_whole=True))

@@ -1,9 +1,9 @@
 """PEFT LoRA adapters in and out: from `adapter_config.json` and safetensors to stacked factors.
 
-What an adapter computes is read whole or refused by name. Rank and alpha may differ by module, as
-`rank_pattern` and `alpha_pattern` say, and modules may be without an adapter in some layers: the
-factors of a target are stacked at its largest rank, with zeros beyond a layer's own
-(`LoRAConfig.layers`), and are written back as they were.
+An adapter is read whole or refused by name. Rank and alpha may differ by module, as `rank_pattern`
+and `alpha_pattern` say. Modules may be without an adapter in some layers. The factors of a target
+are stacked at its largest rank with zeros beyond a layer's own (`LoRAConfig.layers`). They are
+written back as they were.
 
 Source: peft 0.21, `tuners/lora/model.py` (rank, alpha and scale of a module) and
 `utils/save_and_load.py` (keys).
@@ -70,7 +70,7 @@ _SHAPE = {
 
 
 def find_adapter(name: str | os.PathLike[str], *, revision: str | None = None) -> pathlib.Path:
-    """Returns the directory of a PEFT adapter, fetched from the hub if need be, or refuses it."""
+    """Returns the directory of a PEFT adapter, fetched from the hub if need be; or refuses it."""
     folder = storage.resolve_folder(name, revision=revision, weights=WEIGHTS)
     lacking = [file for file in (CONFIG, WEIGHTS) if not (folder / file).is_file()]
     if not lacking:
@@ -87,10 +87,10 @@ def find_adapter(name: str | os.PathLike[str], *, revision: str | None = None) -
 
 
 def read_adapter_config(folder: str | os.PathLike[str], config: decoders.ModelConfig) -> LoRAConfig:
-    """Returns the settings of the PEFT adapter in a directory, on a decoder of these settings.
+    """Returns the settings of a directory's PEFT adapter on a decoder of these settings.
 
-    What changes what the adapter computes in a way that is not supported is refused by name: DoRA,
-    biases, modules saved whole, targets outside of the layers, ...
+    Settings that change the result and are not supported are refused by name: DoRA, biases, modules
+    saved whole, targets outside of the layers and others.
     """
     path = pathlib.Path(folder) / CONFIG
     kind = files.read_json(path, {"peft_type": str}, mend=_AGAIN)["peft_type"]
@@ -138,7 +138,7 @@ def _refuse_others(path: pathlib.Path, fields: Mapping[str, Any]) -> None:
 
 
 class _PaddedTensors(storage.Tensors):
-    """Tensors that come with zeros up to the shape of their slot, and whole where there is none."""
+    """Tensors with zeros up to the shape of their slot, or whole without a slot."""
 
     slots: Mapping[str, key_map.Slot] = {}
 
@@ -172,10 +172,10 @@ def _own_slots(
 
 
 def _bare_key(key: str) -> str:
-    """Returns the key of a tensor in the base's own names, without what trainers put around it.
+    """Returns the key of a tensor in the base's own names, without trainers' prefixes.
 
-    PEFT's prefix, the wrappers of torch.compile, FSDP and data parallel training, and the adapter's
-    name are left out.
+    It leaves out PEFT's prefix, the wrappers of torch.compile, FSDP and data parallel training, and
+    the adapter's name.
     """
     parts = [part for part in key.split(".") if part not in _WRAPPERS]
     while parts[:1] == ["module"] or parts[:2] == ["base_model", "model"]:
@@ -186,7 +186,7 @@ def _bare_key(key: str) -> str:
 
 
 def _check_file(path: pathlib.Path) -> None:
-    """Refuses tensors without values, and factors of several adapters in one file."""
+    """Refuses tensors without values and factors of several adapters in one file."""
     tensors, origin = storage.Tensors([path]), shown(str(path), 120)
     empty = [key for key in tensors.files if 0 in tensors.header(key)[0]]
     if empty:
@@ -205,7 +205,7 @@ def _check_file(path: pathlib.Path) -> None:
 def _unchanged_weights(
     tensors: storage.Tensors, config: decoders.ModelConfig, base_folder: pathlib.Path
 ) -> list[str]:
-    """Returns the keys of the base's own weights in an adapter's file, or refuses changed ones."""
+    """Returns the keys of the base's own weights in an adapter's file; refuses changed ones."""
     keys = [key for key in tensors.files if not any(f".{one}" in key for one in _FACTORS)]
     if not keys:
         return []
@@ -235,15 +235,15 @@ def load_adapter(
     base: str = "",
     base_folder: pathlib.Path | None = None,
 ) -> Tree:
-    """Returns the factors of a PEFT adapter for a decoder, float32, or names what does not fit.
+    """Returns the float32 factors of a PEFT adapter for a decoder, or names every misfit.
 
     Args:
-      folder: Holds adapter_config.json and adapter_model.safetensors.
+      folder: Has adapter_config.json and adapter_model.safetensors.
       config: The decoder's settings.
-      lora_config: What the adapter has to be; None takes what it is (`read_adapter_config`).
+      lora_config: The required settings of the adapter; None takes its own (`read_adapter_config`).
         Dropout is the trainer's business and may differ.
-      base: Identity of the base that it will stand on. An adapter that `save_adapter` wrote for
-        another base is refused; one from elsewhere does not say what it was trained on.
+      base: Identity of the base under it. An adapter that `save_adapter` wrote for another base is
+        refused. One from elsewhere does not name the base that it was trained on.
       base_folder: The checkpoint of that base. Weights of the base in the adapter's file, such as
         its embedding, have to be equal to it; without a folder they are refused.
     """
@@ -284,7 +284,7 @@ def load_adapter(
 
 
 def check_effect(lora: Tree, folder: str | os.PathLike[str]) -> None:
-    """Refuses an adapter that changes nothing, since A or B of every layer is zero."""
+    """Refuses an adapter that changes nothing because A or B of every layer is zero."""
     for factors in lora["layers"].values():
         pairs = zip(np.asarray(factors["a"]), np.asarray(factors["b"]), strict=True)
         if any(a.any() and b.any() for a, b in pairs):
@@ -307,7 +307,7 @@ def save_adapter(
     base_model: str = "",
     base_revision: str = "",
 ) -> None:
-    """Writes an adapter in PEFT's format, as `peft.PeftModel.from_pretrained` reads it.
+    """Writes an adapter in PEFT's format, for `peft.PeftModel.from_pretrained`.
 
     Args:
       folder: A directory that is not there yet or empty.
@@ -353,10 +353,10 @@ def save_adapter(
 
 
 def _patterns(lora_config: LoRAConfig, config: decoders.ModelConfig) -> dict[str, Any]:
-    """Returns the fields of ranks and alphas that differ by module, {} where none does.
+    """Returns the fields of ranks and alphas that differ by module; {} if none does.
 
-    Modules have their whole names there, so that no pattern is of another one too; nor are targets
-    in a model with parts besides the text's.
+    Modules have their whole names there, so that no pattern matches another one. The same holds for
+    targets in a model with parts besides the text's.
     """
     modules, has_others = adapter_targets.module_names(config), config.text_part is not config
     size = lora_config.rank, lora_config.alpha

@@ -1,4 +1,4 @@
-"""What an architecture declares in its own file: its settings, and its record."""
+"""The declarations of an architecture's own file: its settings and its record."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -16,12 +16,12 @@ _MOST_LAYERS = 10_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The settings that all models have, under Hugging Face's names.
+    """The settings of all models under Hugging Face's names.
 
-    Fields without a default must be in a config.json, and fields that a class does not have are
-    refused there. Class attributes: `model_type` and `hf_name`, the architecture as Hugging Face
-    spells it in config.json and in front of its classes; `spellings`, other names of fields in
-    config.json, with ours.
+    Fields without a default must be in a config.json. Fields that a class does not have are refused
+    there. Class attributes: `model_type` and `hf_name`, the architecture in Hugging Face's spelling
+    in config.json and in front of its classes; `spellings`, other names of fields in config.json
+    with ours.
     """
 
     vocab_size: int
@@ -69,10 +69,10 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderConfig(ModelConfig):
-    """The settings that all decoders have; a subclass adds `rms_norm_eps` or `layer_norm_eps`.
+    """The settings of all decoders; a subclass adds `rms_norm_eps` or `layer_norm_eps`.
 
-    Class attribute: `old_rope`, the older spellings of rotary fields that are written beside the
-    new one.
+    Class attribute: `old_rope`, the older spellings of rotary fields that are written in addition
+    to the new one.
     """
 
     max_position_embeddings: int = 2048
@@ -102,7 +102,7 @@ class DecoderConfig(ModelConfig):
 
     @property
     def layer_windows(self) -> tuple[int | None, ...]:
-        """How many tokens each layer looks back, the token itself included; None for all."""
+        """The number of tokens that each layer looks back, itself included; None for all."""
         return (None,) * self.num_hidden_layers
 
     @property
@@ -134,12 +134,12 @@ class DecoderConfig(ModelConfig):
 
     @property
     def embedding_scale(self) -> float | None:
-        """The factor on the embedding of a token, not on a head tied to it; None for 1."""
+        """The factor on a token's embedding but not on a head tied to it; None for 1."""
         return None
 
     @property
     def text_part(self) -> "DecoderConfig":
-        """The settings of a decoder alone, of a model that has other parts too."""
+        """The settings of the decoder alone in a model that has other parts too."""
         return self
 
     @classmethod
@@ -175,16 +175,16 @@ class SlidingConfig(DecoderConfig):
 
     @property
     def layer_windows(self) -> tuple[int | None, ...]:
-        """How many tokens each layer looks back, the token itself included; None for all."""
+        """The number of tokens that each layer looks back, itself included; None for all."""
         return (self.sliding_window,) * self.num_hidden_layers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MixedConfig(SlidingConfig):
-    """A decoder some of whose layers have the sliding window.
+    """A decoder with the sliding window in some of its layers.
 
-    They are those that `layer_types` calls "sliding_attention"; without it, those that `slides`
-    names, as the architecture has it.
+    They are those that `layer_types` calls "sliding_attention". Without it they are those that
+    `slides` of the architecture names.
     """
 
     layer_types: tuple[str, ...] | None = None
@@ -211,7 +211,7 @@ class MixedConfig(SlidingConfig):
 
     @property
     def layer_windows(self) -> tuple[int | None, ...]:
-        """How many tokens each layer looks back, the token itself included; None for all."""
+        """The number of tokens that each layer looks back, itself included; None for all."""
         layers_ = range(self.num_hidden_layers)
         return tuple(self.sliding_window if self.is_sliding(i) else None for i in layers_)
 
@@ -221,8 +221,8 @@ class Architecture(NamedTuple):
 
     Attributes:
       config: The class of its settings.
-      key_map: Our module -> Hugging Face's, which for those of a layer follows "layers", where
-        {layer} is the layer's number. What a config does without is not looked up.
+      key_map: Our module -> Hugging Face's. Those of a layer follow "layers" with {layer} for the
+        layer's number. Modules that a config does not use are not looked up.
       buffers: A pattern of tensors in files that are not read: they follow from the config, or
         belong to a head that is not asked for.
       modules: The Flax modules of a decoder's layer and of its final norm.

@@ -1,7 +1,7 @@
-"""What tokens read of each other: rotary positions, windows, caps, and the cache.
+"""The exchange between tokens: rotary positions, windows, caps and the cache.
 
-Written for one example; the caller vmaps. What differs between the layers of a model, the window
-and the rotation, is data and not a branch, because all layers run in one scan.
+Written for one example; the caller vmaps. Window and rotation differ between the layers of a model.
+They are data and no branch, because all layers run in one scan.
 
 Letters beyond axes.py: G key-value heads (H is a multiple of G), F rotated pairs of a head, I the
 width of all heads.
@@ -31,7 +31,7 @@ _product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
 class Rotation(NamedTuple):
-    """Cosine and sine of the rotary angles, float32."""
+    """Cosine and sine of the rotary angles in float32."""
 
     cos_LF: Float[Array, "*kinds L F"]
     sin_LF: Float[Array, "*kinds L F"]
@@ -61,10 +61,10 @@ def rotation_at(
 
 
 def rotate(head_LHD: Float[Array, "L H D"], rotation: Rotation) -> Float[Array, "L H D"]:
-    """Returns the heads with their first 2 F coordinates rotated, and the others as they were.
+    """Returns the heads with their first 2 F coordinates rotated and the others unchanged.
 
-    Coordinate i is paired with i + F ("rotate half", the layout of Hugging Face checkpoints), not
-    with its neighbor.
+    Coordinate i is paired with i + F ("rotate half", the layout of Hugging Face checkpoints) and
+    not with its neighbor.
     """
     num_pairs = rotation.cos_LF.shape[-1]
     cos_LHF, sin_LHF = rotation.cos_LF[:, None, :], rotation.sin_LF[:, None, :]
@@ -87,10 +87,10 @@ class KeyValues(NamedTuple):
 
 
 class LayerKinds(NamedTuple):
-    """What differs between layers beside their weights, one entry for each; None where nothing.
+    """Differences between layers besides their weights, one entry for each; None if none.
 
-    window_N: How many tokens the layer looks back, itself included.
-    rotation_N: Which of the model's rotations is the layer's.
+    window_N: The number of tokens that the layer looks back, itself included. rotation_N: The index
+    of the layer's rotation among the model's.
     """
 
     window_N: Int[Array, "*layers"] | None
@@ -98,7 +98,7 @@ class LayerKinds(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What a layer reads beside hidden states; rotation, window, past and key are the layer's own.
+    """A layer's inputs besides hidden states; rotation, window, past and key are its own.
 
     Attributes:
       rotation: The rotary angles of the tokens at hand.
@@ -126,7 +126,7 @@ class Context(NamedTuple):
     window: Int[Array, ""] | None = None
 
     def of_layer(self, kinds: LayerKinds, **own: Any) -> "Context":
-        """Returns the context of one layer, given its entries of the kinds and its own fields."""
+        """Returns the context of one layer from its entries of the kinds and its own fields."""
         rotation: Any = self.rotation
         if kinds.rotation_N is not None:
             rotation = jax.tree.map(lambda table_NLF: table_NLF[kinds.rotation_N], rotation)
@@ -189,9 +189,9 @@ def attend(query_LHD: Queries, key_LGD: Keys, value_LGD: Keys, context: Context)
 def attend_narrow(
     query_LHD: Queries, key_LGD: Keys, value_LGD: Keys, *, scale: float | None = None
 ) -> Queries:
-    """Returns causal attention of whole rows in 16 bits, by the fused kernel of JAX on a GPU.
+    """Returns causal attention of whole rows in 16 bits by the fused kernel of JAX on a GPU.
 
-    Products are of 16 bits, forward and back, their sums and the softmax in float32; the kernel
+    Products have 16 bits, forward and back. Their sums and the softmax are float32. The kernel
     never stores the [H, L, L] shares (Dao et al. 2022, arXiv:2205.14135).
     """
     factor = query_LHD.shape[-1] ** -0.5 if scale is None else scale
@@ -277,10 +277,10 @@ _attend_by_products.defvjp(_products_forward, _products_backward)
 
 
 def _is_near(context: Context, window: Int[Array, ""], num_tokens: int) -> Bool[Array, "L S"]:
-    """Returns which slots lie in the window of which token, by the number of real tokens between.
+    """Returns the slots in the window of each token by the number of real tokens between.
 
-    Slots count from the first of the cache to the last token at hand. By real tokens, so that empty
-    slots of the cache do not widen the distance.
+    Slots count from the first of the cache to the last token at hand. Empty slots of the cache do
+    not widen the distance.
     """
     real_S = jnp.ones(num_tokens, bool) if context.mask_L is None else context.mask_L
     if context.past is not None and context.past_mask_S is not None:
@@ -297,7 +297,7 @@ def _attend_capped(
     is_causal: bool,
     context: Context,
 ) -> Queries:
-    """Returns attention whose logits are bounded, which `jax.nn` has not; the mask comes after."""
+    """Returns attention with bounded logits, which `jax.nn` lacks; the mask comes after."""
     num_tokens, num_heads, width = query_LHD.shape
     groups = key_SGD.shape[1]
     query_LGRD = query_LHD.reshape(num_tokens, groups, num_heads // groups, width)
@@ -315,7 +315,7 @@ def _attend_capped(
 
 
 def cap_softly(logits: Float[Array, "..."], cap: Any) -> Float[Array, "..."]:
-    """Returns c tanh(x / c), which lies within +-c; the logits themselves without a cap."""
+    """Returns c tanh(x / c), which is within +-c; the logits themselves without a cap."""
     return logits if cap is None else cap * jnp.tanh(logits / cap)
 
 
@@ -327,7 +327,7 @@ def fresh_key_values(key_LGD: Float[Array, "L G D"], value_LGD: Float[Array, "L 
 def mix_tokens(
     query_LHD: Queries, key_LGD: Keys, value_LGD: Keys, context: Context
 ) -> tuple[Float[Array, "L I"], KeyValues]:
-    """Returns the heads' attention side by side, rotated here, and these keys and values."""
+    """Returns the heads' attention next to each other, rotated here, with these keys and values."""
     query_LHD = rotate(query_LHD, context.rotation)
     key_LGD = rotate(key_LGD, context.rotation)
     mixed_LHD = attend(query_LHD, key_LGD, value_LGD, context)

@@ -1,8 +1,8 @@
 """Checkpoints in and out: Hugging Face models and encoders, hashes, merging.
 
-Loading is strict: every tensor of the file is used once, every leaf of the model is filled once, or
-it fails and names all that does not fit (`key_map`). Tensors are read one at a time and cast on
-their way into the stacked leaf, so memory stays near the size of the model in the dtype asked for.
+Loading is strict: every tensor of the file is used once and every leaf of the model is filled once.
+Otherwise it fails and names every misfit (`key_map`). Tensors are read one at a time and cast on
+their way into the stacked leaf. Memory stays near the size of the model in the requested dtype.
 Writing is atomic: a directory appears whole or not at all (`storage`).
 """
 
@@ -42,10 +42,9 @@ _PARTS = ("Transformer", "Pooling", "Normalize")
 class LoadedModel(NamedTuple):
     """A decoder from a checkpoint.
 
-    graphdef: What `decoder.bind` takes.
-    lora: A fresh adapter, only its shapes without a key; {} where none was asked for.
-    base: The frozen weights, quantized where asked for.
-    identity: 32 hex digits that stand for the weights as stored, whatever they were loaded as.
+    graphdef: The argument of `decoder.bind`. lora: A fresh adapter, only its shapes without a key;
+    {} if none was asked for. base: The frozen weights, quantized if asked for. identity: 32 hex
+    digits of the weights as stored, the same for any dtype that they are loaded in.
     """
 
     graphdef: decoders.GraphDef
@@ -55,7 +54,7 @@ class LoadedModel(NamedTuple):
 
 
 class LoadedEncoder(NamedTuple):
-    """An encoder from a checkpoint: what `encoder.bind_encoder` takes, and its weights."""
+    """An encoder from a checkpoint: the argument of `encoder.bind_encoder` and its weights."""
 
     config: encoders.EncoderConfig
     weights: Tree
@@ -70,7 +69,7 @@ def read_config(folder: str | os.PathLike[str]) -> decoders.ModelConfig:
 def _read_config(
     folder: str | os.PathLike[str], known: Mapping[str, Architecture], kind: str
 ) -> tuple[Any, dict[str, Any]]:
-    """Returns the settings in the config.json of a known architecture, and its fields."""
+    """Returns the settings in the config.json of a known architecture and its fields."""
     path = pathlib.Path(folder) / "config.json"
     if not path.exists():
         raise mistaken.no_checkpoint(path.parent, path.name)
@@ -99,10 +98,10 @@ def check_vocabulary(
     origin: str,
     mend: str = "use the model's own tokenizer",
 ) -> None:
-    """Raises a ValueError where a tokenizer has ids that the model has no embedding for.
+    """Raises a ValueError if a tokenizer has ids without an embedding in the model.
 
     More rows than tokens are usual: Pythia pads 50,277 entries to 50,304 rows. `num_tokens` is the
-    tokenizer's largest id + 1, and `origin` names it.
+    tokenizer's largest id + 1. `origin` names it.
     """
     if num_tokens > config.vocab_size:
         raise ValueError(
@@ -119,9 +118,9 @@ def _check_own_tokenizer(folder: pathlib.Path, config: ModelConfig) -> None:
 
 
 def read_end_ids(folder: str | os.PathLike[str]) -> tuple[int, ...]:
-    """Returns the ids that end an answer of a checkpoint's model, as transformers decodes with it.
+    """Returns the ids that end an answer of a checkpoint's model, as transformers decodes.
 
-    Those of generation_config.json, or where it names none those of config.json; perhaps none.
+    They are those of generation_config.json, or else those of config.json. There may be none.
     """
     for name in (storage.GENERATION, "config.json"):
         path = pathlib.Path(folder) / name
@@ -174,7 +173,7 @@ def load_model(
     double_quant: bool = False,
     parts: int = 1,
 ) -> LoadedModel:
-    """Returns a decoder from a Hugging Face checkpoint, or names all that does not fit.
+    """Returns a decoder from a Hugging Face checkpoint, or names every misfit.
 
     Host memory peaks near the size of the result; with an accelerator, near the largest leaf.
 
@@ -214,8 +213,8 @@ def save_model(
 ) -> None:
     """Writes a decoder or an encoder as a Hugging Face checkpoint that transformers loads.
 
-    Of a model that reads images too it is the text part alone, a checkpoint of its own kind. An
-    encoder's pooling goes with it, as sentence-transformers has it.
+    A model that also reads images is written as its text part, a checkpoint of its own kind. An
+    encoder's pooling is written in the format of sentence-transformers.
 
     Args:
       folder: A directory that is not there yet or empty.
@@ -327,7 +326,7 @@ def _read_pooling(folder: pathlib.Path, fields: Mapping[str, Any], asked: str | 
 def merge(lora: Tree, base: Tree, lora_config: LoRAConfig) -> Tree:
     """Returns the base with the adapter folded into its kernels: W + scale A B.
 
-    The sum is taken in float32, layer by layer, and rounded once to the kernel's dtype, which must
+    The sum is float32, layer by layer, and is rounded once to the kernel's dtype. The kernels must
     not be quantized. The other leaves are the same arrays as in `base`.
     """
     stacked, scales = dict(base["layers"]), lora_config.scales()
@@ -353,12 +352,12 @@ def _fold(kernel: Any, a: Any, b: Any, scale: Any) -> Any:
 
 
 def base_hash(base: Tree) -> str:
-    """Returns the sha256, in hex, of the base weights: their paths, dtypes, shapes and bytes."""
+    """Returns the hex sha256 of the base weights: their paths, dtypes, shapes and bytes."""
     return _tree_hash(base, "base")
 
 
 def adapter_hash(lora: Tree) -> str:
-    """Returns the sha256, in hex, of an adapter: its paths, dtypes, shapes and bytes."""
+    """Returns the hex sha256 of an adapter: its paths, dtypes, shapes and bytes."""
     return _tree_hash(lora, "adapter")
 
 
@@ -370,7 +369,7 @@ def _tree_hash(tree: Tree, kind: str) -> str:
     for path in sorted(leaves):
         leaf = leaves[path]
         digest.update(f"{path} {np.dtype(leaf.dtype).name} {leaf.shape} ".encode())
-        # Of what other processes hold parts of comes a layer at a time, the rest is here already.
+        # Leaves with parts in other processes come a layer at a time. The rest is here already.
         is_layered = path.startswith("['layers']") and meshes.is_elsewhere(leaf)
         for row in range(len(leaf)) if is_layered else (...,):
             array = np.ascontiguousarray(meshes.fetch(leaf[row] if is_layered else leaf))

@@ -1,8 +1,8 @@
 """Text generation with a key-value cache, greedy or drawn, in batches of few static shapes.
 
-Prompts are padded on the left, so that every row writes its next token into the same slot of the
+Prompts are padded on the left. Every row then writes its next token into the same slot of the
 cache: one vectorized update at an index that is not batched. The cache has room for the prompt and
-all new tokens from the start, and the loop ends when every row has met its end token.
+all new tokens from the start. The loop ends when every row has reached its end token.
 """
 
 import functools
@@ -26,9 +26,9 @@ Plan = Callable[..., tuple[BatchPlan, ...]]
 
 
 class Drawing(NamedTuple):
-    """How tokens are drawn from softmax(logits / temperature), in place of the most likely ones.
+    """The draw of tokens from softmax(logits / temperature) in place of the most likely ones.
 
-    A prompt's key is that of its place among the prompts, whatever batch it is in.
+    A prompt's key is that of its place among the prompts, in any batch.
     """
 
     key: jax.Array
@@ -36,9 +36,9 @@ class Drawing(NamedTuple):
 
 
 class _Loop(NamedTuple):
-    """What one decoding step hands to the next; `step` tokens of each row are there.
+    """The values that a decoding step passes to the next; each row has `step` tokens.
 
-    `is_done` is of the rows of all devices, which take their steps together.
+    `is_done` is for the rows of all devices, which take their steps together.
     """
 
     step: Int[jax.Array, ""]
@@ -98,8 +98,8 @@ def _decode(
         hidden_LE, fresh = decoder.prefill(lora, base, tokens_L, mask_L=mask_L)
         return hidden_LE[-1], fresh
 
-    # The batch axis of the cache stands second, behind the layers: that is where a scan over
-    # layers wants it, so no step transposes the cache.
+    # The batch axis of the cache is second, behind the layers. A scan over layers needs it there,
+    # so no step transposes the cache.
     last_BE, fresh = jax.vmap(prefill, out_axes=(0, 1))(tokens_BL, mask_BL)
     cache = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, 0), *room, (0, 0))), fresh)
     first_B = pick(last_BE, 0)
@@ -188,11 +188,11 @@ def generate(
     plan: Plan = plan_by_length,
     drawing: Drawing | None = None,
 ) -> list[list[int]]:
-    """Returns a continuation of every prompt, in the order given, greedy unless it is drawn.
+    """Returns a continuation of every prompt in the given order, greedy unless it is drawn.
 
-    Each token is the most likely one, of several the smallest id. A continuation does not depend on
-    the other prompts of its batch: padding contributes exactly 0. It has the new tokens only; an
-    end token is cut off, so it may be empty. See `room` for where it ends.
+    Each token is the most likely one, with the smallest id among equals. A continuation does not
+    depend on the other prompts of its batch: padding contributes exactly 0. It has the new tokens
+    only. An end token is cut off, so it may be empty. `room` says where it ends.
 
     Args:
       decoder: The model's functions.

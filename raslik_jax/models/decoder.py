@@ -1,8 +1,8 @@
 """Decoders as plain dicts of arrays and pure functions: create, abstract, bind.
 
-This is the edge of the only room that knows Flax. `create` hands out a description of the model
-(`GraphDef`, hashable, no arrays) and two nested dicts of arrays; `bind` turns the description into
-pure functions of those dicts, written for one example:
+This is the edge of the only room that knows Flax. `create` returns a description of the model
+(`GraphDef`, hashable, no arrays) and two nested dicts of arrays. `bind` turns the description into
+pure functions of those dicts for one example:
 
     graphdef, lora, base = create(config, lora_config, key=key, dtype=jnp.float32)
     decoder = bind(graphdef)
@@ -22,8 +22,8 @@ NL, and kernels are [in, out] (torch's transposed), so that a layer computes x @
     lora["layers"][<target>]["a"]          [NL, in, rank]  PEFT's lora_A.weight, transposed
     lora["layers"][<target>]["b"]          [NL, rank, out] PEFT's lora_B.weight, transposed
 
-LoRA leaves are float32; base leaves have the dtype asked for. A "kernel" may be replaced by a
-quantized one (`quantize`); the rest of the tree stays as it is.
+LoRA leaves are float32. Base leaves have the requested dtype. A quantized kernel (`quantize`) may
+replace a "kernel". The rest of the tree stays unchanged.
 """
 
 import dataclasses
@@ -67,9 +67,9 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 @dataclasses.dataclass(frozen=True)
 class GraphDef:
-    """What a model is, without its arrays; hashable, so it can be a static argument of a jit.
+    """The description of a model without its arrays: hashable, a static argument of a jit.
 
-    `definition` is Flax's description of the module tree, of no use outside models/.
+    `definition` is Flax's description of the module tree. It has no use outside models/.
     """
 
     config: ModelConfig
@@ -82,15 +82,15 @@ class Decoder(NamedTuple):
 
     Attributes:
       hidden: (lora, base, tokens_L, *, mask_L=None, positions_L=None, dropout_key=None) ->
-        hidden_LE, the final norm applied. mask_L is True at real tokens; padding may stand at
-        either end, and at the right end needs no mask (a causal model never looks there).
-        Positions count real tokens from 0 unless given. No dropout without a key.
+        hidden_LE, the final norm applied. mask_L is True at real tokens. Padding may be at either
+        end, and at the right end needs no mask (a causal model never looks there). Positions count
+        real tokens from 0 unless given. No dropout without a key.
       logits: (lora, base, hidden_TE) -> float32 logits_TV. Rows of the vocabulary beyond the
         tokenizer's are ordinary rows.
-      prefill: (lora, base, tokens_L, *, mask_L=None, positions_L=None) -> (hidden_LE, KeyValues
-        of these tokens, [NL, G, L, D] each).
+      prefill: (lora, base, tokens_L, *, mask_L=None, positions_L=None) -> (hidden_LE, KeyValues of
+        these tokens, [NL, G, L, D] each).
       extend: (lora, base, tokens_L, past, *, past_mask_S, positions_L) -> (hidden_LE, KeyValues of
-        these tokens). `past` is read, not written: the caller stores the new ones where it likes.
+        these tokens). `past` is read and not written: the caller stores the new ones.
     """
 
     config: ModelConfig
@@ -103,7 +103,7 @@ class Decoder(NamedTuple):
 def abstract(
     config: ModelConfig, lora_config: LoRAConfig | None, dtype: Any = jnp.float32
 ) -> tuple[GraphDef, Tree, Tree]:
-    """Returns what `create` returns, with shapes in place of arrays; nothing is allocated."""
+    """Returns the result of `create` with shapes in place of arrays; nothing is allocated."""
     modules = ARCHITECTURES[config.model_type].modules
     definition, *trees = _define(config, lora_config, modules, dtype)
     lora, base = (jax.tree.map(lambda leaf: leaf, tree) for tree in trees)  # the caller's own
@@ -130,11 +130,11 @@ def _define(
 
 
 def init_lora(graphdef: GraphDef, *, key: jax.Array) -> Tree:
-    """Returns a fresh adapter for a model, {} where it has none.
+    """Returns a fresh adapter for a model, {} if it has none.
 
-    Factor A is uniform in +-1 / sqrt(in) and B is zero, as in PEFT; so the adapter changes no
-    output, and the gradient of A is zero, until B has moved. Beyond a layer's own rank A is zero
-    too, and so stay both.
+    Factor A is uniform in +-1 / sqrt(in) and B is zero, as in PEFT. The adapter changes no output,
+    and the gradient of A is zero until B has moved. Beyond a layer's own rank A is zero too and
+    both stay zero.
     """
     _, shapes, _ = abstract(graphdef.config, graphdef.lora_config)
     lora = layers.init_weights(shapes, key=key, initializer_range=0.0)
@@ -151,9 +151,9 @@ def create(
 ) -> tuple[GraphDef, Tree, Tree]:
     """Returns a model with random weights: (graphdef, lora, base).
 
-    Kernels and embeddings are normal with the config's `initializer_range`, biases 0, norms 1, as
-    Hugging Face starts these models; the adapter as in `init_lora`, {} without its settings. The
-    dtype is the base's.
+    Kernels and embeddings are normal with the config's `initializer_range`, biases 0 and norms 1,
+    as Hugging Face starts these models. The adapter is as in `init_lora`, {} without its settings.
+    The dtype is the base's.
     """
     graphdef, _, base = abstract(config, lora_config, dtype)
     base_key, lora_key = jax.random.split(key)
@@ -215,7 +215,7 @@ def bind(
 def _count_positions(
     tokens_L: Int[Array, " L"], mask_L: Bool[Array, " L"] | None
 ) -> Int[jax.Array, " L"]:
-    """Returns each token's number among the real tokens, from 0; 0 on left padding."""
+    """Returns each token's number among the real tokens from 0; 0 on left padding."""
     if mask_L is None:
         return jnp.arange(tokens_L.shape[0])
     return jnp.maximum(jnp.cumsum(mask_L.astype(jnp.int32)) - 1, 0)

@@ -1,11 +1,11 @@
 """BERT and RoBERTa encoders: sentence vectors and sequence classification.
 
-One Transformer serves both: token, position and type embeddings, then layers whose norms come
+One Transformer serves both. It has token, position and type embeddings and then layers with norms
 after each residual sum. RoBERTa differs in its position ids and its classification head only.
-Weights are one nested dict with the layers stacked, functions take one sequence, the caller vmaps.
+Weights are one nested dict with the layers stacked. Functions take one sequence; the caller vmaps.
 
 Sources: Devlin et al. 2019 (arXiv:1810.04805), Liu et al. 2019 (arXiv:1907.11692); layout and
-details as in transformers 5 (`modeling_bert.py`, `modeling_roberta.py`), checked against it.
+details as in transformers 5 (`modeling_bert.py`, `modeling_roberta.py`) and compared with it.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ _INERT = ("tie_word_embeddings", "attention_probs_dropout_prob")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EncoderConfig(ModelConfig):
-    """The settings of a BERT, under Hugging Face's names but for the last two.
+    """The settings of a BERT under Hugging Face's names but for the last two.
 
     Attributes:
       hidden_dropout_prob: Dropout on embeddings, attention outputs and MLP outputs, in training.
@@ -64,12 +64,12 @@ class EncoderConfig(ModelConfig):
 
     @property
     def max_length(self) -> int:
-        """The longest sequence, in tokens, that has a position embedding for each."""
+        """The longest sequence in tokens that has a position embedding for each."""
         return self.max_position_embeddings - self.first_position
 
     @classmethod
     def from_hf(cls, values: Mapping[str, Any]) -> Any:
-        """Returns the config of a parsed config.json, with a head where it is a classifier's."""
+        """Returns the config of a parsed config.json; a classifier's has a head."""
         config = super().from_hf({k: value for k, value in values.items() if k not in _INERT})
         architecture, num_labels = (values.get("architectures") or [""])[0], 0
         if architecture.endswith("ForSequenceClassification"):
@@ -144,7 +144,7 @@ ENCODERS: dict[str, Architecture] = {
 
 
 def abstract_encoder(config: EncoderConfig, *, dtype: Any) -> Tree:
-    """Returns the shapes of an encoder's weights as `jax.ShapeDtypeStruct`s, taking no memory."""
+    """Returns the shapes of an encoder's weights as `jax.ShapeDtypeStruct`s without memory."""
     width, inner, depth = config.hidden_size, config.intermediate_size, config.num_hidden_layers
 
     def leaves(**shapes: tuple[int, ...]) -> Tree:
@@ -194,8 +194,8 @@ class Encoder(NamedTuple):
 def bind_encoder(config: EncoderConfig) -> Encoder:
     """Returns the functions of an encoder.
 
-    A mask is True at real tokens; padding may stand on either side. Dropout is drawn where a key
-    is given, on hidden states only: BERT's further dropout inside the softmax is left out, since
+    A mask is True at real tokens. Padding may be on either side. Dropout is drawn if a key is
+    given, on hidden states only. BERT's further dropout inside the softmax is left out, since
     `jax.nn.dot_product_attention` has none.
 
     Example:
@@ -261,7 +261,7 @@ def bind_encoder(config: EncoderConfig) -> Encoder:
 def embed_tokens(
     weights: Tree, tokens_L: Tokens, mask_L: Mask, types_L: Tokens | None, *, config: EncoderConfig
 ) -> Hidden:
-    """Returns what the first layer reads: word, type and position vectors, summed and normed."""
+    """Returns the first layer's input: the normed sum of word, type and position vectors."""
     # A token's position is the number of tokens before it, so left padding changes nothing.
     # RoBERTa starts above the padding's own row, which its padding tokens keep.
     count_L = jnp.cumsum(mask_L.astype(jnp.int32))
@@ -278,7 +278,7 @@ def embed_tokens(
 def apply_block(
     weights: Tree, hidden_LE: Hidden, mask_L: Mask, dropout_key: Key, *, config: EncoderConfig
 ) -> Hidden:
-    """Returns the output of one layer, given its own weights without the stack's leading axis."""
+    """Returns the output of one layer from its own weights without the stack's leading axis."""
     attention_key, mlp_key = _split(dropout_key, 2)
     rate, eps = config.hidden_dropout_prob, config.layer_norm_eps
     mixed_LE = drop(attend(weights, hidden_LE, mask_L, config=config), rate, attention_key)
@@ -288,7 +288,7 @@ def apply_block(
 
 
 def attend(weights: Tree, hidden_LE: Hidden, mask_L: Mask, *, config: EncoderConfig) -> Hidden:
-    """Returns one layer's attention in both directions, its output projection applied."""
+    """Returns one layer's attention in both directions after its output projection."""
 
     def heads(name: str) -> Float[jax.Array, "L H D"]:
         # In float32, as XLA keeps the attention weights, and as its backward pass wants it.

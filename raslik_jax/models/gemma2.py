@@ -1,9 +1,9 @@
 """Gemma 2 (2B, 9B, 27B).
 
-What differs from Llama: the scale of a norm is stored as what it is above 1; a norm stands behind
-attention and behind the MLP as well as in front; embeddings are multiplied by the root of their
-width; every second layer has a sliding window; logits of attention and of the vocabulary are capped
-by c tanh(x / c); queries are scaled by a setting and not by the width of a head.
+It differs from Llama. The scale of a norm is stored as its excess over 1. A norm follows attention
+and the MLP in addition to the norms in front. Embeddings are multiplied by the root of their width.
+Every second layer has a sliding window. Logits of attention and of the vocabulary are capped by c
+tanh(x / c). A setting scales queries in place of the width of a head.
 
 Source: Gemma Team 2024 (arXiv:2408.00118); layout as in transformers
 `models/gemma2/modeling_gemma2.py`, release 5.23.
@@ -20,7 +20,7 @@ from raslik_jax.models.lora import LoRAConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GemmaConfig(architecture.MixedConfig):
-    """The settings that Gemma 2 and Gemma 3 share, under Hugging Face's names."""
+    """The settings that Gemma 2 and Gemma 3 share under Hugging Face's names."""
 
     num_key_value_heads: int | None = 4
     head_dim: int | None = 256
@@ -57,7 +57,7 @@ class GemmaConfig(architecture.MixedConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gemma2Config(GemmaConfig):
-    """The settings of a Gemma 2 model, under Hugging Face's names."""
+    """The settings of a Gemma 2 model under Hugging Face's names."""
 
     max_position_embeddings: int = 8192
     final_logit_softcapping: float | None = 30.0
@@ -90,7 +90,7 @@ class GemmaBlock(layers.GatedBlock):
         self.post_feedforward_layernorm = norm(config.hidden_size)
 
     def __call__(self, hidden_LE: layers.Hidden, context: layers.Context) -> layers.LayerOutput:
-        """Returns the residual stream after this layer, and its keys and values."""
+        """Returns the residual stream after this layer and its keys and values."""
         attention_LE, fresh = self.attention(self.input_layernorm(hidden_LE), context)
         hidden_LE = hidden_LE + self.post_attention_layernorm(attention_LE)
         mlp_LE = self.mlp(self.pre_feedforward_layernorm(hidden_LE), context)

@@ -1,9 +1,9 @@
 """Gemma 3 (270M and 1B, and the text part of 4B, 12B, 27B).
 
-What differs from Gemma 2: no caps; queries and keys are normalized, each head alone; five of six
-layers have the sliding window, and these have a rotation of their own, which is not stretched.
+It differs from Gemma 2. It has no caps. Queries and keys are normalized by head. Five of six layers
+have the sliding window. These have a rotation of their own, which is not stretched.
 
-The larger models read images too. Of their checkpoints ("model_type": "gemma3") the text part is
+The larger models read images too. The text part of their checkpoints ("model_type": "gemma3") is
 read, and written as a text model ("gemma3_text").
 
 Source: Gemma Team 2025 (arXiv:2503.19786); layout as in transformers
@@ -26,10 +26,10 @@ _STEM = "model.language_model."
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gemma3TextConfig(gemma2.GemmaConfig):
-    """The settings of a Gemma 3 text model, under Hugging Face's names.
+    """The settings of a Gemma 3 text model under Hugging Face's names.
 
-    `local_rope_parameters` is the rotation of layers with the window; config.json has it in
-    `rope_parameters`, by kind of layer, or as `rope_local_base_freq`.
+    `local_rope_parameters` is the rotation of layers with the window. config.json has it in
+    `rope_parameters` by kind of layer or as `rope_local_base_freq`.
     """
 
     # The files of the larger models leave these out.

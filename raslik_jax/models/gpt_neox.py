@@ -1,9 +1,9 @@
 """GPT-NeoX, the architecture of Pythia (14m to 12b).
 
-What differs from the other decoders: LayerNorm with bias; biases on every linear layer; one fused
-projection whose output is laid out (head, [query, key, value], head width); only a fraction of each
-head is rotated; attention and MLP read the same residual stream ("parallel residual") unless the
-config says otherwise; the exact GELU.
+It differs from the other decoders. LayerNorm and every linear layer have a bias. One fused
+projection has the output layout (head, [query, key, value], head width). Only a fraction of each
+head is rotated. Attention and MLP read the same residual stream ("parallel residual") unless the
+config says otherwise. GELU is exact.
 
 Source: Black et al. 2022 (arXiv:2204.06745), Biderman et al. 2023 (arXiv:2304.01373); layout as in
 transformers `models/gpt_neox/modeling_gpt_neox.py`, release 5.23.
@@ -21,7 +21,7 @@ from raslik_jax.models.lora import LoRAConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GPTNeoXConfig(architecture.DecoderConfig):
-    """The settings of a GPT-NeoX model, under Hugging Face's names."""
+    """The settings of a GPT-NeoX model under Hugging Face's names."""
 
     hidden_act: str = "gelu"
     layer_norm_eps: float = 1e-5
@@ -65,7 +65,7 @@ class GPTNeoXBlock(nnx.Module):
         return self.dense_4h_to_h(inner_LI, context.key)
 
     def __call__(self, hidden_LE: layers.Hidden, context: layers.Context) -> layers.LayerOutput:
-        """Returns the residual stream after this layer, and its keys and values."""
+        """Returns the residual stream after this layer and its keys and values."""
         attention_LE, fresh = self.attention(self.input_layernorm(hidden_LE), context)
         if self.config.use_parallel_residual:
             mlp_LE = self.mlp(self.post_attention_layernorm(hidden_LE), context)
@@ -88,7 +88,7 @@ ARCHITECTURE = architecture.Architecture(
         "final_norm": "gpt_neox.final_layer_norm",
         "head": "embed_out",
     },
-    # Older releases of transformers wrote these beside the weights.
+    # Older releases of transformers wrote these with the weights.
     buffers=r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",
     modules=(GPTNeoXBlock, layers.LayerNorm),
     lora_targets=("query_key_value", "dense"),

@@ -68,7 +68,7 @@ _ONLY_VALUE = {
     "interpolate_factor": 1,
 }
 
-# Older spellings of rotary fields, which stand beside the other fields and not in an object.
+# Older spellings of rotary fields, which are next to the other fields and not in an object.
 _OLD_ROPE = {
     "rope_theta": "rope_theta",
     "rotary_emb_base": "rope_theta",
@@ -76,9 +76,9 @@ _OLD_ROPE = {
     "rotary_pct": "partial_rotary_factor",
     "original_max_position_embeddings": "original_max_position_embeddings",
 }
-# Written beside `rope_scaling`, not in it.
+# Written next to `rope_scaling` and not in it.
 _BESIDE_SCALING = ("rope_theta", "partial_rotary_factor")
-# What each kind of rotary scaling needs.
+# The fields that each kind of rotary scaling needs.
 _ORIGINAL = "original_max_position_embeddings"
 _SCALING = {
     "default": [],
@@ -140,15 +140,15 @@ class RopeParameters:
                 raise ValueError(f"{must}: correct config.json, or use another model")
 
     def to_hf(self) -> dict[str, Any]:
-        """Returns the fields that are set, as they stand in a config.json."""
+        """Returns the fields that are set, in the form of config.json."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
 class RotaryTable(NamedTuple):
-    """What `rope_parameters` come to for one width of heads.
+    """The rotation that `rope_parameters` give for one width of heads.
 
     frequency_F: The rotary frequency of each rotated pair, in radians per position.
-    long_frequency_F: The same for rows longer than the original context; None where it is the same.
+    long_frequency_F: The same for rows longer than the original context; None if it is the same.
     scale: The factor on cosines and sines.
     """
 
@@ -160,9 +160,9 @@ class RotaryTable(NamedTuple):
 def rotary_table(rope: RopeParameters, head_dim: int, num_positions: int) -> RotaryTable:
     """Returns the frequencies and the factor of a model that has `num_positions` positions.
 
-    "longrope" has two lists of frequencies and, as "yarn", scales cosines and sines: by
-    sqrt(1 + log s / log original) with s = num_positions / original unless `factor` says else, and
-    by 0.1 log(factor) + 1 (Ding et al. 2024, arXiv:2402.13753; Peng et al. 2023, arXiv:2309.00071).
+    "longrope" has two lists of frequencies. It scales cosines and sines by sqrt(1 + log s / log
+    original) with s = num_positions / original unless `factor` says else. "yarn" scales them by 0.1
+    log(factor) + 1 (Ding et al. 2024, arXiv:2402.13753; Peng et al. 2023, arXiv:2309.00071).
     """
     frequency_F, scale = rope_frequencies(rope, head_dim), rope.attention_factor
     if rope.rope_type not in ("yarn", "longrope"):
@@ -181,10 +181,10 @@ def rotary_table(rope: RopeParameters, head_dim: int, num_positions: int) -> Rot
 def rope_frequencies(rope: RopeParameters, head_dim: int) -> np.ndarray:
     """Returns the rotary frequency of each rotated pair, in radians per position.
 
-    ``theta ** (-2 i / d)`` for i = 0 .. ceil(d / 2) - 1 with d = int(head_dim * fraction); "linear"
-    divides all by `factor`; "llama3" divides long wavelengths by it, keeps short ones and
-    interpolates between (Llama 3.1's schedule); "yarn" does so by the number of turns in the
-    original context; "longrope" divides each by its own number, here the short one.
+    ``theta ** (-2 i / d)`` for i = 0 .. ceil(d / 2) - 1 with d = int(head_dim * fraction). "linear"
+    divides all by `factor`. "llama3" divides long wavelengths by it, keeps short ones and
+    interpolates between (Llama 3.1's schedule). "yarn" does so by the number of turns in the
+    original context. "longrope" divides each by its own number, here the short one.
 
     Source: Su et al. 2021 (arXiv:2104.09864); transformers `modeling_rope_utils.py`, release 5.23.
     """
@@ -241,9 +241,9 @@ def _interpolate_by_turns(rope: RopeParameters, power_F: np.ndarray, width: int)
 
 
 def read_rope(values: dict[str, Any], default: RopeParameters, source: str) -> RopeParameters:
-    """Returns the rotary settings and takes their fields, of any spelling, out of `values`.
+    """Returns the rotary settings and removes their fields in any spelling from `values`.
 
-    What the file does not say is as in `default`, the architecture's.
+    `default` of the architecture gives the fields that the file does not have.
     """
     # Newer files carry `rope_parameters`; `rope_scaling` is its older, partial form.
     pairs: list[tuple[str, Any]] = []
@@ -289,7 +289,7 @@ def _convert(name: str, value: Any, expected: Any, source: str) -> Any:
 
 
 def _build(config_class: type[_Config], values: Mapping[str, Any], source: str) -> _Config:
-    """Returns the dataclass filled from `values`, refusing unknown and missing fields together."""
+    """Returns the dataclass filled from `values`; refuses unknown and missing fields together."""
     fields = {field.name: field for field in dataclasses.fields(config_class)}  # type: ignore[arg-type]
     unknown = sorted(set(values) - set(fields))
     missing = sorted(
@@ -315,7 +315,7 @@ def _build(config_class: type[_Config], values: Mapping[str, Any], source: str) 
     for name, value in values.items():
         expected: Any = fields[name].type
         if value is None and type(None) not in typing.get_args(expected):
-            continue  # null stands for the default
+            continue  # null means the default
         kept[name] = value if name == "rope_parameters" else _convert(name, value, expected, source)
     return config_class(**kept)
 
@@ -323,8 +323,8 @@ def _build(config_class: type[_Config], values: Mapping[str, Any], source: str) 
 def read_fields(config_class: Any, values: Mapping[str, Any]) -> Any:
     """Returns a config dataclass filled from the fields of a config.json.
 
-    Fields without a default must be in the file; null stands for the default. Refused are fields
-    that are unknown, missing or ill-typed, and two spellings that disagree.
+    Fields without a default must be in the file. null means the default. It refuses fields that are
+    unknown, missing or ill-typed, and two spellings that disagree.
     """
     source = f"the config.json of this {config_class.model_type} model"
     fields = {field.name: field for field in dataclasses.fields(config_class)}

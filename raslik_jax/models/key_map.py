@@ -1,8 +1,8 @@
-"""Which tensor of a Hugging Face file is which leaf of our trees, in both directions.
+"""The map between tensors of a Hugging Face file and leaves of our trees, in both directions.
 
 Loading, saving and adapters all read an architecture's `key_map`, which pairs our modules with
-Hugging Face's. Every tensor is used once and every leaf filled once, or `check_fit` names all that
-does not fit.
+Hugging Face's. Every tensor is used once and every leaf is filled once. Otherwise `check_fit` names
+every misfit.
 """
 
 import itertools
@@ -35,7 +35,7 @@ _PARAMETERS = {
 
 
 class Slot(NamedTuple):
-    """One tensor of a file: `path` is our leaf, `layer` its row there, None if not stacked."""
+    """One tensor of a file: `path` is our leaf and `layer` its row there, None if not stacked."""
 
     path: tuple[str, ...]
     layer: int | None
@@ -50,7 +50,7 @@ def flatten(tree: Tree) -> dict[tuple[str, ...], Any]:
 
 
 def plan(key_map: Mapping[str, str], shapes: Tree, *, prefix: str = "") -> dict[str, Slot]:
-    """Returns the Hugging Face key of every tensor of a tree, leaf by leaf, layer by layer."""
+    """Returns the Hugging Face key of every tensor of a tree by leaf and layer."""
     slots: dict[str, Slot] = {}
     for path, leaf in flatten(shapes).items():
         parameter, is_transposed = _PARAMETERS[path[-1]]
@@ -109,7 +109,7 @@ def _refuse_misfit(
     problems: Mapping[str, Sequence[str]],
     mend: str,
 ) -> None:
-    """Raises a ValueError that names what differs in name or shape, and further problems."""
+    """Raises a ValueError with the differences in name or shape and with further problems."""
     problems = {
         "missing": [name for name in expected if name not in given],
         "unexpected": sorted(label(name) for name in given if name not in expected),
@@ -150,7 +150,7 @@ def fill(
     *,
     num_parts: int = 1,
 ) -> Tree:
-    """Returns the tree with every leaf read from its tensors, in the dtype of its shape.
+    """Returns the tree with every leaf read from its tensors in the dtype of its shape.
 
     Args:
       shapes: Abstract leaves.
@@ -169,8 +169,8 @@ def fill(
         path = tuple(entry.key for entry in entries)
         quantized = pack if path[0] == "layers" and path[-1] == "kernel" else None
         template = jax.eval_shape(quantized, shape) if quantized else shape
-        # Of a leaf that is split a process reads its own part of each tensor, and of one that is
-        # packed all, since scales are of many values: it keeps its own part of what they make.
+        # A process reads its own part of each tensor of a split leaf. It reads all of a packed
+        # leaf, whose scales are of many values, and keeps its own part of the result.
         held = sharding.held(entries, template, num_parts)
         buffers = jax.tree.map(
             lambda leaf, part: _aligned_empty(part.shape(leaf.shape), leaf.dtype), template, held
@@ -210,7 +210,7 @@ def fill(
 def _read(
     tensors: storage.Tensors, key: str, slot: Slot, own: sharding.Held
 ) -> Shaped[np.ndarray, "..."]:
-    """Returns a tensor as our leaf has it, or the part of it that a process holds."""
+    """Returns a tensor in our leaf's layout, or the part of it that a process holds."""
     index = own.cut(len(slot.shape))
     if not index:
         tensor = tensors.read(key)
@@ -220,12 +220,12 @@ def _read(
 
 
 def tensors_of(tree: Tree, slots: Mapping[str, Slot]) -> dict[str, np.ndarray]:
-    """Returns the tensors of these slots, as they stand in a file."""
+    """Returns the tensors of these slots in the layout of a file."""
     leaves = flatten(tree)
 
     def tensor(slot: Slot) -> np.ndarray:
         leaf = leaves[slot.path]
-        # What other processes hold parts of comes a tensor at a time, the rest is here already.
+        # Tensors with parts in other processes come one at a time. The rest is here already.
         leaf = leaf if meshes.is_elsewhere(leaf) else np.asarray(leaf)
         row = meshes.fetch(leaf if slot.layer is None else leaf[slot.layer])
         return np.ascontiguousarray(row.T if slot.is_transposed else row)
@@ -236,7 +236,7 @@ def tensors_of(tree: Tree, slots: Mapping[str, Slot]) -> dict[str, np.ndarray]:
 def write_weights(
     folder: pathlib.Path, slots: Mapping[str, Slot], tree: Tree, shard_bytes: int
 ) -> None:
-    """Writes the tensors, a shard in memory at a time."""
+    """Writes the tensors with one shard in memory at a time."""
     leaves = flatten(tree)
     sizes = {
         key: math.prod(slot.shape) * leaves[slot.path].dtype.itemsize for key, slot in slots.items()

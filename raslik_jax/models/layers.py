@@ -1,9 +1,9 @@
 """The layers that all decoders share, written for one example; the caller vmaps.
 
-NNX modules declare the parameters; the arithmetic is plain JAX. Matmuls run in the dtype of the
-frozen weights, while norms, rotary angles, softmax, logits and adapters run in float32. Layers of
-one kind are stacked along a leading axis and run under `jax.lax.scan`, so that compile time does
-not grow with depth. What tokens read of each other is in `attention`.
+NNX modules declare the parameters. The arithmetic is plain JAX. Matmuls run in the dtype of the
+frozen weights. Norms, rotary angles, softmax, logits and adapters run in float32. Layers of one
+kind are stacked along a leading axis and run under `jax.lax.scan`, so compile time does not grow
+with depth. `attention` has the exchange between tokens.
 
 Letters beyond axes.py: I and O, the input and output width of a linear layer; W, that of a norm.
 """
@@ -40,15 +40,15 @@ from raslik_jax.models.attention import (
 from raslik_jax.models.lora import KEPT, LoRAConfig, LoRAParam, init_factor_a, inner_product
 from raslik_jax.parallel import meshes
 
-# Of a norm, which has the width of its rows or of each head.
+# A norm has the width of its rows or of each head.
 Vector = Float[Array, " W"]
 
 
 def _gelu(x: jax.Array) -> jax.Array:
     """Returns x times the share of the normal distribution below it, as PyTorch computes it.
 
-    A CPU takes less than half of the time for erf that it takes for erfc, which `jax.nn.gelu`
-    uses; in 16 bits 1 + erf would lose small shares.
+    A CPU computes erf in less than half the time of erfc, which `jax.nn.gelu` uses. In 16 bits 1 +
+    erf would lose small shares.
     """
     if x.dtype != jnp.float32:
         return jax.nn.gelu(x, approximate=False)
@@ -66,10 +66,10 @@ ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
 
 
 class Linear(nnx.Module):
-    """A linear layer x W + b, with an adapter where the LoRA settings name it.
+    """A linear layer x W + b with an adapter if the LoRA settings name it.
 
-    Frozen parameters "kernel" [in, out], an array or a quantized kernel (`quantize`), and "bias"
-    [out]; the adapter's are "a" [in, rank] and "b" [rank, out].
+    Frozen parameters are "kernel" [in, out], an array or a quantized kernel (`quantize`), and
+    "bias" [out]. The adapter's are "a" [in, rank] and "b" [rank, out].
     """
 
     def __init__(
@@ -153,7 +153,7 @@ def inner_products(
 
 
 class Embedding(nnx.Module):
-    """A table of token vectors, "embedding" [V, E]; they are read times `scale`."""
+    """A table of token vectors, "embedding" [V, E]; reads multiply them by `scale`."""
 
     def __init__(self, num_rows: int, width: int, *, scale: float | None, dtype: Any):
         self.embedding = nnx.Param(jnp.zeros((num_rows, width), dtype))
@@ -178,10 +178,10 @@ class Embedding(nnx.Module):
 def normalize(
     hidden_LE: Hidden, epsilon: float, scale_W: Vector, bias_W: Vector | None = None
 ) -> Hidden:
-    """Returns rows over their root mean square, times a scale; with a bias, centered first.
+    """Returns rows over their root mean square times a scale; with a bias, centered first.
 
-    A row that is wider than the scale is several of them side by side, such as the heads of a
-    projection. Without a bias it is RMSNorm, with one LayerNorm. Moments are taken in float32:
+    A row that is wider than the scale is several of them next to each other, such as the heads of a
+    projection. Without a bias it is RMSNorm and with one LayerNorm. Moments are taken in float32:
     bfloat16 loses the small deviations that a norm divides by. The output has the input's dtype.
     """
     wide_LE = hidden_LE.astype(jnp.float32).reshape(-1, len(scale_W))
@@ -196,7 +196,7 @@ def normalize(
 
 
 class RMSNorm(nnx.Module):
-    """Division by the root mean square over the last axis, "scale" only."""
+    """Division by the root mean square over the last axis; "scale" only."""
 
     def __init__(self, width: int, *, epsilon: float, dtype: Any):
         self.scale = nnx.Param(jnp.ones((width,), dtype))
@@ -208,7 +208,7 @@ class RMSNorm(nnx.Module):
 
 
 class OffsetRMSNorm(nnx.Module):
-    """An RMSNorm whose scale is stored as what it is above 1, "offset"."""
+    """An RMSNorm whose scale is stored as its excess over 1: "offset"."""
 
     def __init__(self, width: int, *, epsilon: float, dtype: Any):
         self.offset = nnx.Param(jnp.zeros((width,), dtype))
@@ -222,7 +222,7 @@ class OffsetRMSNorm(nnx.Module):
 
 
 class LayerNorm(RMSNorm):
-    """Normalization to mean 0 and variance 1 over the last axis, "scale" and "bias"."""
+    """Normalization to mean 0 and variance 1 over the last axis; "scale" and "bias"."""
 
     def __init__(self, width: int, *, epsilon: float, dtype: Any):
         super().__init__(width, epsilon=epsilon, dtype=dtype)
@@ -236,10 +236,10 @@ class LayerNorm(RMSNorm):
 class GatedBlock(nnx.Module):
     """Llama's attention with grouped heads and its gated MLP, down(silu(gate(x)) * up(x)).
 
-    A family adds norms and, in `__call__`, where they stand. Norms that it calls q_norm and k_norm
-    are applied to the projections, before they are cut into heads. Class attributes: `qkv_bias`
-    says whether queries, keys and values have a bias, as the output has unless given; `head_norm`
-    is the class of the norm of each head of queries and keys.
+    A family adds norms and applies them in `__call__`. Norms named q_norm and k_norm are applied to
+    the projections before they are cut into heads. Class attributes: `qkv_bias` says whether
+    queries, keys and values have a bias (the output has the same unless given). `head_norm` is the
+    class of the norm of each head of queries and keys.
     """
 
     qkv_bias: bool | None = None
@@ -290,8 +290,8 @@ class GatedBlock(nnx.Module):
 class CausalLM(nnx.Module):
     """A decoder: embedding, stacked blocks, final norm, head.
 
-    `block` is the class of a layer, whose call is ``block(hidden_LE, context) -> LayerOutput``, and
-    `norm` that of the final norm.
+    `block` is the class of a layer with the call ``block(hidden_LE, context) -> LayerOutput``.
+    `norm` is that of the final norm.
     """
 
     def __init__(self, config: Any, lora: LoRAConfig | None, block: Any, norm: Any, *, dtype: Any):
@@ -316,7 +316,7 @@ class CausalLM(nnx.Module):
         past_mask_S: Bool[Array, " S"] | None = None,
         kind: AttentionKind | None = None,
     ) -> tuple[Context, LayerKinds]:
-        """Returns what all layers read, and what of it is which layer's (`Context.of_layer`)."""
+        """Returns the input of all layers and the assignment of its parts (`Context.of_layer`)."""
         config = self.config
         num_keys = len(positions_L) + (0 if past_mask_S is None else len(past_mask_S))
         sizes, window_N = config.layer_windows, None
@@ -350,9 +350,9 @@ class CausalLM(nnx.Module):
     ) -> tuple[Hidden, KeyValues | None]:
         """Returns the final hidden states and, with `keep`, the keys and values of all layers.
 
-        `past` is the cache, with a leading layer axis on both arrays, and `remat` recomputes each
-        block in the backward pass instead of storing its activations; the others are as in
-        `Context` and `decoder.Decoder`.
+        `past` is the cache with a leading layer axis on both arrays. `remat` recomputes each block
+        in the backward pass and does not store its activations. The others are as in `Context` and
+        `decoder.Decoder`.
         """
         context, kinds = self.context(positions_L, mask_L, past_mask_S, kind)
         # lax.scan over the split state, not nnx.scan: NNX transforms fail inside vmap(grad).
@@ -372,9 +372,9 @@ class CausalLM(nnx.Module):
             hidden_LE, fresh = block(hidden_LE, own)
             return hidden_LE, fresh if keep else None
 
-        # What norms, rotations, attention and activations make is computed again on the way back:
-        # a GPU multiplies 16-bit matrices, and a CPU those of a small model, in less time than it
-        # takes to write all that and read it. Weights that were gathered are gathered again.
+        # The backward pass computes norms, rotations, attention and activations again. A GPU
+        # multiplies 16-bit matrices in less time than it takes to write and read them, and so does
+        # a CPU for a small model. Gathered weights are gathered again.
         policy = None if remat else jax.checkpoint_policies.save_only_these_names(KEPT)
         body = jax.checkpoint(run_block, policy=policy, prevent_cse=remat)
         each = (stacked, past, keys, scale_of, kinds)
@@ -382,7 +382,7 @@ class CausalLM(nnx.Module):
         return self.final_norm(hidden_LE), fresh
 
     def logits(self, hidden_TE: Float[Array, "T E"]) -> Float[Array, "T V"]:
-        """Returns float32 logits, capped where the model caps; a tied head reads the embedding."""
+        """Returns float32 logits, capped if the model caps; a tied head reads the embedding."""
         is_tied = self.config.tie_word_embeddings
         table = meshes.gather((self.embed.embedding if is_tied else self.head.kernel).get_value())
         project = _contract if hidden_TE.dtype == jnp.float32 else _project
@@ -392,7 +392,7 @@ class CausalLM(nnx.Module):
 def _contract(
     hidden_TE: Float[Array, "T E"], table: Float[Array, "rows columns"], contract: int
 ) -> Float[Array, "T V"]:
-    """Returns the float32 product of hidden states with a head, summed over its axis `contract`."""
+    """Returns the float32 product of hidden states with a head over the head's axis `contract`."""
     return jax.lax.dot_general(
         hidden_TE, table, (((1,), (contract,)), ((), ())), preferred_element_type=jnp.float32
     )
@@ -422,9 +422,9 @@ _project.defjvp(_project_tangent, symbolic_zeros=True)
 def init_weights(shapes: Tree, *, key: jax.Array, initializer_range: float) -> Tree:
     """Returns arrays for a tree of shapes, started as Hugging Face and PEFT start these models.
 
-    Kernels and embeddings are normal, biases and norm offsets 0, norm scales 1; an adapter's A is
-    uniform and its B 0. A leaf depends on the key, its path and its shape only, so a part drawn
-    alone is the part that is drawn with the rest.
+    Kernels and embeddings are normal, biases and norm offsets 0, norm scales 1. An adapter's A is
+    uniform and its B is 0. A leaf depends on the key, its path and its shape only. A part drawn
+    alone equals the part that is drawn with the rest.
     """
 
     def draw(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:

@@ -1,8 +1,8 @@
 """Llama: SmolLM2, TinyLlama, Llama 2 and 3.
 
-What differs from the other decoders: RMSNorm before attention and MLP; no biases (unless the config
-asks for them); fewer key-value heads than query heads; a gated MLP, down(silu(gate(x)) * up(x));
-often a tied head; rotary scaling "linear" or "llama3".
+It differs from the other decoders. RMSNorm precedes attention and MLP. There are no biases unless
+the config asks for them. Key-value heads are fewer than query heads. The MLP is gated:
+down(silu(gate(x)) * up(x)). The head is often tied. Rotary scaling is "linear" or "llama3".
 
 Source: Touvron et al. 2023 (arXiv:2302.13971), Grattafiori et al. 2024 (arXiv:2407.21783); layout
 as in transformers `models/llama/modeling_llama.py`, release 5.23.
@@ -18,7 +18,7 @@ from raslik_jax.models.lora import LoRAConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LlamaConfig(architecture.DecoderConfig):
-    """The settings of a Llama model, under Hugging Face's names."""
+    """The settings of a Llama model under Hugging Face's names."""
 
     num_key_value_heads: int | None = None
     head_dim: int | None = None
@@ -32,7 +32,7 @@ class LlamaConfig(architecture.DecoderConfig):
 class LlamaBlock(layers.GatedBlock):
     """One Llama layer; parameter names are the last parts of Hugging Face's.
 
-    Layers of this shape are Mistral's and, with more biases or norms, Qwen's.
+    Mistral's layers have this shape. Qwen's have it with more biases or norms.
     """
 
     def __init__(self, config: Any, lora: LoRAConfig | None, *, dtype: Any):
@@ -42,7 +42,7 @@ class LlamaBlock(layers.GatedBlock):
         self.post_attention_layernorm = norm(config.hidden_size)
 
     def __call__(self, hidden_LE: layers.Hidden, context: layers.Context) -> layers.LayerOutput:
-        """Returns the residual stream after this layer, and its keys and values."""
+        """Returns the residual stream after this layer and its keys and values."""
         attention_LE, fresh = self.attention(self.input_layernorm(hidden_LE), context)
         hidden_LE = hidden_LE + attention_LE
         return hidden_LE + self.mlp(self.post_attention_layernorm(hidden_LE), context), fresh
@@ -60,7 +60,7 @@ KEY_MAP = {
 }
 # Of those that normalize queries and keys.
 HEAD_NORMS = {f"layers/{name}": f"self_attn.{name}" for name in ("q_norm", "k_norm")}
-# Older releases of transformers wrote these beside the weights.
+# Older releases of transformers wrote these with the weights.
 BUFFERS = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
 
 

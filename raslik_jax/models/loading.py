@@ -1,4 +1,4 @@
-"""A checkpoint with its adapter, loaded for use in one's own code."""
+"""A checkpoint with its adapter, loaded for use in your own code."""
 
 import os
 from typing import Any

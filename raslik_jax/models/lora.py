@@ -1,8 +1,8 @@
-"""Low-rank adapters: their settings, their parameters, and how they start.
+"""Low-rank adapters: their settings, their parameters and their start.
 
-A LoRA linear layer computes ``x W + b + (dropout(x) A) B * scale`` with ``A`` [in, rank], ``B``
-[rank, out] and the scale alpha / rank, or alpha / sqrt(rank) where it is rank-stabilized. This is
-PEFT's layer with its two weight matrices stored transposed.
+A LoRA linear layer computes ``x W + b + (dropout(x) A) B * scale`` with ``A`` [in, rank] and ``B``
+[rank, out]. The scale is alpha / rank, or alpha / sqrt(rank) if it is rank-stabilized. This is
+PEFT's layer with its two weight matrices transposed.
 
 Source: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models" (arXiv:2106.09685);
 initialization and the place of dropout as in PEFT (`peft.tuners.lora.layer`, release 0.21).
@@ -35,9 +35,9 @@ class LoRAConfig:
       targets: The linear layers that get an adapter, by the last part of their Hugging Face name
         ("query_key_value", "q_proj", ...), in any order; kept sorted.
       use_rslora: The scale is alpha / sqrt(rank) (Kalajdzievski 2023, arXiv:2312.03732).
-      layers: Where rank and alpha are not the same for all layers and targets, those of each, by
-        target. The stacked factors are as wide as the largest rank of their target; beyond a
-        layer's own rank both are 0, and so are their gradients: the function is the same.
+      layers: Rank and alpha of each layer by target, if they are not the same for all. The stacked
+        factors are as wide as the largest rank of their target. Beyond a layer's own rank both are
+        0, and so are their gradients: the function is the same.
     """
 
     rank: int
@@ -85,7 +85,7 @@ class LoRAConfig:
         return {name: tuple(rank for rank, _ in sizes) for name, sizes in self.layers}
 
     def width(self, target: str) -> int:
-        """Returns the rank that the factors of a target are stored with, its largest."""
+        """Returns the stored rank of a target's factors: its largest."""
         return max(self.ranks().get(target, (self.rank,)))
 
     def describe(self) -> str:
@@ -96,7 +96,7 @@ class LoRAConfig:
 
 
 class LoRAParam(nnx.Param):
-    """A parameter of an adapter, kept apart from the frozen weights when a model is split."""
+    """A parameter of an adapter, separate from the frozen weights when a model is split."""
 
 
 # The name of what a backward pass keeps; all else it computes again (`layers`).
@@ -122,14 +122,14 @@ def init_factor_a(key: jax.Array, shape: tuple[int, ...]) -> Float[Array, "..."]
     """Returns the first factor [..., in, rank] at its start, uniform in +-1 / sqrt(in).
 
     This is `kaiming_uniform_(a=sqrt(5))`, which PEFT inherits from `torch.nn.Linear`. The second
-    factor starts at zero, so that a fresh adapter changes nothing.
+    factor starts at zero, so a fresh adapter changes nothing.
     """
     bound = 1.0 / math.sqrt(shape[-2])
     return jax.random.uniform(key, shape, jnp.float32, -bound, bound)
 
 
 def drop(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Returns x with entries zeroed at this rate and the others scaled up; no key, no dropout."""
+    """Returns x with entries zeroed at this rate and the others scaled up, if there is a key."""
     if key is None or rate == 0:
         return x
     return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0)

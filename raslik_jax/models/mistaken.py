@@ -32,14 +32,14 @@ _DTYPES = ("F8_E4M3", "F8_E5M2", "U8", "I8", "I32")
 
 
 def base_name(folder: pathlib.Path) -> str:
-    """Returns what an adapter calls the model that it was trained on, "" where it does not say."""
+    """Returns an adapter's name for the model that it was trained on; "" if it has none."""
     path = folder / storage.ADAPTER_CONFIG
     named = storage.read_json(path, {"base_model_name_or_path?": (str, None)})
     return named.get("base_model_name_or_path") or ""
 
 
 def no_checkpoint(folder: pathlib.Path, lacking: str) -> ValueError:
-    """Returns why a folder without config.json or weights is no checkpoint, and what it is."""
+    """Returns why a folder without config.json or weights is no checkpoint, and its kind."""
     origin = shown(str(folder), 120)
     if (folder / storage.ADAPTER_CONFIG).is_file():
         base = base_name(folder)
@@ -53,7 +53,7 @@ def no_checkpoint(folder: pathlib.Path, lacking: str) -> ValueError:
 
 
 def no_adapter(folder: pathlib.Path, lacking: Sequence[str]) -> ValueError:
-    """Returns why a folder that lacks files is no adapter, and what it is."""
+    """Returns why a folder that lacks files is no adapter, and its kind."""
     origin = shown(str(folder), 120)
     if (folder / "config.json").is_file() and storage.has_weights(folder):
         mend = "give it as --checkpoint, and leave --adapter out"
@@ -82,7 +82,7 @@ def _below(folder: pathlib.Path, name: str, flag: str) -> str:
 
 
 def plain_fields(path: pathlib.Path, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a config.json without those of a quantization, or refuses one."""
+    """Returns the fields of a config.json without those of a quantization; or refuses one."""
     for name in _FIELDS:
         if how := _describe(fields.get(name)):
             _refuse(f"{shown(str(path), 120)} ({name}: {how})")
@@ -108,7 +108,7 @@ def _folder_of(tensors: storage.Tensors, key: str) -> str:
 
 
 def _describe(given: Any) -> str:
-    """Returns the method and the bits of a quantization, "" where it is none."""
+    """Returns the method and the bits of a quantization; "" if there is none."""
     if not isinstance(given, Mapping):
         return shown(given, 40) if given else ""
     switches = [given.get(f"load_in_{bits}bit") for bits in (4, 8)]

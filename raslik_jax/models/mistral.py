@@ -1,6 +1,6 @@
 """Mistral (7B v0.1 to v0.3, Nemo 12B).
 
-What differs from Llama: all layers have a sliding window where `sliding_window` is set.
+It differs from Llama: all layers have a sliding window if `sliding_window` is set.
 
 Source: Jiang et al. 2023 (arXiv:2310.06825); layout as in transformers
 `models/mistral/modeling_mistral.py`, release 5.23.
@@ -13,7 +13,7 @@ from raslik_jax.models import architecture, llama
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MistralConfig(architecture.SlidingConfig):
-    """The settings of a Mistral model, under Hugging Face's names."""
+    """The settings of a Mistral model under Hugging Face's names."""
 
     num_key_value_heads: int | None = 8
     sliding_window: int | None = 4096

@@ -1,8 +1,8 @@
 """OLMo-2 (1B, 7B, 13B, 32B).
 
-What differs from Llama: the RMSNorms stand after attention and after the MLP, inside the residual
-branch, and none before them; queries and keys are normalized over the whole projection, before it
-is cut into heads.
+It differs from Llama. The RMSNorms follow attention and the MLP inside the residual branch and none
+precedes them. Queries and keys are normalized over the whole projection before it is cut into
+heads.
 
 Source: OLMo Team 2024, "2 OLMo 2 Furious" (arXiv:2501.00656); layout as in transformers
 `models/olmo2/modeling_olmo2.py`, release 5.23.
@@ -18,7 +18,7 @@ from raslik_jax.models.lora import LoRAConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Olmo2Config(architecture.DecoderConfig):
-    """The settings of an OLMo-2 model, under Hugging Face's names."""
+    """The settings of an OLMo-2 model under Hugging Face's names."""
 
     num_key_value_heads: int | None = None
     rms_norm_eps: float = 1e-5
@@ -40,7 +40,7 @@ class Olmo2Block(layers.GatedBlock):
         self.post_feedforward_layernorm = norm(config.hidden_size)
 
     def __call__(self, hidden_LE: layers.Hidden, context: layers.Context) -> layers.LayerOutput:
-        """Returns the residual stream after this layer, and its keys and values."""
+        """Returns the residual stream after this layer and its keys and values."""
         attention_LE, fresh = self.attention(hidden_LE, context)
         hidden_LE = hidden_LE + self.post_attention_layernorm(attention_LE)
         return hidden_LE + self.post_feedforward_layernorm(self.mlp(hidden_LE, context)), fresh

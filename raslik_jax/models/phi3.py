@@ -1,8 +1,8 @@
 """Phi-3, Phi-3.5 and Phi-4 (mini, medium, Phi-4 14B).
 
-What differs from Llama: one projection makes queries, keys and values, in this order and not by
-head, and one makes gate and up; some sizes rotate a fraction of each head, have a sliding window in
-all layers, or longrope's two lists of frequencies.
+It differs from Llama. One projection makes queries, keys and values in this order and not by head.
+One makes gate and up. Some sizes rotate a fraction of each head. Some have a sliding window in all
+layers or longrope's two lists of frequencies.
 
 Source: Abdin et al. 2024 (arXiv:2404.14219, arXiv:2412.08905); layout as in transformers
 `models/phi3/modeling_phi3.py`, release 5.23.
@@ -26,7 +26,7 @@ _KINDS, _ORIGINAL = ("type", "rope_type"), "original_max_position_embeddings"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Phi3Config(architecture.SlidingConfig):
-    """The settings of a Phi-3 model, under Hugging Face's names."""
+    """The settings of a Phi-3 model under Hugging Face's names."""
 
     max_position_embeddings: int = 4096
     rms_norm_eps: float = 1e-5

@@ -1,9 +1,9 @@
-"""The published models that the architectures here cover, as configs without a download.
+"""The published models of the architectures here, as configs without a download.
 
-Counts, shapes and memory are found from them. presets.json has the fields of their config.json
-files that differ from the defaults of the architecture, as their makers publish them on the hub,
-and patterns of their names there, without the owner. Their totals of parameters are tested against
-those that model pages and papers state.
+They give counts, shapes and memory. presets.json has the fields of their config.json files that
+differ from the architecture's defaults, as published on the hub. It also has patterns of their
+names there without the owner. Tests compare their totals of parameters with those of model pages
+and papers.
 """
 
 import json

@@ -1,12 +1,12 @@
 """Frozen kernels in fewer bits: int8 per output channel, and packed 4-bit NormalFloat (nf4).
 
-A quantized kernel stands where the plain kernel stood, in the same place of the same nested dict:
-it is a NamedTuple of arrays, all of which carry the leading layer axes, so `jax.lax.scan` over
-stacked layers slices it like any other leaf. Everything about a kernel follows from the shapes of
-its arrays, so nothing static has to travel beside them.
+A quantized kernel takes the place of the plain kernel in the same nested dict. It is a NamedTuple
+of arrays that all have the leading layer axes, so `jax.lax.scan` over stacked layers slices it like
+any other leaf. Everything about a kernel follows from the shapes of its arrays. Nothing static has
+to travel with them.
 
-The linear layer multiplies through `matmul`, which rebuilds the kernel in the compute dtype inside
-the layer, forward and again backward; the rebuilt kernel is never kept.
+The linear layer multiplies through `matmul`. It rebuilds the kernel in the compute dtype inside the
+layer, forward and again backward. The rebuilt kernel is never kept.
 
 Memory in bytes per weight, n inputs: int8 1 + 4/n; nf4 0.5 + 4/64 = 0.5625; nf4 with double
 quantization 0.5 + 1/64 + 4/(64 * 256) = 0.5159.
@@ -77,12 +77,12 @@ class Nf4Kernel(NamedTuple):
 
 
 def is_quantized(kernel: object) -> bool:
-    """Says whether this is a quantized kernel, so that a tree walk stops at it as at a leaf."""
+    """Says whether this is a quantized kernel. A tree walk stops at it as at a leaf."""
     return isinstance(kernel, Int8Kernel | Nf4Kernel)
 
 
 def block_size(num_inputs: int) -> int:
-    """Returns the number of inputs that share one nf4 scale: 64, as in QLoRA, where that divides.
+    """Returns the number of inputs that share one nf4 scale: 64 as in QLoRA, if that divides.
 
     A toy width takes its largest power-of-two divisor, so that a block never runs over the edge.
     """
@@ -98,7 +98,7 @@ def block_size(num_inputs: int) -> int:
 def _round_to_int8(
     values: Float[Array, "*batch size"], axis: int
 ) -> tuple[jax.Array, Float[jax.Array, "*rest"]]:
-    """Returns codes in [-127, 127] and, over an axis, the step: the largest value / 127."""
+    """Returns codes in [-127, 127] and the step over an axis: the largest value / 127."""
     step = jnp.max(jnp.abs(values), axis=axis) / 127
     codes = jnp.round(values / jnp.expand_dims(jnp.where(step == 0, 1, step), axis))
     # The division can land one rounding above 127 when the step is a denormal.
@@ -106,11 +106,11 @@ def _round_to_int8(
 
 
 def quantize_int8(kernel: Float[Array, "*layers inputs outputs"]) -> Int8Kernel:
-    """Returns the kernel as int8 with one scale per output channel; of an all-zero one it is 0.
+    """Returns the kernel as int8 with one scale per output channel; 0 for an all-zero one.
 
     scale_o = max_i |w_io| / 127; code_io = round(w_io / scale_o), ties to even. This is the weight
-    side of LLM.int8 (Dettmers et al. 2022, arXiv:2208.07339) without its outlier decomposition of
-    the activations, which stay in the compute dtype here.
+    side of LLM.int8 (Dettmers et al. 2022, arXiv:2208.07339). Its outlier decomposition of the
+    activations is left out: these stay in the compute dtype.
     """
     return Int8Kernel(*_round_to_int8(jnp.asarray(kernel, jnp.float32), -2))
 
@@ -120,11 +120,11 @@ def quantize_nf4(
 ) -> Nf4Kernel:
     """Returns the kernel as packed 4-bit NormalFloat.
 
-    scale_bo = max over block b of |w_io|; the code is that of the codebook level nearest to
-    w_io / scale_bo. Blocks run along the inputs of one output channel. Where 64 divides the inputs
-    these are bitsandbytes' blocks, which run over the flat [outputs, inputs] weight; the order of
-    the packed nibbles and the format of the scales in eight bits, where `double_quant` asks for it
-    (linear here, a dynamic exponent there), are our own. Source: arXiv:2305.14314, Sec. 3.
+    scale_bo = max over block b of |w_io|. The code is that of the codebook level nearest to w_io /
+    scale_bo. Blocks run along the inputs of one output channel. If 64 divides the inputs these are
+    bitsandbytes' blocks, which run over the flat [outputs, inputs] weight. The order of the packed
+    nibbles is our own. So is the format of eight-bit scales with `double_quant` (linear here, a
+    dynamic exponent there). Source: arXiv:2305.14314, Sec. 3.
     """
     *layers, inputs, outputs = kernel.shape
     block = block_size(inputs)
@@ -227,9 +227,9 @@ def quantize_kernel(
 def quantize_base(base: Tree, format: str, *, double_quant: bool) -> Tree:
     """Returns the base weights with every linear kernel of the layers quantized.
 
-    Embeddings, norms, biases and the head are not: they are read row by row or cost little, and
-    QLoRA leaves them in full precision too. The result fits everywhere the base did. Under
-    `jax.eval_shape` it tells the memory of a model without having one (`num_bytes`).
+    Embeddings, norms, biases and the head are not quantized, as in QLoRA: they are read row by row
+    or are small. The result fits everywhere the base did. Under `jax.eval_shape` it gives the
+    memory of a model without making one (`num_bytes`).
     """
 
     def quantize(path: tuple[Any, ...], leaf: Any) -> Any:
@@ -246,7 +246,7 @@ def quantize_base(base: Tree, format: str, *, double_quant: bool) -> Tree:
 
 
 def shapes_of(base: Tree, format: str, *, double_quant: bool) -> Tree:
-    """Returns the shapes of a base in one of FORMATS, or as it is where that is "plain"."""
+    """Returns the shapes of a base in one of FORMATS; "plain" leaves it unchanged."""
     if format == "plain":
         return base
     pack = functools.partial(

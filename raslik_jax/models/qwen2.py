@@ -1,7 +1,7 @@
 """Qwen2 and Qwen2.5 (0.5B to 72B).
 
-What differs from Llama: biases on queries, keys and values and nowhere else; where
-`use_sliding_window` is set, the layers from `max_window_layers` on have a sliding window.
+It differs from Llama. Queries, keys and values have biases and nothing else has. If
+`use_sliding_window` is set the layers from `max_window_layers` on have a sliding window.
 
 Source: Yang et al. 2024 (arXiv:2407.10671, arXiv:2412.15115); layout as in transformers
 `models/qwen2/modeling_qwen2.py`, release 5.23.
@@ -14,7 +14,7 @@ from raslik_jax.models import architecture, layers, llama
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Qwen2Config(architecture.MixedConfig):
-    """The settings of a Qwen2 model, under Hugging Face's names."""
+    """The settings of a Qwen2 model under Hugging Face's names."""
 
     sliding_window: int | None = 4096
     use_sliding_window: bool = False
@@ -25,7 +25,7 @@ class Qwen2Config(architecture.MixedConfig):
 
     def __post_init__(self) -> None:
         if not self.use_sliding_window:
-            # Published files name a window beside the switch that turns it off.
+            # Published files name a window in addition to the switch that turns it off.
             object.__setattr__(self, "sliding_window", None)
         super().__post_init__()
 

@@ -1,8 +1,8 @@
 """Qwen3 (0.6B to 32B).
 
-What differs from Llama: queries and keys are normalized, each head alone; the width of a head is
-its own setting. Where `use_sliding_window` is set, the layers from `max_window_layers` on have a
-sliding window.
+It differs from Llama. Queries and keys are normalized by head. The width of a head is its own
+setting. If `use_sliding_window` is set the layers from `max_window_layers` on have a sliding
+window.
 
 Source: Yang et al. 2025 (arXiv:2505.09388); layout as in transformers
 `models/qwen3/modeling_qwen3.py`, release 5.23.
@@ -15,7 +15,7 @@ from raslik_jax.models import layers, llama, qwen2
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Qwen3Config(qwen2.Qwen2Config):
-    """The settings of a Qwen3 model, under Hugging Face's names."""
+    """The settings of a Qwen3 model under Hugging Face's names."""
 
     head_dim: int | None = 128
 

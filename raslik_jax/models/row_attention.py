@@ -2,7 +2,7 @@
 
 The shares of a whole batch, [B, H, L, L], are larger than a CPU's caches, and every pass over them
 waits for memory. Those of one row are not. The backward pass makes them again from the logarithms
-of their sums, so that none are stored (Dao et al. 2022, arXiv:2205.14135).
+of their sums. None are stored (Dao et al. 2022, arXiv:2205.14135).
 
 Letters beyond attention.py: M the queries of all heads that read one key head, R L of them.
 """
@@ -33,8 +33,8 @@ def attend_by_row(
 ) -> Float[Array, "L H D"]:
     """Returns causal attention of a whole row, softmax(scale <q, k>) of the values, in float32.
 
-    Query head h reads key head h // (H / G). Under vmap the rows run in a loop. Reverse-mode
-    derivatives, and those of them, are there; forward-mode ones (`jax.jvp`) are not.
+    Query head h reads key head h // (H / G). Under vmap the rows run in a loop. It has reverse-mode
+    derivatives of any order and no forward-mode ones (`jax.jvp`).
     """
     return _forward(scale, query_LHD, key_LGD, value_LGD)[0]
 
@@ -55,7 +55,7 @@ attend_by_row.defvjp(_forward, _backward)
 def _mix(
     scale: float, query_LHD: Array, key_LGD: Array, value_LGD: Array
 ) -> tuple[Float[Array, "L H D"], Float[Array, "G M 1"]]:
-    """Returns the mixed values of a row, and the logarithms of the sums that shares are over."""
+    """Returns the mixed values of a row and the logarithms of the sums of its shares."""
     key_GLD, value_GLD = _by_group(key_LGD), _by_group(value_LGD)
     logits_GML = _logits(_of_groups(scale * query_LHD, key_LGD), key_GLD)
     maximum_GM1 = jnp.max(logits_GML, axis=-1, keepdims=True)
@@ -74,7 +74,7 @@ def _mix_back(
     log_sum_GM1: Array,
     of_mixed_LHD: Array,
 ) -> tuple[Float[Array, "L H D"], Float[Array, "L G D"], Float[Array, "L G D"]]:
-    """Returns the gradients of a row's queries, keys and values, given that of what it mixed."""
+    """Returns the gradients of a row's queries, keys and values from that of its mixed values."""
     key_GLD, value_GLD = _by_group(key_LGD), _by_group(value_LGD)
     query_GMD = _of_groups(scale * query_LHD, key_LGD)
     of_mixed_GMD = _of_groups(of_mixed_LHD, key_LGD)
@@ -92,7 +92,7 @@ def _mix_back(
 
 
 def _logits(query_GMD: Array, key_GLD: Array) -> Float[Array, "G M L"]:
-    """Returns the products of queries and keys, far below all others where a key comes later."""
+    """Returns the products of queries and keys; later keys are far below all others."""
     logits_GML, num_tokens = _product(query_GMD, key_GLD, 2, 2), key_GLD.shape[1]
     is_seen_LL = jnp.tril(jnp.ones((num_tokens, num_tokens), bool))
     is_seen_ML = jnp.tile(is_seen_LL, (query_GMD.shape[1] // num_tokens, 1))
@@ -100,7 +100,7 @@ def _logits(query_GMD: Array, key_GLD: Array) -> Float[Array, "G M L"]:
 
 
 def _product(left: Array, right: Array, of_left: int, of_right: int) -> Array:
-    """Returns products of each group's matrices, summed over these two axes, in this order."""
+    """Returns products of each group's matrices, summed over these two axes in this order."""
     axes = (((of_left,), (of_right,)), ((0,), (0,)))
     return jax.lax.dot_general(left, right, axes, preferred_element_type=jnp.float32)
 
@@ -110,7 +110,7 @@ def _by_group(key_LGD: Array) -> Float[Array, "G L D"]:
 
 
 def _of_groups(query_LHX: Array, key_LGD: Array) -> Float[Array, "G M X"]:
-    """Returns what query heads have, by the key head that they read."""
+    """Returns the values of query heads by the key head that they read."""
     num_tokens, groups, _ = key_LGD.shape
     by_group_LGRX = query_LHX.reshape(num_tokens, groups, -1, query_LHX.shape[-1])
     return jnp.transpose(by_group_LGRX, (1, 2, 0, 3)).reshape(groups, -1, query_LHX.shape[-1])

@@ -1,7 +1,7 @@
-"""How frozen weights lie on a mesh: whole on every device, or split and gathered a layer at a time.
+"""The layout of frozen weights on a mesh: whole on every device, or split by layer.
 
-As in FSDP (Zhao et al. 2023, arXiv:2304.11277): every device holds a part of each large leaf, and
-the whole of a layer only while it runs it, on the way forward and again on the way back.
+As in FSDP (Zhao et al. 2023, arXiv:2304.11277) every device holds a part of each large leaf. It
+gathers the whole of a layer only while it runs it, forward and again backward.
 """
 
 from typing import Any, NamedTuple
@@ -14,8 +14,8 @@ from raslik_jax.models import quantize
 from raslik_jax.parallel import meshes, processes
 from raslik_jax.parallel.meshes import Split, is_split
 
-# By the name of a leaf the axes that may be split, from the end, in the order in which they are
-# tried. What stands under a quantized kernel is of its name; other leaves are small, and whole.
+# The axes that may be split, from the end, by the name of a leaf and in the order of trial. Arrays
+# below a quantized kernel have its name. Other leaves are small and whole.
 RULES: dict[str, tuple[int, ...]] = {"kernel": (-2, -1), "embedding": (-1, -2)}
 # Share of a device's memory that a whole model may take: the step needs the other half.
 _MOST = 0.5
@@ -33,7 +33,7 @@ def axis_of(path: tuple[Any, ...], shape: tuple[int, ...], parts: int) -> int | 
 
 
 def split(base: Tree, parts: int) -> Tree:
-    """Returns base weights, or their shapes, with what the rules split marked as split."""
+    """Returns base weights or their shapes, marked as split where the rules split them."""
 
     return jax.tree_util.tree_map_with_path(lambda path, leaf: _mark(path, leaf, parts), base)
 
@@ -44,7 +44,7 @@ def _mark(path: tuple[Any, ...], leaf: Any, parts: int) -> Any:
 
 
 class LayoutError(ValueError):
-    """A base cannot lie on the devices as it is asked for."""
+    """A base does not fit on the devices in the requested layout."""
 
 
 def check(base: Tree, parts: int) -> None:
@@ -60,7 +60,7 @@ def check(base: Tree, parts: int) -> None:
 
 
 def choose_parts(kind: str, base: Tree, *, devices: int, memory: int) -> int:
-    """Returns the parts into which a base is split, 1 for none, by --mesh.base.
+    """Returns the number of parts of a split base by --mesh.base; 1 for none.
 
     `auto` splits a base, given by its shapes, that takes more than half of a device's `memory`; 0
     for unknown.
@@ -98,7 +98,7 @@ def bytes_elsewhere(tree: Tree, parts: int) -> float:
 
 
 def describe(base: Tree, parts: int) -> str:
-    """Returns in a line how split weights lie on the devices; takes shapes, marked as split."""
+    """Returns the layout of split weights on the devices in a line; takes marked shapes."""
     leaves = jax.tree.leaves(base, is_leaf=is_split)
     count, num_bytes = sum(map(is_split, leaves)), quantize.num_bytes(base)
     share = num_bytes - bytes_elsewhere(base, parts)
@@ -124,7 +124,7 @@ class Held(NamedTuple):
     stop: int = 0
 
     def cut(self, ndim: int) -> tuple[slice, ...]:
-        """Returns what cuts the part from an array, or from one layer of it; () for all of it."""
+        """Returns the slices of the part in an array or in one layer of it; () for all of it."""
         if self.axis is None:
             return ()
         cuts = [slice(None)] * ndim
@@ -162,9 +162,9 @@ def held(path: tuple[Any, ...], leaf: Tree, parts: int) -> Tree:
 
 
 def place(path: tuple[Any, ...], leaf: Tree, parts: int, like: Tree) -> Tree:
-    """Returns a leaf of the host, which quantizing may have made several arrays, on the devices.
+    """Returns a leaf of the host on the devices; quantizing may have made several arrays of it.
 
-    `like` has the whole shapes: of an array that is split a process may have its own part alone.
+    `like` has the whole shapes. A process may have only its own part of a split array.
     """
 
     def marked_array(own: tuple[Any, ...], whole: Any, array: Any) -> Any:

@@ -1,6 +1,6 @@
 """Files of checkpoints: finding or fetching a directory, safetensors in and out, atomically.
 
-Knows nothing of models: keys and arrays only.
+It knows nothing of models: keys and arrays only.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ def resolve_folder(
     """Returns the local directory of a checkpoint, fetched from the Hugging Face hub if need be.
 
     A directory of that name comes first, then the local hub cache, then the network. Without a
-    network the answer is an error at once, not a series of retries.
+    network it fails at once and does not retry.
 
     Args:
       name: A directory, or "owner/model" on the hub.
@@ -170,7 +170,7 @@ def has_weights(folder: pathlib.Path) -> bool:
 
 
 def _is_whole(folder: pathlib.Path) -> bool:
-    """Returns whether a folder has weights, of sharded ones every shard."""
+    """Returns whether a folder has weights; sharded ones need every shard."""
     found = _find_weights(folder)
     files_of = _shards(found[0]) if found and found[0].name == INDEX else found
     return bool(files_of) and all(file.is_file() for file in files_of)
@@ -191,10 +191,10 @@ def read_json(path: pathlib.Path, shape: files.Shape = dict) -> Any:
 
 
 class Tensors:
-    """The named tensors of one or more safetensors files, read one at a time, or parts of them.
+    """The named tensors of one or more safetensors files, read one at a time or in parts.
 
-    `rename` turns a key of the file into the key that the other methods take; errors show the
-    file's. `files` has the file of each key, `metadata` that of the headers.
+    `rename` turns a key of the file into the key that the other methods take. Errors show the
+    file's. `files` has the file of each key and `metadata` that of the headers.
     """
 
     def __init__(self, paths: Iterable[pathlib.Path], rename: Callable[[str], str] = str):
@@ -219,22 +219,22 @@ class Tensors:
                     self._headers[key] = tuple(found.get_shape()), str(found.get_dtype())
 
     def label(self, key: str) -> str:
-        """Returns the key as it stands in its file, and the file, for errors."""
+        """Returns the key in its file and the file, for errors."""
         return f"{self._stored[key]} in {self.files[key].name}"
 
     def header(self, key: str) -> tuple[tuple[int, ...], str]:
-        """Returns the shape, and the dtype as the header spells it, such as "BF16"."""
+        """Returns the shape and the dtype in the header's spelling, such as "BF16"."""
         return self._headers[key]
 
     def read(self, key: str) -> np.ndarray:
-        """Returns a copy of one tensor, or refuses bytes that `write_tensors` did not write."""
+        """Returns a copy of one tensor; refuses bytes that `write_tensors` did not write."""
         tensor = self.read_part(key, ())
         self._checksums[key] = _checksum(tensor)
         self._check([key])
         return tensor
 
     def read_part(self, key: str, index: tuple[slice, ...]) -> np.ndarray:
-        """Returns a copy of a part of a tensor, which is not checked; no other bytes are read."""
+        """Returns a copy of a part of a tensor without a check; no other bytes are read."""
         # Opened for each, since what a handle has read stays in the memory of the process.
         with _open(self.files[key]) as handle:
             if not index:
@@ -246,7 +246,7 @@ class Tensors:
     def is_same(self, one: str, another: str, *, other: "Tensors | None" = None) -> bool:
         """Says whether a tensor equals another, rounded to its dtype; reads blocks of rows.
 
-        `other` are the tensors that have `another`, None for these.
+        `other` are the tensors that have `another`; None for these.
         """
         other = other or self
         if self._headers[one][0] != other._headers[another][0]:
@@ -269,10 +269,10 @@ class Tensors:
             raise ValueError(f"{folder} {must}: give all of them one copy")
 
     def identity(self, keys: Iterable[str], *, is_shared: bool = False) -> str:
-        """Returns 32 hex digits that stand for the content of these tensors.
+        """Returns 32 hex digits of the content of these tensors.
 
-        It is of all their bytes. Those that `read` has not read are read here, in blocks; where it
-        is shared, by one of the processes each, which tell each other their checksums.
+        They cover all bytes. Bytes that `read` has not read are read here in blocks. If files are
+        shared each process reads its part, and the processes exchange their checksums.
         """
         keys = sorted(keys)
         if is_shared and processes.count() > 1:
@@ -286,7 +286,7 @@ class Tensors:
         return hashlib.sha256(lines.encode()).hexdigest()[:32]
 
     def _own_share(self, keys: Sequence[str]) -> list[int]:
-        """Returns the places of the keys whose bytes this process reads, about the same of all."""
+        """Returns the places of the keys whose bytes this process reads, about equal for all."""
         sizes = np.array([math.prod(self._headers[key][0]) for key in keys], float)
         middle = np.cumsum(sizes) - sizes / 2
         owners = middle * processes.count() // max(sizes.sum(), 1)
@@ -324,7 +324,7 @@ class Tensors:
 
 
 def _open(path: pathlib.Path) -> Any:
-    """Opens a safetensors file, or says what is wrong with it."""
+    """Opens a safetensors file or says why it cannot."""
     with files.open_regular(path, mend=_MEND):
         pass  # the library calls a file that may not be read a missing one
     try:
@@ -339,7 +339,7 @@ def _bytes(tensor: np.ndarray) -> memoryview:
 
 
 def _checksum(tensor: np.ndarray, before: int = 0) -> int:
-    """Returns the CRC-32 of a tensor: seven times as fast as SHA-256, and against accidents."""
+    """Returns the CRC-32 of a tensor, for accidents: seven times as fast as SHA-256."""
     return zlib.crc32(_bytes(tensor), before)
 
 
@@ -409,7 +409,7 @@ def write_tensors(
 
 @contextlib.contextmanager
 def new_folder(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-    """Gives a working directory that takes the folder's name, durably, when all went well."""
+    """Yields a working directory that takes the folder's name durably after success."""
     files.check_new_folder(folder)
     folder = pathlib.Path(os.path.abspath(folder))
     try:
