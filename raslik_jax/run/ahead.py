@@ -11,7 +11,7 @@ import jax
 
 from raslik_jax.base.axes import Tree
 
-# What `jax.monitoring` calls the span in which a call waits for its program.
+# The name in `jax.monitoring` of the span in which a call waits for its program.
 WAITING = "/jax/core/compile/waiting"
 # Names of threads that compile begin so.
 THREAD = "raslik-compile"
@@ -20,12 +20,12 @@ THREAD = "raslik-compile"
 class Ahead:
     """A jitted step of (*fixed, rows) whose next program is compiled while one of them runs.
 
-    Each shape of `rows` has its program. After a call a thread begins with that of the shape behind
-    it in the order given, unless it is still busy; `start` begins with the first one, when there
-    may be no arrays yet. What the thread has not begun the step itself compiles when it is called.
+    Each shape of `rows` has its program. After a call a thread begins with the program of the next
+    shape in the given order, unless it is still busy. `start` begins with the first one, also
+    before there are arrays. The step itself compiles any program that the thread has not begun.
 
-    The thread reads shapes and dtypes alone, so arrays must lie on the default device and have no
-    layout. Settings of `jax.config.update` hold for it, those of a context such as
+    The thread reads shapes and dtypes alone. Arrays must be on the default device and have no
+    layout. Settings of `jax.config.update` hold for it. Those of a context such as
     `jax.default_matmul_precision` do not.
 
     Example:
@@ -85,7 +85,7 @@ class Ahead:
 
 
 def _wait_for(program: concurrent.futures.Future[jax.stages.Compiled]) -> jax.stages.Compiled:
-    if not program.done():  # whoever counts the seconds of compiling counts these
+    if not program.done():  # the counter of compiling seconds counts these
         begin = time.time()
         concurrent.futures.wait([program])
         jax.monitoring.record_event_time_span(WAITING, begin, time.time())

@@ -1,7 +1,7 @@
-"""The files of a work directory: where each one is, and how it is written and read.
+"""The files of a work directory: their places, their writers and their readers.
 
-The stage that makes a file writes it through its record here, and every other stage, command and
-report reads it through the same one. Nothing here loads jax.
+The stage that makes a file writes it through its record here. Every other stage, command and report
+reads it through the same record. Nothing here loads jax.
 """
 
 import json
@@ -69,7 +69,7 @@ class Artifact(NamedTuple, Generic[Content]):
         return self.read(root, *compared) if self.is_there(root) else None
 
     def current(self, root: pathlib.Path, *compared: Any) -> Content | None:
-        """Returns its content; None where it is missing, or of what was there before."""
+        """Returns its content; None if it is missing or belongs to an earlier result."""
         path = current_file(root, self.path)
         return None if path is None else self.load(path, *compared)
 
@@ -82,7 +82,7 @@ class Artifact(NamedTuple, Generic[Content]):
 
 
 def _load_rows(path: pathlib.Path) -> tuple[Example, ...]:
-    """Returns the rows of a file of `write_examples`, which may have none."""
+    """Returns the rows of a file of `write_examples`; there may be none."""
     return read_written(path) if path.stat().st_size else ()
 
 
@@ -130,7 +130,7 @@ class Variant(NamedTuple):
 
 
 def _stem(model: str | int) -> str:
-    """Returns the name of a model's files: of one before unlearning, or after an epoch."""
+    """Returns the name of a model's files: before unlearning, or after an epoch."""
     return model if isinstance(model, str) else f"epoch-{model}"
 
 
@@ -146,7 +146,7 @@ CONFIG = _json(
 VERSIONS = _json("", "versions.json")
 # The answer that `raslik trace` traces.
 TRACED_QUERY = _rows("", "queries")
-# What `raslik unlearn` left where, by title; below the work directory or absolute.
+# The places of files that `raslik unlearn` wrote, by title; below the work directory or absolute.
 EXPORTS = _json("", "exports.json", lambda path: read_json(path, {str: str}))
 
 # The corpus, and the models before unlearning -----------------------------------------------------
@@ -164,7 +164,7 @@ TOKENIZER = Artifact(
 
 
 def corpus_tokens(name: str) -> Artifact[encoding.Encoded]:
-    """Returns the file of the token ids of the training rows, or of the backbone's."""
+    """Returns the file of the token ids of the training rows or of the backbone's."""
     return Artifact("corpus", f"{name}.npz", encoding.load_encoded, encoding.save_parts)
 
 
@@ -185,7 +185,7 @@ def losses(stage: str) -> Artifact[list[float]]:
 
 
 class Answers(dict[str, str]):
-    """Answers by query id, which name their file where one is missing."""
+    """Answers by query id; a missing one is an error with the name of their file."""
 
     path: pathlib.Path
 
@@ -253,11 +253,11 @@ CLASSIFIER = _json("discriminator", "metrics.json")
 
 
 class TracedAnswer(NamedTuple):
-    """What a model makes of a traced answer.
+    """A model's view of a traced answer.
 
-    `nats` are of each token of the answer, `nll` is their mean, `output` what the model says
-    itself. `drawn` is mean and spread of what answers cost that the model that is traced draws
-    itself (`likelihood.Expected`); None of other models.
+    `nats` are of each token of the answer and `nll` is their mean. `output` is the model's own
+    answer. `drawn` is the mean and spread of nats for answers that the traced model draws itself
+    (`likelihood.Expected`). It is None for other models.
     """
 
     example_id: str
@@ -319,7 +319,7 @@ SENTENCE_VECTORS = _array("retrieve/embeddings", "examples.npy")
 
 
 def _load_behaviors(path: pathlib.Path, ids: Sequence[str]) -> Behaviors:
-    """Returns the behaviors behind queries of these ids, as positions."""
+    """Returns the behaviors behind queries of these ids as positions."""
     found = read_json(path, {"groups": [[str]], "between": float})
     place = {name: position for position, name in enumerate(ids)}
     groups = (tuple(place[name] for name in group if name in place) for group in found["groups"])
@@ -332,7 +332,7 @@ def _save_behaviors(path: pathlib.Path, found: Behaviors, *, ids: Sequence[str])
 
 
 BEHAVIORS = Artifact("retrieve/influence", "behaviors.json", _load_behaviors, _save_behaviors)
-# The rows that stand for unrelated prompts, and the scores of all rows with each of these.
+# The rows that serve as unrelated prompts, and the scores of all rows with each of these.
 NULL_POSITIONS = _array("retrieve/null", "positions.npy")
 NULL_SCORES = _array("retrieve/null", "scores.npy")
 
@@ -352,7 +352,7 @@ SIGMA = _array("retrieve/chance", "sigma.npy")
 
 
 def read_sigma(root: pathlib.Path, number: int) -> Float[np.ndarray, " N"]:
-    """Returns the noise of the sketch in a run's scores, NaN for rows of which it was not taken."""
+    """Returns the noise of the sketch in a run's scores; NaN for rows without a measurement."""
     found = SIGMA.current(root, (number,))
     return np.full(number, np.nan) if found is None else found
 
@@ -369,7 +369,7 @@ SIZES = _json(
     lambda path: read_json(path, {"num_forget": int, "num_retain": int, "barred": [str]}),
 )
 _CUT = {"num_forget": int, "middle": float, "edge": float, "gap": float, "num_out": int}
-# Where the rule cuts, next to the sizes that follow from it.
+# The scores at which the rule cuts, next to the resulting sizes.
 CUT = Artifact(
     "retrieve/sizes",
     "cut.json",
@@ -379,7 +379,7 @@ CUT = Artifact(
 
 
 def finding(unit: str) -> Artifact[str]:
-    """Returns the file in which a unit says why a trace finds no row, which ends the run."""
+    """Returns the file that says why a trace finds no row, which ends the run."""
 
     def load(path: pathlib.Path) -> str:
         return str(read_json(path, {"finding": str})["finding"])
@@ -398,12 +398,12 @@ def read_finding(root: pathlib.Path) -> str:
 
 
 def set_rows(strategy: str, kind: str) -> Artifact[tuple[Example, ...]]:
-    """Returns the file of a strategy's forget or retain set, best first."""
+    """Returns the file of a strategy's forget or retain set; best first."""
     return _rows(f"retrieve/{strategy}", kind)
 
 
 def set_scores(strategy: str, kind: str) -> Artifact[list[float]]:
-    """Returns the same file, of which the scores are read: in the direction of the set."""
+    """Returns the same file for its scores, in the direction of the set."""
     rows = set_rows(strategy, kind)
     return Artifact(rows.unit, rows.file, _load_scores, rows.save)
 
@@ -434,7 +434,7 @@ def probes(variant: Variant) -> Artifact[Any]:
 
 
 def robustness(measure: str, strategy: str, algorithm: str = "") -> Artifact[Any]:
-    """Returns the file of what a measure found of a model; of those before, without algorithm."""
+    """Returns the file of a measure's result for a model; without algorithm for those before."""
     model = Variant(strategy, algorithm) if algorithm else strategy
     return _json(
         f"generate/robustness-{measure}-{model}", "found.json", lambda path: read_json(path, dict)
@@ -485,7 +485,7 @@ METRICS: Artifact[Metrics] = Artifact("evaluate", "metrics.json", _load_metrics,
 
 
 def read_metrics(root: pathlib.Path) -> Metrics:
-    """Returns the metrics of a run, if they are of the results that are there now.
+    """Returns the metrics of a run if they belong to its current results.
 
     Raises:
       ValueError: they are missing, damaged, of an older version, or something that they were

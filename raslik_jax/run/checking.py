@@ -1,4 +1,4 @@
-"""What is wrong with a run, said before it works: from its settings, then from its corpus."""
+"""The problems of a run, reported before it works: from its settings and then from its corpus."""
 
 import dataclasses
 import pathlib
@@ -114,7 +114,7 @@ def _batch_sizes(config: Config) -> dict[str, int]:
 
 
 def check_model(config: Config) -> None:
-    """Refuses an architecture that is not supported, and adapters on layers that it lacks."""
+    """Refuses an architecture that is not supported and adapters on layers that it lacks."""
     model_config = _shapes_of(config)
     if config.backbone.adapter:
         # Adapters are small: one that does not fit is found before the model is loaded.
@@ -133,7 +133,7 @@ def check_model(config: Config) -> None:
 
 
 def _doubt_checkpoint(config: Config) -> None:
-    """Prints a line where a checkpoint's folder has an adapter too, which is not applied."""
+    """Prints a line if a checkpoint's folder also has an adapter, which is not applied."""
     folder = checkpoint_folder(config)
     if not config.backbone.adapter and (folder / storage.ADAPTER_CONFIG).is_file():
         where = shown(str(folder), 120)
@@ -142,7 +142,7 @@ def _doubt_checkpoint(config: Config) -> None:
 
 
 def _check_own_tokenizer(config: Config, shapes: decoder.ModelConfig) -> str:
-    """Returns how an adapter's own tokenizer differs from the checkpoint's, or refuses it."""
+    """Returns the difference of an adapter's own tokenizer from the checkpoint's, or refuses it."""
     folders = tokenizer_folders(config)
     if len(folders) == 1:
         return ""
@@ -157,7 +157,7 @@ def _check_own_tokenizer(config: Config, shapes: decoder.ModelConfig) -> str:
 
 
 def _shapes_of(config: Config) -> decoder.ModelConfig:
-    """Returns the settings of the model, of the checkpoint or of the one that is trained here."""
+    """Returns the model settings of the checkpoint or of the model that is trained here."""
     if not config.backbone.checkpoint:
         return model_of(config)[1]
     return checkpoint.read_config(checkpoint_folder(config))
@@ -175,13 +175,13 @@ def checkpoint_shapes(config: Config, making: Collection[Unit]) -> decoder.Model
 def check_sketching(
     config: Config, shapes: decoder.ModelConfig, *, layout: str = "replicated"
 ) -> None:
-    """Refuses a model that the devices cannot hold, or gradients that do not fit beside it."""
+    """Refuses a model that the devices cannot hold, or gradients that do not fit next to it."""
     memory.lay_out(config.backbone, shapes, layout)
     _check_weights(config, shapes)
 
 
 def _check_weights(config: Config, shapes: decoder.ModelConfig, *, rows: int = 0) -> None:
-    """Refuses gradients of weights that do not fit beside the model; `rows` are held together."""
+    """Refuses gradients of weights that do not fit next to the model; `rows` are held together."""
     if config.sketch.parameters == weights.LORA:
         return
     base = decoder.abstract(shapes, None, jnp.dtype(config.backbone.dtype))[2]
@@ -208,10 +208,10 @@ def _check_references_base(config: Config, model_config: decoder.ModelConfig) ->
 
 
 def _doubt_base(config: Config, adapter: pathlib.Path, folder: pathlib.Path) -> str:
-    """Returns a line where an adapter calls its base otherwise than the checkpoint is called.
+    """Returns a line if an adapter and its checkpoint disagree on the name of the base.
 
-    Names are compared by their last part, without the name of a quantization. They prove nothing,
-    because a folder or a mirror may be called anything, so a line says the difference.
+    Names are compared by their last part without the name of a quantization. They prove nothing: a
+    folder or a mirror may have any name. So the line only shows the difference.
     """
     named = mistaken.base_name(adapter)
     shape = {"_name_or_path?": (str, None)}
@@ -231,7 +231,7 @@ def _bare_name(name: str) -> str:
 
 
 def is_measurable(config: Config, corpus: Corpus | StoredCorpus) -> bool:
-    """Returns whether there are queries to measure a run on, of targets or normal ones."""
+    """Returns whether there are target or normal queries to measure a run on."""
     if config.retrieve.held_out:  # they are made of training rows
         return sets.can_be_asked(corpus.train)
     split = config.references.query_split
@@ -246,11 +246,11 @@ def check_corpus(
     stages: Sequence[str],
     shapes: decoder.ModelConfig | None = None,
 ) -> None:
-    """Refuses what the corpus shows of a run's later stages to be impossible or void, all at once.
+    """Refuses a corpus that makes later stages impossible or void, with all problems at once.
 
-    That is rows without room for an answer, too few rows for two steps or for the sets, strategies
-    or a classifier without labels. `whole` None leaves out what depends on the length of prompts,
-    `shapes` None (see `checkpoint_shapes`) the model's positions.
+    Such problems are rows without room for an answer, too few rows for two steps or for the sets,
+    and strategies or a classifier without labels. `whole` None leaves out checks that depend on the
+    length of prompts. `shapes` None (see `checkpoint_shapes`) leaves out the model's positions.
     """
     prompt_N = np.zeros(len(corpus.train), np.int64) if whole is None else whole.start_N
     problems = [*_training_problems(config, corpus, prompt_N, stages)]
@@ -282,7 +282,7 @@ def _length_problems(
 def _training_problems(
     config: Config, corpus: Corpus | StoredCorpus, prompt_N: np.ndarray, stages: Sequence[str]
 ) -> Iterator[str]:
-    """Yields what a stage that trains cannot train on, from the length of each prompt."""
+    """Yields the problems of a stage that trains, from the length of each prompt."""
     rows, longest, finetune = corpus.train, config.corpus.max_len, config.finetune
     if not config.finetunes:
         stages = [stage for stage in stages if stage != "finetune"]
@@ -337,8 +337,8 @@ def _selection_problems(
             f"--retrieve.num_forget and --retrieve.num_retain must be at most {len(rows):,} "
             f"training examples together{without}, got {num_forget:,} and {num_retain:,}"
         ]
-    # Any texts will do, and the best scores there are: targets first, and about zero, so that both
-    # sets have rows that act as they are to. What is missing or too few for these is so for all.
+    # Any texts and the best possible scores: targets first and about zero, so that both sets have
+    # suitable rows. Problems with these occur with all scores.
     score_N = is_target_N + np.linspace(0.0, 0.5, len(rows))
     score_N -= score_N.mean()
     blank: dict[str, Any] = {"instruction": "a", "input": "", "output": ""}

@@ -1,8 +1,8 @@
-"""What a step costs, counted from its jaxpr, and what it takes once it is compiled.
+"""The cost of a step, counted from its jaxpr, and its memory once it is compiled.
 
-`count` walks the jaxpr of the very function that will run: the body of a scan counts as often as
-it runs, a condition as its most expensive branch. No weight is allocated. Memory is what XLA says
-of the compiled step.
+`count` walks the jaxpr of the function that will run. The body of a scan counts as often as it
+runs. A condition counts as its most expensive branch. No weight is allocated. Memory is XLA's
+analysis of the compiled step.
 """
 
 import math
@@ -19,7 +19,7 @@ from raslik_jax.parallel import meshes
 
 
 class Cost(NamedTuple):
-    """What one call of a function costs.
+    """The cost of one call of a function.
 
     Attributes:
       operations: multiplications and additions of its matrix products and convolutions.
@@ -36,10 +36,10 @@ def trace(
     mesh: jax.sharding.Mesh | None = None,
     **static: Any,
 ) -> jax.stages.Traced:
-    """Returns a function traced at these shapes; what is not jitted has no static arguments.
+    """Returns a function traced at these shapes; an unjitted one has no static arguments.
 
-    On a mesh, of devices that need not be there, every device holds its parts of split leaves, its
-    rows of batches, and all else.
+    On a mesh (its devices need not exist) every device holds its parts of split leaves, its rows of
+    batches and all else.
     """
     jitted = function if hasattr(function, "trace") else jax.jit(function)
     if mesh is None:
@@ -80,7 +80,7 @@ def _count(jaxpr: core.Jaxpr, trips: int) -> np.ndarray:
 
 
 def _inner(equation: core.JaxprEqn, trips: int) -> Iterator[tuple[core.Jaxpr, int]]:
-    """Yields the jaxprs inside an equation, each with how often it runs."""
+    """Yields the jaxprs inside an equation with the number of times that each runs."""
     params, name = equation.params, equation.primitive.name
     times = {"scan": params.get("length", 1), "while": trips}.get(name, 1)
     if name == "pallas_call":
@@ -93,7 +93,7 @@ def _inner(equation: core.JaxprEqn, trips: int) -> Iterator[tuple[core.Jaxpr, in
 
 
 def _count_own(equation: core.JaxprEqn) -> tuple[float, float]:
-    """Returns operations and bytes moved of an equation, without those of the jaxprs inside."""
+    """Returns operations and bytes moved of an equation without those of the jaxprs inside."""
     given, made, params = equation.invars, equation.outvars, equation.params
     out: Any = made[0].aval if made else None
     all_bytes = float(sum(map(_size, (*given, *made))))
@@ -133,7 +133,7 @@ def compile_step(
 
 
 def analyzed_bytes(compiled: jax.stages.Compiled) -> int:
-    """Returns the bytes of arguments, results and work space by XLA, shared ones once."""
+    """Returns XLA's bytes of arguments, results and work space; shared ones once."""
     found = compiled.memory_analysis()
     if found is None:
         backend = jax.default_backend()
@@ -143,7 +143,7 @@ def analyzed_bytes(compiled: jax.stages.Compiled) -> int:
 
 
 class Rates(NamedTuple):
-    """What a device does in a second: operations of a matrix product, bytes moved by a copy."""
+    """A device's rates a second: operations of a matrix product, bytes moved by a copy."""
 
     operations: float
     bytes_moved: float
@@ -151,7 +151,7 @@ class Rates(NamedTuple):
 
 
 def measure_rates(*, inputs: int, outputs: int, dtype: Any) -> Rates:
-    """Returns the rates of the default device, the product's at a kernel of the model's width."""
+    """Returns the default device's rates; the product has a kernel of the model's width."""
     vector = jnp.ones(2**24 if jax.default_backend() == "cpu" else 2**28, jnp.float32)
     return Rates(
         operations=measure_product(inputs=inputs, outputs=outputs, dtype=dtype),
@@ -161,7 +161,7 @@ def measure_rates(*, inputs: int, outputs: int, dtype: Any) -> Rates:
 
 
 def measure_product(*, inputs: int, outputs: int, dtype: Any) -> float:
-    """Returns the operations a second of a product of rows with a kernel, on the default device."""
+    """Returns the operations a second of a product of rows with a kernel on the default device."""
     most = 2e9 if jax.default_backend() == "cpu" else 2e12
     rows = int(min(8192, max(16, most // (2 * inputs * outputs))))
     kernel = jnp.ones((rows, inputs), dtype), jnp.ones((inputs, outputs), dtype)
@@ -169,7 +169,7 @@ def measure_product(*, inputs: int, outputs: int, dtype: Any) -> float:
 
 
 def _shortest(function: Callable[..., Any], *args: Any) -> float:
-    """Returns the seconds of the fastest of five calls, compiled before."""
+    """Returns the seconds of the fastest of five calls after compilation."""
     jax.block_until_ready(function(*args))
     seconds = []
     for _ in range(5):

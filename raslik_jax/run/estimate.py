@@ -1,14 +1,14 @@
-"""How long a whole run will take: what is left of it, at the rates that it has shown so far.
+"""The duration of a whole run: the rest of it at the rates so far.
 
 A unit of work takes
 
-  programs that it compiles x seconds to compile one + operations x seconds for one operation,
+    programs that it compiles x seconds to compile one + operations x seconds for one operation.
 
-where the first is not stretched with the second: a program is compiled once. Programs and
-operations are counted as a dry run counts them, without tracing any. Both rates are those of the
-units that this run has made; before there are any, a program is taken to need `COMPILE_SECONDS` of
-a dry run, and an operation what a matrix product on the device does; where there are few, what it
-does on one core. What cannot be counted yet is named and not guessed.
+The first part does not grow with the second: a program is compiled once. Programs and operations
+are counted as in a dry run without tracing any. Both rates are those of the units that this run has
+made. Before that a program takes the `COMPILE_SECONDS` of a dry run and an operation as long as in
+a matrix product on the device (on one core for few operations). Units that cannot be counted yet
+are named and not guessed.
 """
 
 import collections
@@ -41,12 +41,12 @@ _ASSUMED_RATE = {"cpu": 1e11}
 _OF_PROBES = 3
 # A line is printed before a unit where the last one is so old.
 _SECONDS_BETWEEN = 15.0
-# JAX tells the spans of tracing, lowering and compiling, or of reading a kept program, by these.
+# JAX's names for the spans of tracing, lowering and compiling, or of reading a stored program.
 _COMPILING = "/jax/core/compile/"
 
 
 class Spent(NamedTuple):
-    """What a unit took: seconds, those that it waited for programs, and all that these took."""
+    """A unit's seconds, those that it waited for programs, and the seconds of these in all."""
 
     step: Step
     seconds: float
@@ -55,7 +55,7 @@ class Spent(NamedTuple):
 
 
 class Left(NamedTuple):
-    """What is left of a run: seconds, programs to compile, and the units that are not known yet."""
+    """The rest of a run: seconds, programs to compile, and the units that are not known yet."""
 
     seconds: float
     num_programs: int
@@ -70,11 +70,11 @@ def compile_seconds(spent: Sequence[Spent]) -> float:
 
 
 def operation_seconds(spent: Sequence[Spent], step: Step, unmeasured: float | None) -> float | None:
-    """Returns the seconds of an operation of a unit, without compiling.
+    """Returns the seconds of an operation of a unit without compiling.
 
-    Those of units that call the same programs, else of others; of none that did less than a tenth
-    of its work, as what a unit takes beside its operations would be stretched. Else they are the
-    `unmeasured` ones, None where nobody knows.
+    They are those of units that call the same programs, else of others. Units with less than a
+    tenth of its work do not count: their other costs would be multiplied. Without any they are the
+    `unmeasured` ones, None if unknown.
     """
     least = max(step.operations / 10, 1.0)
     counted = [one for one in spent if one.step.operations >= least]
@@ -93,10 +93,10 @@ def find_left(
     elapsed: float = 0.0,
     of_bar: float | None = None,
 ) -> Left:
-    """Returns what is left of some units, the first of which has been going on for `elapsed`.
+    """Returns the rest of some units; the first has been running for `elapsed`.
 
-    `of_bar` are the seconds left of the first by its own bar, where that has a rate already.
-    `unmeasured` are the seconds of an operation before any was measured, None where nobody knows.
+    `of_bar` are the seconds left of the first by its own bar, if that has a rate already.
+    `unmeasured` are the seconds of an operation before any was measured; None if unknown.
     """
 
     def seconds(step: Step) -> float | None:
@@ -118,7 +118,7 @@ def find_left(
 
 
 def describe(left: Left, elapsed: float) -> str:
-    """Returns a line of what a run takes, `elapsed` seconds after it began."""
+    """Returns a line about a run's duration, `elapsed` seconds after its start."""
     unknown = some_of(left.unknown, 3, quoted=False)
     if not left.seconds and unknown:
         return f"whole run: not known yet, because of {unknown}"
@@ -132,10 +132,10 @@ def describe(left: Left, elapsed: float) -> str:
 
 
 class Compiling:
-    """The seconds in which programs were traced and compiled; what lies in another counts once.
+    """The seconds in which programs were traced and compiled; nested spans count once.
 
-    A run waits for what the thread compiles that made this. What another thread compiles takes it
-    no time but where it waits for that, which `ahead` tells.
+    A run waits for compilations of the thread that made this. Compilations of another thread count
+    only while it waits for them, which `ahead` reports.
     """
 
     def __init__(self) -> None:
@@ -160,7 +160,7 @@ class Compiling:
 
 
 def count_left(run: AbstractRun, units: Sequence[Unit]) -> list[Step]:
-    """Returns what units will do, in order; of the first the sets are made that it reads."""
+    """Returns the work of units in order; the sets that the first one reads exist."""
     config = run.config
     # These say how many rows a set has.
     names = {f"retrieve/{name}" for name in ("sizes", *config.retrieve.strategies)}
@@ -182,7 +182,7 @@ def count_left(run: AbstractRun, units: Sequence[Unit]) -> list[Step]:
 
 
 class Watch:
-    """Follows a run unit by unit, and says how long all of it takes; `around` of `run_units`."""
+    """Follows a run unit by unit and reports its duration; `around` of `run_units`."""
 
     def __init__(
         self,
@@ -213,7 +213,7 @@ class Watch:
         )
 
     def beside_bar(self, done: int, total: int, begin: float) -> str:
-        """Returns what stands beside the bar of the first unit, "" where its rate is unknown."""
+        """Returns the text next to the bar of the first unit; "" if its rate is unknown."""
         seconds = self._clock() - begin - self._compiling(begin)[0]
         if done < 1 or seconds <= 0:
             return ""
@@ -222,7 +222,7 @@ class Watch:
 
     @contextlib.contextmanager
     def __call__(self, units: Sequence[Unit]) -> Iterator[None]:
-        """Counts what is left, says it, and notes what the first unit takes."""
+        """Counts the rest, reports it and notes the time of the first unit."""
         self._steps = self._count(units)
         work = sum(step.operations for step in self._steps if step.is_known)
         if self._unmeasured and work > _WORTH:
@@ -239,7 +239,7 @@ class Watch:
 
 @contextlib.contextmanager
 def watching(config: Config, root: pathlib.Path) -> Iterator[Around]:
-    """Yields what follows a run: the first process counts and speaks, others wait as it counts."""
+    """Yields the watch of a run: the first process counts and prints while others wait."""
     if not processes.is_first():
 
         def wait(units: Sequence[Unit]) -> contextlib.AbstractContextManager[None]:
@@ -255,7 +255,7 @@ def watching(config: Config, root: pathlib.Path) -> Iterator[Around]:
         return forecast.abstract_run(config, workspace, rows=workspace.train_rows)
 
     def count_alone(units: Sequence[Unit]) -> Sequence[Step]:
-        """Returns what units will do, with the sizes of the sets where they are there."""
+        """Returns the work of units with the sizes of the sets, if these exist."""
         try:
             if sizes := artifacts.SIZES.find(root):
                 both = {"forget": sizes["num_forget"], "retain": sizes["num_retain"]}

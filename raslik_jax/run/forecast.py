@@ -1,7 +1,7 @@
-"""What a run will do and take, before there are weights or data: its units and their costs.
+"""The plan and the cost of a run before there are weights or data.
 
-Every unit's step is traced at the shapes of batches that it will meet (`work`, `programs`), and
-`cost` counts its jaxpr: no unit has arithmetic of its own.
+Every unit's step is traced at the shapes of its batches (`work`, `programs`). `cost` counts its
+jaxpr: no unit has arithmetic of its own.
 """
 
 import pathlib
@@ -50,12 +50,12 @@ class Step(NamedTuple):
     is_most: bool = False
 
     def seconds(self, flops_per_second: float, bytes_per_second: float) -> float:
-        """Returns the larger of the two times, at these rates, without compiling."""
+        """Returns the larger of the two times at these rates without compiling."""
         return max(self.operations / flops_per_second, self.bytes_moved / bytes_per_second)
 
 
 class Forecast(NamedTuple):
-    """What a run will do and take: its sizes, its units in order, and how long compiling takes."""
+    """The plan and the cost of a run: sizes, units in order, and seconds of compiling."""
 
     run: AbstractRun
     steps: tuple[Step, ...]
@@ -64,9 +64,9 @@ class Forecast(NamedTuple):
 
 
 def abstract_run(config: Config, workspace: Workspace, **how: Any) -> AbstractRun:
-    """Returns a run in the abstract, on the corpus that is there or as the settings size it.
+    """Returns a run in the abstract, on the existing corpus or by the sizes in the settings.
 
-    That is the corpus of a finished unit or of a user's own files; `how` is of `AbstractRun`.
+    The corpus is that of a finished unit or of a user's own files. `how` is of `AbstractRun`.
     """
     first = plan.plan_units(config, workspace)[:1]
     if Plan(workspace.root, first).survey().done:
@@ -86,13 +86,13 @@ def forecast(
     compiles: bool = False,
     **how: Any,
 ) -> Forecast:
-    """Returns what a run will do and take, unit by unit; needs no weights, no data, no network.
+    """Returns the plan and the cost of a run by unit; needs no weights, no data, no network.
 
-    A corpus that is there, in the work directory or as a user's own files, is counted, and checked
-    as the run checks it. Finished units are looked for in `workdir`; nothing is written. With
-    `compiles` the largest program of every kind that is still to run is compiled for the default
-    device, or for a mesh of others (`gpus`), to say how much memory it takes and how long compiling
-    does; `how` is of `AbstractRun`.
+    An existing corpus in the work directory or in a user's own files is counted, and checked as the
+    run checks it. Finished units are looked for in `workdir`. Nothing is written. With `compiles`
+    the largest program of every kind that is still to run is compiled for the default device or for
+    a mesh of others (`gpus`). This gives its memory and the seconds of compiling. `how` is of
+    `AbstractRun`.
     """
     workspace = Workspace(workdir, config)
     run = abstract_run(config, workspace, **how)
@@ -137,7 +137,7 @@ def count_steps(
     *,
     done: Collection[str] = (),
 ) -> list[Step]:
-    """Returns what units do, in order, by what all calls of a program cost."""
+    """Returns the work of units in order by the cost of all calls of a program."""
     compiled: set[Any] = set()
     steps = []
     for unit in units:
@@ -163,13 +163,13 @@ def count_steps(
 
 
 def work_of(run: AbstractRun, unit: Unit) -> Work:
-    """Returns what a unit does, with the programs that it calls at all; nothing for the host's."""
+    """Returns a unit's work with the programs that it calls at all; nothing for the host's."""
     work = unit.work(run) if unit.work else Work(0)
     return work._replace(programs=[program for program in work.programs if program.shapes])
 
 
 def _find_rows(run: AbstractRun) -> encoding.Encoded | None:
-    """Returns the training examples as token ids, if a tokenizer is here."""
+    """Returns the training examples as token ids if a tokenizer is here."""
     stored, settings = run.workspace.root / "corpus" / "tokenizer", run.config.backbone
     named = [name for name in (settings.checkpoint, settings.adapter) if name]
     if not run.corpus:
@@ -224,7 +224,7 @@ def format_seconds(seconds: float) -> str:
 
 
 class Trial(NamedTuple):
-    """What stages take on so many devices with a layout of `--mesh.base`: bytes of a device."""
+    """The memory of stages on so many devices with a layout of `--mesh.base`: bytes of a device."""
 
     devices: int
     layout: str
@@ -245,12 +245,12 @@ def find_devices(
     memory_bytes: int,
     most: int = _MOST_DEVICES,
 ) -> list[Trial]:
-    """Returns the trials until all stages fit, or no more devices can share the work.
+    """Returns the trials until all stages fit or no more devices can share the work.
 
-    The `first` is of all stages on `devices` with a `layout`, the further ones are of those that do
-    not fit so. `forecast_on` takes a number of devices, a layout and stages; `auto` is also tried
-    with split weights, where they can be. `most` devices may share a batch. The number of devices
-    decides no result, so a run may go on on more of them where a stage needs it.
+    The `first` trial is of all stages on `devices` with a `layout`. The others are of those that do
+    not fit. `forecast_on` takes a number of devices, a layout and stages. `auto` is also tried with
+    split weights if they can be. At most `most` devices share a batch. The number of devices
+    decides no result, so a run may go on with more of them.
     """
     trials = [_trial_of(devices, layout, first)]
     hard = trials[0].beyond(memory_bytes)

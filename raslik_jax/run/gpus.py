@@ -1,9 +1,9 @@
-"""GPUs that need not be there: XLA compiles for them on any machine, and runs nothing.
+"""GPUs that need not exist: XLA compiles for them on any machine and runs nothing.
 
-It takes three wheels of XLA's CUDA compiler (see `wheels`) beside a jaxlib for CPUs, and none of
-CUDA's libraries. What it gives is what a GPU would run: the optimized program, its kernels
-assembled, and the memory that it takes. Without a device nothing is timed, so XLA chooses every
-product's tiles by rule and calls no cuBLAS.
+It takes three wheels of XLA's CUDA compiler (see `wheels`) next to a jaxlib for CPUs and none of
+CUDA's libraries. The result is the program of a GPU: optimized, with assembled kernels and its
+memory. Without a device nothing is timed: XLA chooses every product's tiles by rule and calls no
+cuBLAS.
 """
 
 import importlib.metadata
@@ -36,11 +36,11 @@ device_description_str: "{title}"
 
 
 class Gpu(NamedTuple):
-    """One kind of GPU: its memory, and the rates that its work is held against.
+    """One kind of GPU: its memory and its rates.
 
     `flops_per_second` is of bfloat16 matrix products of a training step's size, below the data
-    sheet's 989e12; `bytes_per_second` is of device memory, `link_bytes_per_second` of NVLink in one
-    direction.
+    sheet's 989e12. `bytes_per_second` is of device memory and `link_bytes_per_second` of NVLink in
+    one direction.
     """
 
     title: str
@@ -51,7 +51,7 @@ class Gpu(NamedTuple):
 
     @property
     def usable_bytes(self) -> int:
-        """What programs may take of the memory, by what JAX is told to reserve."""
+        """The memory that programs may take, by the share that JAX reserves."""
         return int(SHARE * self.memory_bytes)
 
     @property
@@ -60,7 +60,7 @@ class Gpu(NamedTuple):
         return _HOPPER.format(**self._asdict())
 
 
-# Of a GPU's memory that JAX reserves; 75 % where it is told nothing. CUDA itself takes about 1 GB.
+# The share of a GPU's memory that JAX reserves; its default is 75 %. CUDA itself takes about 1 GB.
 SHARE = 0.95
 GPUS = {
     "h100-80gb": Gpu("NVIDIA H100 80GB HBM3", 84_929_347_584, 3.35e12),
@@ -70,7 +70,7 @@ GPUS = {
 
 
 def wheels() -> list[str]:
-    """Returns what `pip install --no-deps` has to install: compiler, runtime and assembler."""
+    """Returns the packages for `pip install --no-deps`: compiler, runtime and assembler."""
     version = importlib.metadata.version("jax")
     return [
         f"jax-cuda12-plugin=={version}",
@@ -98,7 +98,7 @@ def prepare() -> None:
 
 
 def mesh_of(name: str, *, data: int = 1) -> "jax.sharding.Mesh":
-    """Returns a mesh of GPUs of one machine that need not be there, by a name of `GPUS`."""
+    """Returns a mesh of GPUs of one machine that need not exist, by a name of `GPUS`."""
     from jax.experimental import topologies
 
     from raslik_jax.parallel import meshes

@@ -1,9 +1,9 @@
 """The numbers of trainings while they run: JSON lines, and programs that show them.
 
-Each step is a line of `live/UNIT.jsonl` in the work directory: its number, the seconds since the
-training began (or went on), and its numbers by name. They are no results: no stage reads them,
-and a failing program is left out and ends no training. To add one, add a record to WRITERS; what it
-needs is imported when the first number is written.
+Each step is a line of `live/UNIT.jsonl` in the work directory. It has the step's number, the
+seconds since the training began (or went on), and its numbers by name. They are no results: no
+stage reads them. A failing program is left out and ends no training. To add one, add a record to
+WRITERS. Its packages are imported when the first number is written.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from raslik_jax.parallel import processes
 
 
 class Place(NamedTuple):
-    """What a training is called: its work directory, run, unit, and the settings of the run."""
+    """The names of a training: its work directory, run, unit, and the settings of the run."""
 
     root: pathlib.Path
     run: str
@@ -29,7 +29,7 @@ class Place(NamedTuple):
 
 
 class Sink(Protocol):
-    """Where the numbers of one training go."""
+    """The receiver of one training's numbers."""
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None: ...
 
@@ -39,9 +39,9 @@ class Sink(Protocol):
 
 
 class Writer(NamedTuple):
-    """A program that shows numbers: its title, what has to be installed, and how it is begun.
+    """A program that shows numbers: its title, its packages, and its start.
 
-    `open` takes a place and the first step to come; a training that goes on after a checkpoint
+    `open` takes a place and the first step to come. A training that goes on after a checkpoint
     repeats the steps behind it.
     """
 
@@ -74,7 +74,7 @@ class _JsonLines:
 
 
 def _whole_lines(path: pathlib.Path) -> Iterator[dict[str, Any]]:
-    """Yields the lines of an earlier file, but for what a killed process left of one."""
+    """Yields the whole lines of an earlier file, without one that a killed process cut."""
     if path.is_file():
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             with contextlib.suppress(ValueError):
@@ -148,7 +148,7 @@ WRITERS: dict[str, Writer] = {
 
 
 class Live:
-    """The sinks of one training: JSON lines, and the writers that were asked for by name."""
+    """The sinks of one training: JSON lines and the writers that were named."""
 
     def __init__(self, place: Place, names: Sequence[str] = ()):
         self._place = place

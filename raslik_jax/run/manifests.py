@@ -1,7 +1,7 @@
-"""What a work directory holds: manifests of its units, and whether all is as they list it.
+"""The content of a work directory: manifests of its units, and whether all files match them.
 
-Each unit owns a folder whose manifest.json lists every file with its SHA-256, and what the result
-was made from: settings, files outside, and what was read of earlier units, all by content.
+Each unit owns a folder. Its manifest.json lists every file with its SHA-256 and the result's
+inputs: settings, files outside, and files of earlier units, all by content.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ def content_hash(value: Mapping[str, Any]) -> str:
 
 
 class Hashes:
-    """SHA-256 of files; that of a large file is kept on disk by its size, time and inode."""
+    """SHA-256 of files; that of a large file is stored by its size, time and inode."""
 
     def __init__(self, path: pathlib.Path | None = None):
         self._path = path
@@ -91,7 +91,7 @@ class Hashes:
 
 
 def files_of(folder: pathlib.Path) -> list[str]:
-    """Returns the files below a folder, by their paths in it; a unit's notes are none of them."""
+    """Returns the files below a folder by their paths in it, without a unit's notes."""
     names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
     notes = (MANIFEST, STARTED)
     kept = (n for n in names if n not in notes and not n.startswith(f"{RESUME}/"))
@@ -99,9 +99,9 @@ def files_of(folder: pathlib.Path) -> list[str]:
 
 
 def read_manifest(folder: pathlib.Path, *, any_version: bool = False) -> Manifest | None:
-    """Returns the manifest of a unit's folder; None where it has none, or one of another version.
+    """Returns the manifest of a unit's folder; None if it has none or one of another version.
 
-    With `any_version` that one too, of which only `key` and `outputs` are sure to be.
+    With `any_version` it returns that one too. Only `key` and `outputs` are sure to be in it.
     """
     path = folder / MANIFEST
     if not path.is_file():
@@ -131,7 +131,7 @@ def damaged_outputs(folder: pathlib.Path, manifest: Manifest, hashes: Hashes) ->
 
 
 def content_below(path: str, owner: str, manifest: Manifest) -> str:
-    """Returns the hash of the names and contents below a path of a unit, "" where none is."""
+    """Returns the hash of the names and contents below a path of a unit; "" if there is none."""
     inner = path.removeprefix(owner).lstrip("/")
     found = {
         name: listed["sha256"]
@@ -142,7 +142,7 @@ def content_below(path: str, owner: str, manifest: Manifest) -> str:
 
 
 def finished_units(root: pathlib.Path) -> list[str]:
-    """Returns the names of the units that a work directory holds, whatever their settings."""
+    """Returns the names of the units in a work directory, for any settings."""
     found = (*root.glob(f"*/{MANIFEST}"), *root.glob(f"*/*/{MANIFEST}"))
     names = sorted(str(path.parent.relative_to(root)) for path in found)
     own = [name for name in names if name.rpartition("/")[0] not in names]
@@ -162,7 +162,7 @@ def lost_units(root: pathlib.Path, stages: Collection[str]) -> list[str]:
 
 
 def verify(root: pathlib.Path) -> list[str]:
-    """Returns what is wrong with the results of a work directory, a line each; reads every byte."""
+    """Returns the damage to the results of a work directory, a line each; reads every byte."""
     hashes, found = Hashes(), list[str]()
     for name in finished_units(root):
         try:
@@ -195,7 +195,7 @@ def _changed_reads(root: pathlib.Path, manifest: Manifest) -> list[str]:
 
 
 def owner_on_disk(root: pathlib.Path, path: str) -> str:
-    """Returns the unit that a path of a work directory belongs to, "" where there is none."""
+    """Returns the unit that a path of a work directory belongs to; "" if there is none."""
     names = itertools.accumulate(path.split("/"), "{}/{}".format)
     return next(
         (n for n in names if (root / n / MANIFEST).is_file() and not n.endswith(f"/{INDEX}")), ""

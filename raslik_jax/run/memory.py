@@ -1,4 +1,4 @@
-"""Out of memory in one sentence, before or after: what needs it, and which setting to change."""
+"""Out of memory in one sentence, before or after: the cause and the setting to change."""
 
 import contextlib
 import os
@@ -27,7 +27,7 @@ def explained(what: str, lower: str) -> Iterator[None]:
 
 
 def device_bytes() -> int:
-    """Returns the memory of the first device, that of the machine where it has none of its own."""
+    """Returns the memory of the first device, or of the machine if it has none of its own."""
     stats = jax.local_devices()[0].memory_stats() or {}
     if "bytes_limit" in stats:
         return int(stats["bytes_limit"])
@@ -35,9 +35,9 @@ def device_bytes() -> int:
 
 
 def lay_out(settings: BackboneConfig, shapes: decoder.ModelConfig, kind: str) -> tuple[int, Tree]:
-    """Returns the parts of a model's weights on the mesh, and their shapes, marked as split.
+    """Returns the parts of a model's weights on the mesh and their shapes, marked as split.
 
-    A ValueError where the mesh cannot split them, or a device cannot hold its own.
+    It raises a ValueError if the mesh cannot split them or a device cannot hold its own.
     """
     return sharding.lay_out(
         kind,

@@ -1,4 +1,4 @@
-"""The units of a run, in order, from the recipes of its stages."""
+"""The units of a run in order, from the recipes of its stages."""
 
 import contextlib
 import functools
@@ -65,9 +65,9 @@ def plan_units(
     is_measured: bool = True,
     more: Sequence[Recipe] = (),
 ) -> tuple[Unit, ...]:
-    """Returns all units of a run, each after those that it reads.
+    """Returns all units of a run, each after the units that it reads.
 
-    Where there are no queries to measure it on, those are left out that no set or model depends on.
+    If there are no queries to measure a run on, units that no set or model depends on are left out.
     `more` come after those of `UNITS`.
     """
     declared = [own(config) if callable(own) else own for own in UNITS.values()]
@@ -80,7 +80,7 @@ def plan_units(
 
 
 def _in_order(units: Sequence[Unit]) -> tuple[Unit, ...]:
-    """Returns units, each after those that it reads; otherwise in their order."""
+    """Returns units, each after the units that it reads; otherwise in their order."""
     waiting, placed = {unit.name: unit for unit in units}, list[Unit]()
     owners = {u.name: {owner_of(path, waiting) for path in u.reads} for u in units}
     while waiting:
@@ -119,14 +119,14 @@ def run(
     around: Around = lambda units: contextlib.nullcontext(),
     more: Sequence[Recipe] = (),
 ) -> str:
-    """Runs the stages that are not up to date, and shows the table at the end.
+    """Runs the stages that are not up to date and shows the table at the end.
 
     Returns the finding with which the run ends before its sets are chosen; "" without.
 
-    The corpus comes first: what it shows of later stages is said before they run. Without queries
-    to measure on, or if not `is_measured`, the stages that measure are left out. The numbers of
-    trainings also go to the `writers` of `live.WRITERS`; `layout` is --mesh.base. See `run_units`
-    for `shared`, `on_start` and `around`, which is not asked about the corpus.
+    The corpus comes first: its problems for later stages are reported before they run. Without
+    queries to measure on, or if not `is_measured`, the stages that measure are left out. The
+    numbers of trainings also go to the `writers` of `live.WRITERS`. `layout` is --mesh.base. See
+    `run_units` for `shared`, `on_start` and `around`, which does not see the corpus.
     """
     workspace = Workspace(workdir, config, writers=writers, layout=layout)
     units = plan_units(config, workspace, is_measured=is_measured, more=more)

@@ -1,8 +1,8 @@
-"""Looks at a model while it unlearns, and decides when it ends and which step is kept.
+"""Probes a model while it unlearns and decides when it ends and which step is kept.
 
-`artifacts.probes` holds what they found. With --unlearn.probe.stop the model of the best step so
-far lies in `kept-STEP` and takes the place of the last epoch at the end. A killed run goes
-on with the probes up to its checkpoint; later probes are repeated with the same result.
+`artifacts.probes` has the results. With --unlearn.probe.stop the model of the best step so far is
+in `kept-STEP` and takes the place of the last epoch at the end. A killed run goes on with the
+probes up to its checkpoint. Later probes are repeated with the same result.
 """
 
 import itertools
@@ -68,7 +68,7 @@ class Prober:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether it ends the training, and keeps the model of a step."""
+        """Whether it ends the training and keeps the model of a step."""
         return self._settings.stop != "never"
 
     def _draw(self, rows: encoding.Encoded, name: str) -> encoding.Encoded:
@@ -77,7 +77,7 @@ class Prober:
         return rows.take(np.array(chosen, np.int64))
 
     def _begin(self) -> None:
-        """Finds where the sets begin, under the model and the backbone, and their goals."""
+        """Finds the start of the sets under the model and the backbone, and their goals."""
         model, backbone = self._workspace.trained(self._start), self._workspace.backbone
         start_NT, backbone_NT = self._nats(model), self._nats(backbone)
         is_begun = (self._folder / self._file.file).is_file()
@@ -102,7 +102,7 @@ class Prober:
             self._record()
 
     def _nats(self, model: BoundModel) -> np.ndarray:
-        """Returns the nats of every token of all sets' rows under a model, in one pass."""
+        """Returns the nats of every token of all sets' rows under a model in one pass."""
         measure = self._workspace.measure(likelihood.token_likelihood, model.decoder)
         found: np.ndarray = measure(model.lora, model.base, self._joined)
         return found
@@ -151,7 +151,7 @@ class Prober:
             )
 
     def look(self, step: int, params: Tree) -> bool:
-        """Probes the model after a step, and tells whether unlearning ends there."""
+        """Probes the model after a step and returns whether unlearning ends there."""
         earlier = [probe for probe in self._probes if probe["step"] < step]
         model = self._workspace.trained(params)
         try:
@@ -208,7 +208,7 @@ class Prober:
                 shutil.rmtree(folder)
 
     def end_diverged(self, why: str) -> None:
-        """Records that the training ends because it diverges, after the newest probe."""
+        """Records that the training diverges and ends after the newest probe."""
         say(f"    ends after a probe at step {self._probes[-1]['step']:,}: {why}")
         self._record("diverged")
 
@@ -240,8 +240,8 @@ def _unseen_rows(
 ) -> tuple[tuple[Example, ...], encoding.Encoded]:
     """Returns rows that no step sees: answers that show the behavior, and rows to keep.
 
-    The validation queries, where the run has any with answers and is not measured on them;
-    otherwise what is traced, and training examples in neither set that no label calls a target.
+    They are the validation queries if the run has any with answers and is not measured on them.
+    Else they are the traced answers, and training examples in no set and without a target label.
     """
     config, queries = workspace.config, workspace.corpus.queries
     behavior: tuple[Example, ...] = ()

@@ -1,7 +1,7 @@
-"""What a run computes before it has weights or data: its programs, and how often each is called.
+"""The computation of a run before it has weights or data: its programs and their calls.
 
-Lengths of rows are those of Alpaca's 52,002 in Pythia's tokens, whatever the corpus; other
-tokenizers differ by some percent.
+Lengths of rows are those of Alpaca's 52,002 in Pythia's tokens for any corpus. Other tokenizers
+differ by some percent.
 """
 
 import collections
@@ -53,7 +53,7 @@ class Shape(NamedTuple):
 
     @property
     def slots(self) -> tuple[int, int]:
-        """By which shapes are ordered: tokens of the batch, then rows of the head."""
+        """The order of shapes: tokens of the batch, then rows of the head."""
         return self.rows * self.length, self.targets
 
     @property
@@ -68,12 +68,12 @@ class Shape(NamedTuple):
         )
 
 
-# How often a step is called with batches of which shape.
+# The number of calls of a step by the shape of their batches.
 Shapes = Mapping[Shape, int | float]
 
 
 class Program(NamedTuple):
-    """A step of the run and the batches that it is called with: step(*fixed, batch, **static).
+    """A step of the run with its batches: step(*fixed, batch, **static).
 
     Programs of one name are compiled once for a shape.
 
@@ -103,7 +103,7 @@ class Program(NamedTuple):
 
     @property
     def mean(self) -> Shape:
-        """The mean shape of a call, by which all calls have as many rows, tokens and targets."""
+        """The mean shape of a call: as many calls of it have as many rows, tokens and targets."""
         calls_S, shape_S3 = (
             np.array([*self.shapes.values()], float),
             np.array([*self.shapes], float),
@@ -113,13 +113,13 @@ class Program(NamedTuple):
         return Shape(round(rows_S.sum() / calls_S.sum()), length, targets)
 
     def trace(self, shape: Shape) -> jax.stages.Traced:
-        """Returns the step traced at a shape, with rows for every device."""
+        """Returns the step traced at a shape with rows for every device."""
         rows = meshes.round_up(shape.rows, self.mesh.size if self.mesh else 1)
         batch = self.batch(shape._replace(rows=rows))
         return cost.trace(self.step, *self.fixed, batch, mesh=self.mesh, **self.static)
 
     def cost_of(self, shape: Shape) -> cost.Cost:
-        """Returns what one call costs, on one device; the step is traced for that."""
+        """Returns the cost of one call on one device; the step is traced for it."""
         devices = self.mesh.size if self.mesh else 1
         slots = max(meshes.round_up(shape.rows, devices) // devices * shape.targets, 1)
         with meshes.traced_for(platform_of(self.mesh)):
@@ -127,12 +127,12 @@ class Program(NamedTuple):
         return cost.count(self.trace(shape).jaxpr, trips=self.trips or chunks)
 
     def total(self, mean: cost.Cost) -> cost.Cost:
-        """Returns what all calls cost, of what one of the mean shape does."""
+        """Returns the cost of all calls from the cost of one call of the mean shape."""
         share = sum(n * s.rows for s, n in self.shapes.items()) / self.mean.rows
         return cost.Cost(share * mean.operations, share * mean.bytes_moved)
 
     def rule(self) -> cost.Cost:
-        """Returns about what all calls cost without tracing: 2 for each weight, token and pass."""
+        """Returns the rough cost of all calls without tracing: 2 a weight, token and pass."""
         tokens = sum(n * s.rows * (s.length + self.new_tokens) for s, n in self.shapes.items())
         return cost.Cost(2.0 * self.num_weights * self.passes * tokens, 0.0)
 
@@ -144,7 +144,7 @@ def platform_of(mesh: jax.sharding.Mesh | None) -> str:
 
 
 class Work(NamedTuple):
-    """What a unit leaves on disk, the programs that it calls, and what it does beside them."""
+    """A unit's files on disk, the programs that it calls and its other work."""
 
     disk_bytes: int | float
     programs: Sequence[Program] = ()
@@ -153,7 +153,7 @@ class Work(NamedTuple):
 
 
 class AbstractRun:
-    """A run as it would be: shapes in place of weights, Alpaca's lengths in place of rows.
+    """A run in the abstract: shapes in place of weights, Alpaca's lengths in place of rows.
 
     Args:
       shapes: of its model.
@@ -212,7 +212,7 @@ class AbstractRun:
         self._count_rows()
 
     def _count_rows(self) -> None:
-        """Counts the rows of the corpus that is there, or those that the settings ask for."""
+        """Counts the rows of the existing corpus, or those that the settings ask for."""
         config, corpus, output = self.config, self.corpus, self.config.sketch.query_output
         split = config.references.query_split
         kinds = {"retrieval": "retrieval", f"{split}_target": split, f"{split}_normal": split}
@@ -306,7 +306,7 @@ class AbstractRun:
         targets: str = "response",
         program_tokens: int = 0,
     ) -> Shapes:
-        """Returns how often rows as long as Alpaca's, planned as batches, have which shape."""
+        """Returns the number of batches by shape if rows as long as Alpaca's are planned."""
         if not count:
             return {}
         place_N = np.random.default_rng(0).integers(0, len(self.length_N), count)
@@ -322,7 +322,7 @@ class AbstractRun:
         return collections.Counter(Shape(p.rows.size, p.length, p.num_targets) for p in plans)
 
     def prompts(self, count: int, rows: int) -> Shapes:
-        """Returns how often prompts as long as Alpaca's, by their length, have which shape."""
+        """Returns the number of batches by shape for prompts as long as Alpaca's, by length."""
         prompt_N = np.sort(self.length_N - self.response_N)
         spread = np.linspace(0, len(prompt_N) - 1, count).round().astype(np.int64)
         ends = [min(start + rows, count) - 1 for start in range(0, count, rows)]

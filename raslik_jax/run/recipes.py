@@ -1,7 +1,7 @@
-"""How a unit of work is declared: what it reads, and the settings that decide its result.
+"""The declaration of a unit of work: its inputs and the settings that decide its result.
 
-Both are words of a text, in which a name in braces stands for several: in what is read for those of
-`_paths`, in settings for those of `_SETTINGS`. `{0}` stands for the member that a unit is of.
+Both are words of a text. A name in braces means several: in inputs those of `_paths`, in settings
+those of `_SETTINGS`. `{0}` means the member that a unit is for.
 """
 
 import functools
@@ -24,7 +24,7 @@ Files = Mapping[str, str | os.PathLike[str]]
 
 
 class Case(NamedTuple):
-    """What a recipe is asked about: a run, one of the members, and the units planned before it."""
+    """The context of a recipe: a run, one of the members, and the units planned before it."""
 
     workspace: Workspace
     member: Any = None
@@ -40,17 +40,17 @@ class Recipe(NamedTuple):
     """Units of one kind: declared once, next to the function that makes them.
 
     Attributes:
-      name: the folder, in which `{0}` stands for the member.
+      name: the folder; `{0}` means the member.
       run: makes the result from the workspace, the member if there are any, and the folder.
-      reads: what is read of earlier units.
-      settings: that decide the result. A stage's name stands for all of its settings, see `pick`.
-      writes: the formats of what it writes, by name. Raise one where a file changes its meaning.
-      values: what else decides the result.
-      files: of elsewhere that are read, by what they are.
+      reads: its files of earlier units.
+      settings: that decide the result. A stage's name means all of its settings, see `pick`.
+      writes: the formats of its files by name. Raise one if a file changes its meaning.
+      values: all else that decides the result.
+      files: its inputs outside of the work directory by their kind.
       is_asked: whether a run makes them.
-      members: what each unit is of: strategies, say; a recipe without members is of one unit.
+      members: a unit for each of these, such as strategies; without members there is one unit.
       measures: no set and no model depends on them.
-      work: what a unit does, of a run in the abstract and the member; None for work of the host.
+      work: of a unit, from a run in the abstract and the member; None for work of the host.
       is_resumable, is_shared, is_alone: as of `Unit`.
     """
 
@@ -127,7 +127,7 @@ def _groups(**texts: str) -> dict[str, str]:
 
 _SETTINGS = _groups(
     text="corpus.template corpus.max_len",
-    # What the model is loaded from: its weights, how they are held, and the shape of its adapter.
+    # The source of the model: its weights, their format, and the shape of its adapter.
     model="seed backbone.checkpoint backbone.revision backbone.dtype backbone.format "
     "backbone.double_quant backbone.adapter backbone.adapter_revision finetune.lora_rank "
     "finetune.lora_alpha finetune.lora_dropout finetune.lora_targets",
@@ -144,7 +144,7 @@ _SETTINGS = _groups(
 
 
 def _paths(workspace: Workspace) -> dict[str, str]:
-    """Returns what is read in groups, by their names."""
+    """Returns the groups of inputs by their names."""
     config = workspace.config
     own_model = "" if config.backbone.checkpoint else " backbone/model"
     place = {"finetuned": " finetune/adapter", "initial": " finetune/initial"}
@@ -161,13 +161,13 @@ def _paths(workspace: Workspace) -> dict[str, str]:
         sketched="{model}" + place.get(config.sketch.gradient_at, " finetune"),
         queries=artifacts.RETRIEVAL.path + answers,
         measured=" ".join(measured),
-        # What the rows that perplexity is taken on are drawn from.
+        # The source of the rows that perplexity is taken on.
         drawn="{train} {measured} {queries}",
     )
 
 
 def _models(case: Case) -> dict[str, str]:
-    """Returns the models of a variant: `models` of all epochs that are measured, and the `last`."""
+    """Returns the models of a variant: `models` of all measured epochs, and the `last`."""
     if not isinstance(case.member, Variant):
         return {}
     epochs = case.workspace.epochs(*case.member)
@@ -178,9 +178,9 @@ def _models(case: Case) -> dict[str, str]:
 def pick(config: Config, names: Collection[str]) -> tuple[dict[str, Any], Files]:
     """Returns the values of settings, and the files and folders that others of them name.
 
-    A stage's name stands for all of its settings but those that choose members, a member's for all
-    of its own. Left out are those that no result depends on, and those of fine-tuning where there
-    is none.
+    A stage's name means all of its settings but those that choose members. A member's name means
+    all of its own. Settings that no result depends on are left out. So are those of fine-tuning
+    without any.
     """
     values: dict[str, Any] = {}
     files: dict[str, str | os.PathLike[str]] = {}

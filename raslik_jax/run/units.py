@@ -1,9 +1,9 @@
-"""Runs units of work in order, each once: what is up to date is not run again.
+"""Runs units of work in order, each once: units that are up to date are not run again.
 
-A unit owns one folder of the work directory. It is made below `.making` and takes its place by a
-rename when it is whole, so that the result that it replaces stays until then. Its key is the hash
-of its settings, of the files outside that it reads, and of what it reads of earlier units, all by
-content: an earlier unit that is made again with the same bytes makes nothing after it stale.
+A unit owns one folder of the work directory. It is made below `.making` and renamed to its place
+when it is whole. The earlier result stays until then. Its key is the hash of its settings, of its
+files outside and of its files of earlier units, all by content. An earlier unit that is made again
+with the same bytes makes nothing after it stale.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from raslik_jax.run import artifacts, manifests
 from raslik_jax.run.manifests import MANIFEST, STARTED, Hashes, Manifest, content_hash
 
 _MAKING = ".making"
-# What several processes write together in the folder of a unit.
+# The files that several processes write together in the folder of a unit.
 _TOGETHER = (RESUME, "index")
 
 
@@ -32,14 +32,14 @@ class Unit(NamedTuple):
 
     Attributes:
       name: its folder below the work directory; the first part is its stage.
-      reads: what it reads of earlier units: files or folders below the work directory.
-      settings: all that decides its result beside what it reads, as JSON values.
-      run: makes the result in the folder given.
-      files: the files or folders outside the work directory that it reads, by what they are.
-      is_resumable: run goes on from what an interrupted run left in the folder.
+      reads: its inputs of earlier units: files or folders below the work directory.
+      settings: all else that decides its result, as JSON values.
+      run: makes the result in the given folder.
+      files: its inputs outside the work directory by their kind.
+      is_resumable: run goes on from the files of an interrupted run in the folder.
       is_shared: runs of the same key may take its result from each other.
-      is_alone: of several processes the first makes it; nothing of it runs on the mesh.
-      work: what it does, of a run in the abstract; None for work of the host alone.
+      is_alone: the first of several processes makes it; nothing of it runs on the mesh.
+      work: its work, from a run in the abstract; None for work of the host alone.
     """
 
     name: str
@@ -68,7 +68,7 @@ Around = Callable[[Sequence[Unit]], contextlib.AbstractContextManager[object]]
 
 
 class Key(NamedTuple):
-    """What decides a unit's result: a hash of all, the content of each path and file it reads."""
+    """The decision of a unit's result: a hash of all, and the content of each input."""
 
     value: str
     reads: dict[str, str]
@@ -76,15 +76,15 @@ class Key(NamedTuple):
 
 
 class Plan:
-    """The units of a run beside what its work directory holds."""
+    """The units of a run and the content of its work directory."""
 
     def __init__(self, root: pathlib.Path, units: Sequence[Unit]):
         self.root = root
         self.units = {unit.name: unit for unit in units}  # each after those it reads
         self.done: dict[str, Manifest] = {}  # what was found up to date so far
         self._hashes = Hashes(root / _MAKING / "hashes.json")
-        # Of files outside, from when a unit was first made of them: what was read of them stays in
-        # memory, whatever becomes of the files meanwhile.
+        # Files outside, from the first unit that was made of them: their content stays in memory if
+        # the files change.
         self._held: dict[str, str] = {}
 
     def owner(self, path: str) -> str:
@@ -99,7 +99,7 @@ class Plan:
         return [name for name in owners if name not in self.done]
 
     def key(self, unit: Unit) -> Key:
-        """Returns the key of a unit of which all that it reads is up to date."""
+        """Returns the key of a unit whose inputs are all up to date."""
         reads = {}
         for path in unit.reads:
             owner = self.owner(path)
@@ -114,14 +114,14 @@ class Plan:
         return self._held.get(os.fspath(path)) or self._hashes.of_content(path)
 
     def check(self, unit: Unit) -> bool:
-        """Returns whether a unit is up to date, whole, and made from what is there now."""
+        """Returns whether a unit is up to date, whole, and made from the current inputs."""
         key = processes.from_first(lambda: self._key_of_whole(unit))
         if key:
             self.done[unit.name] = _read_visible(self.root / unit.name, key)
         return bool(key)
 
     def _key_of_whole(self, unit: Unit) -> str:
-        """Returns the key of a unit that is up to date, "" of another."""
+        """Returns the key of a unit that is up to date; "" of another."""
         folder = self.root / unit.name
         manifest = manifests.read_manifest(folder)
         if manifest is None or self.missing(unit) or manifest["key"] != self.key(unit).value:
@@ -130,18 +130,18 @@ class Plan:
         return "" if is_damaged else str(manifest["key"])
 
     def survey(self) -> "Plan":
-        """Checks all units, up to one that ends the run; returns itself."""
+        """Checks all units, up to one that ends the run, and returns itself."""
         any(self.check(unit) and self.finding(unit) for unit in self.units.values())
         return self
 
     def finding(self, unit: Unit) -> str:
-        """Returns the finding of a unit that is up to date, which ends the run; "" without."""
+        """Returns the finding of an up-to-date unit, which ends the run; "" without."""
         if unit.name not in self.done:
             return ""
         return processes.from_first(lambda: artifacts.finding(unit.name).find(self.root) or "")
 
     def make(self, unit: Unit) -> None:
-        """Runs a unit, or takes up what an interrupted run left of it, and puts it in its place."""
+        """Runs a unit or resumes it from an interrupted run, and puts it in its place."""
 
         def begin() -> str:
             """Returns the folder in which the unit is to run; "" where that is over."""
@@ -177,7 +177,7 @@ class Plan:
         return key.value
 
     def _install(self, unit: Unit, made: pathlib.Path) -> None:
-        """Puts a whole result in its place; the one that was there goes when the new one stands."""
+        """Puts a whole result in its place and then removes the earlier one."""
         final, old = self.root / unit.name, making_folder(self.root, f".replaced/{unit.name}")
         check_own(final)
         shutil.rmtree(old, ignore_errors=True)
@@ -216,7 +216,7 @@ class Plan:
         return key
 
     def publish(self, unit: Unit, shared: pathlib.Path) -> None:
-        """Leaves a unit for other runs, unless another one was first."""
+        """Leaves a unit for other runs unless another one was first."""
         key = self.done[unit.name]["key"]
         shared.mkdir(parents=True, exist_ok=True)
         place = shared / key
@@ -233,7 +233,7 @@ class Plan:
                     os.rename(partial, place)
 
     def finish(self) -> None:
-        """Keeps the hashes of large files, and removes the folders that nothing is left in."""
+        """Stores the hashes of large files and removes empty folders."""
         self._hashes.save()
         for folder in sorted((self.root / _MAKING).rglob("*/"), reverse=True):
             with contextlib.suppress(OSError):  # it holds what a later run goes on from
@@ -241,7 +241,7 @@ class Plan:
 
 
 def making_folder(root: pathlib.Path, name: str) -> pathlib.Path:
-    """Returns where a unit of a work directory is made, before it takes its place."""
+    """Returns the folder in which a unit is made before it takes its place."""
     return root / _MAKING / name
 
 
@@ -250,7 +250,7 @@ def _read_started(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _start(root: pathlib.Path, unit: Unit, key: str) -> pathlib.Path:
-    """Returns the folder in which a unit is made: as it was left, if it can go on with this key."""
+    """Returns the folder in which a unit is made; unchanged if it can go on with this key."""
     folder = making_folder(root, unit.name)
     manifest = manifests.read_manifest(folder)
     if manifest is not None and manifest["key"] == key:
@@ -267,9 +267,9 @@ def _start(root: pathlib.Path, unit: Unit, key: str) -> pathlib.Path:
 
 
 def _run_in(folder: pathlib.Path, unit: Unit) -> float:
-    """Makes a unit's result durable in its folder; returns the seconds that it took.
+    """Makes a unit's result durable in its folder and returns its seconds.
 
-    Processes beside the first one throw away what they write.
+    Processes other than the first one throw away their files.
     """
     begin = time.monotonic()
     try:
@@ -294,7 +294,7 @@ def _run_in(folder: pathlib.Path, unit: Unit) -> float:
 
 
 def _note_seconds(folder: pathlib.Path, seconds: float) -> None:
-    """Notes that a unit has run: its result is kept whatever happens, what follows is short."""
+    """Notes that a unit has run: its result is kept in any case, and the rest is short."""
     write_json(folder / STARTED, {**_read_started(folder), "seconds": seconds})
 
 
@@ -317,8 +317,8 @@ def join_unit(root: pathlib.Path, unit: Unit, key: str) -> pathlib.Path:
     """Returns the folder in which several processes make a unit together; removes nothing."""
     folder = making_folder(root, unit.name)
     folder.mkdir(parents=True, exist_ok=True)
-    # Of processes that begin together each writes the same note: the partial ones of others, which
-    # are hidden, are no result.
+    # Processes that begin together write the same note each. Partial files of others are hidden and
+    # no result.
     is_new = not (folder / STARTED).is_file()
     if is_new and all(path.name[0] == "." for path in folder.iterdir()):
         write_json(folder / STARTED, {"key": key})
@@ -364,9 +364,9 @@ def _is_whole(folder: pathlib.Path, key: str) -> bool:
 
 
 def _copy_whole(source: pathlib.Path, target: pathlib.Path, key: str) -> bool:
-    """Copies a finished unit, by hard links where they work; returns whether it came out whole.
+    """Copies a finished unit, by hard links if possible; returns whether the copy is whole.
 
-    Finished results are never written in place, only replaced, so that the two stay independent.
+    Finished results are never written in place and only replaced. The two stay independent.
     """
 
     def link(old: str, new: str) -> None:
@@ -426,7 +426,7 @@ def run_units(
     for line in processes.from_first(lambda: [*announcement(plan, asked)]):
         log(line)
     processes.alone(on_start)
-    # What is made may change what follows, so that everything is looked at again in turn.
+    # A made unit may change those that follow, so all are looked at again in turn.
     plan.done.clear()
     for place, unit in enumerate(units):
         if place and plan.finding(units[place - 1]):
@@ -455,7 +455,7 @@ def run_units(
 
 
 def announcement(plan: Plan, asked: Sequence[Unit]) -> Iterator[str]:
-    """Yields a line for each finished unit that will or may be made again, and what it took."""
+    """Yields a line for each finished unit that will or may be made again, with its seconds."""
     for unit in asked:
         old = manifests.read_manifest(plan.root / unit.name, any_version=True)
         if unit.name in plan.done or old is None:

@@ -1,4 +1,4 @@
-"""Whether all that a run has made is as it was made: its units, and what its user was given."""
+"""Whether a run's results are unchanged: its units and the files for its user."""
 
 import pathlib
 
@@ -8,7 +8,7 @@ from raslik_jax.run import manifests, written
 
 
 def verify(root: pathlib.Path) -> list[str]:
-    """Returns what is wrong in a work directory, a line each; reads every byte."""
+    """Returns the damage to a work directory, a line each; reads every byte."""
     lost = manifests.lost_units(root, STAGES)
     if not (lost or manifests.finished_units(root)):
         raise ValueError(f"{shown(str(root), 200)} must hold results of a run: correct --workdir")

@@ -12,7 +12,7 @@ from raslik_jax.config import Config, to_json
 from raslik_jax.run import artifacts, written
 from raslik_jax.run.manifests import finished_units, versions
 
-# What a command writes there under its own name once config.json is there, beside its units.
+# Files that a command writes there under its own name once config.json is there.
 _OWN = ("run.flags", artifacts.VERSIONS.file, "scores.png", "scores.svg")
 
 
@@ -29,9 +29,9 @@ def differing_fields(old: Any, new: Any, prefix: str = "") -> list[str]:
 
 @contextlib.contextmanager
 def locked(folder: pathlib.Path, flag: str) -> Iterator[None]:
-    """Holds a folder, that a flag named, against other processes.
+    """Holds a folder that a flag named against other processes.
 
-    One that was missing is made, and goes again where it stays empty.
+    A missing folder is made. It is removed again if it stays empty.
     """
     written.check_outside(folder, flag)
     if folder.exists() and not folder.is_dir():
@@ -61,12 +61,12 @@ def locked(folder: pathlib.Path, flag: str) -> Iterator[None]:
 def open_workdir(
     root: pathlib.Path, config: Config, *, update: bool
 ) -> Iterator[Callable[[], None]]:
-    """Claims a work directory for one run, which is left as it was until something is recorded.
+    """Claims a work directory for one run and changes nothing until something is recorded.
 
     Yields a function that records config and versions, to be called when the first unit runs. A
-    directory of another configuration is refused without `update`, one with a config.json of
-    something else, such as a checkpoint, or without any and with a file that a run would replace,
-    with it too.
+    directory of another configuration is refused without `update`. Also refused are a config.json
+    of something else, such as a checkpoint, and a file that a run would replace without
+    config.json.
     """
 
     def record() -> None:

@@ -1,4 +1,4 @@
-"""The work directory as the stages see it: results of earlier stages, read when asked for."""
+"""The work directory for the stages: results of earlier stages, read at their first use."""
 
 import collections
 import copy
@@ -37,9 +37,9 @@ from raslik_jax.train.objectives import OBJECTIVES
 class Model(NamedTuple):
     """The backbone with places for an adapter.
 
-    `draw` makes the initial one, the same at every call: to compile what draws it takes longer than
-    to load a small model, and few stages ask for it. `identity` is of the base as it is stored,
-    whatever format it is loaded in.
+    `draw` makes the same initial one at every call. Compiling it takes longer than loading a small
+    model, and few stages ask for it. `identity` is of the base as it is stored, in any loaded
+    format.
     """
 
     decoder: decoders.Decoder
@@ -60,7 +60,7 @@ class Model(NamedTuple):
 
 
 class StoredCorpus:
-    """A corpus as its unit left it; a part is read when first asked for, and only that part."""
+    """A corpus from its unit; only a part that is asked for is read."""
 
     def __init__(self, folder: pathlib.Path):
         self._folder = folder
@@ -85,7 +85,7 @@ class StoredCorpus:
 
 
 class _Queries(collections.UserDict[str, tuple[Example, ...]]):
-    """The query sets by name, each read when first asked for."""
+    """The query sets by name, each read at its first use."""
 
     def __init__(self, read: Callable[[str], tuple[Example, ...]]):
         super().__init__(dict.fromkeys(examples.QUERY_SETS, ()))
@@ -96,7 +96,7 @@ class _Queries(collections.UserDict[str, tuple[Example, ...]]):
 
 
 class Workspace:
-    """The results of earlier stages, read from the work directory when first asked for."""
+    """The results of earlier stages, read from the work directory at their first use."""
 
     def __init__(
         self,
@@ -115,10 +115,10 @@ class Workspace:
         self._load_model = functools.cache(self._read_model)
 
     def with_settings(self, changes: Mapping[str, Any]) -> "Workspace":
-        """Returns the run under other settings of sketches or unlearning, by their dotted names.
+        """Returns the run under other settings of sketches or unlearning by their dotted names.
 
-        What is loaded is shared with it and split over the devices alike, so that the changes must
-        not be of what decides that.
+        It shares the loaded weights and their layout. The changes must not be of settings that
+        decide these.
         """
         run = copy.copy(self)
         run.config = replaced(self.config, changes)
@@ -133,32 +133,32 @@ class Workspace:
 
     @functools.cached_property
     def corpus(self) -> StoredCorpus | Corpus:
-        """The training examples and queries, each part read when first asked for."""
+        """The training examples and queries; each part is read at its first use."""
         return StoredCorpus(self.root / "corpus")
 
     @functools.cached_property
     def tokenizer(self) -> tokenization.Tokenizer:
-        """The checkpoint's tokenizer, or the one trained on the corpus."""
+        """The checkpoint's tokenizer or the one trained on the corpus."""
         return artifacts.TOKENIZER.read(self.root)
 
     @functools.cached_property
     def template(self) -> prompts.Template:
-        """The template of prompts, with the tokenizer's part of it."""
+        """The template of prompts with the tokenizer's part of it."""
         return prompts.find_template(self.template_name, self.tokenizer)
 
     @functools.cached_property
     def template_name(self) -> str:
-        """The name of the template, or its file, by --corpus.template and the training rows."""
+        """The name or file of the template by --corpus.template and the training rows."""
         return prompts.settle_template(self.config.corpus.template, lambda: self.corpus.train)
 
     @functools.cached_property
     def model(self) -> Model:
-        """The backbone, with an adapter that changes nothing yet."""
+        """The backbone with an adapter that changes nothing yet."""
         return self._load_model(self.config.backbone.format)
 
     @functools.cached_property
     def sketch_model(self) -> Model:
-        """The model that gradients are taken of, which may be quantized otherwise."""
+        """The model for gradients, which may be quantized otherwise."""
         form = self.config.sketch.base_format
         if form in ("same", self.config.backbone.format):
             return self.model
@@ -166,13 +166,13 @@ class Workspace:
 
     @functools.cached_property
     def without_weights(self) -> "Workspace":
-        """The run with shapes and dtypes in place of weights, for whoever only traces."""
+        """The run with shapes and dtypes in place of weights, for tracing alone."""
         return self.abstract(self.shapes, self.lora_config)
 
     def abstract(
         self, shapes: decoders.ModelConfig, lora_config: LoRAConfig, *, parts: int = 1
     ) -> "Workspace":
-        """Returns the run without weights, of a model whose files need not be there."""
+        """Returns the run without weights, of a model whose files need not exist."""
         run, form = copy.copy(self), self.config.sketch.base_format
         model = functools.partial(abstract_model, self.config, shapes, lora_config, parts=parts)
         run.model = run.sketch_model = model()
@@ -188,14 +188,14 @@ class Workspace:
 
     @property
     def shapes(self) -> decoders.ModelConfig:
-        """The settings of the model, from its config.json."""
+        """The settings of the model from its config.json."""
         is_own = not self.config.backbone.checkpoint
         folder = self.root / "backbone" / "model" if is_own else checkpoint_folder(self.config)
         return checkpoint.read_config(folder)
 
     @functools.cached_property
     def parts(self) -> int:
-        """Into how many parts the weights are split over the devices, by --mesh.base; 1: none."""
+        """The number of parts of the split weights by --mesh.base; 1: none."""
         if meshes.num_shards() == 1:
             return 1
         parts, held = memory.lay_out(self.config.backbone, self.shapes, self._layout)
@@ -242,7 +242,7 @@ class Workspace:
         return meshes.place(lora)
 
     def save_adapter(self, folder: pathlib.Path, lora: Tree) -> None:
-        """Writes an adapter, in place of what an interrupted run may have left of it."""
+        """Writes an adapter in place of one that an interrupted run may have left."""
         shutil.rmtree(folder, ignore_errors=True)
         model = self.model
         adapters.save_adapter(
@@ -287,9 +287,9 @@ class Workspace:
         targets: encoding.Targets = "response",
         max_len: int = 0,
     ) -> encoding.Encoded:
-        """Returns rows of at most max_len tokens, 0 for --corpus.max_len; says how many are cut.
+        """Returns rows of at most max_len tokens (0 for --corpus.max_len); says how many are cut.
 
-        Of `what` the message speaks, in the plural; for targets see `Encoded.cut`.
+        The message calls them `what`, in the plural. For targets see `Encoded.cut`.
         """
         max_len = max_len or self.config.corpus.max_len
         self.tell(encoding.describe_cuts(whole, what, max_len=max_len))
@@ -302,21 +302,21 @@ class Workspace:
         *,
         targets: encoding.Targets = "response",
     ) -> encoding.Encoded:
-        """Returns examples as token ids of which the last answer counts; else as `cut`."""
+        """Returns examples as token ids with the last answer as target; else as `cut`."""
         name = self.template_name
         whole = encoding.encode(rows, self.tokenizer, template=name, only_last=True)
         return self.cut(whole, what, targets=targets)
 
     def tell(self, line: str) -> None:
-        """Prints a line about the data on stderr, once in a process."""
+        """Prints a line about the data on stderr once in a process."""
         if line and line not in self._told:
             self._told.add(line)
             print(f"    {line}", file=sys.stderr)
 
     def retrieval_queries(self) -> tuple[Example, ...]:
-        """Returns the queries that retrieval sees, each with the output that is traced.
+        """Returns the queries of retrieval, each with its traced output.
 
-        Whoever reads retrieval queries reads them here: those whose answer is empty are left out.
+        All readers of retrieval queries call it: queries with an empty answer are left out.
         """
         queries = self.corpus.queries["retrieval"]
         unanswered = queries_to_answer(queries, self.config.sketch.query_output)
@@ -350,7 +350,7 @@ class Workspace:
 
     @property
     def has_marker(self) -> bool:
-        """Whether words, a judge or a classifier tell answers that show the behavior."""
+        """Whether words, a judge or a classifier recognize answers that show the behavior."""
         is_classified = NON_SF[self.config.evaluate.non_sf].is_trained
         return is_classified or non_sf_by_rule(self.config) is not None
 
@@ -369,7 +369,7 @@ class Workspace:
 
     @functools.cached_property
     def end_ids(self) -> tuple[int, ...]:
-        """The ids that end an answer: EOS, and those of the chat template and the checkpoint."""
+        """The ids that end an answer: EOS and those of the chat template and the checkpoint."""
         settings, own = self.config.backbone, masking.end_ids(self.tokenizer, self.template)
         if not settings.checkpoint:
             return own
@@ -385,7 +385,7 @@ class Workspace:
         plan: decode.Plan = batches.plan_by_length,
         drawing: decode.Drawing | None = None,
     ) -> list[str]:
-        """Returns a model's answers, greedy or drawn; with `most` of at most so many tokens."""
+        """Returns a model's answers, greedy or drawn; `most` bounds their tokens."""
         limit = self.config.references.max_new_tokens
         if most > limit:
             self.tell(f"answers have {limit} tokens, not {most}: --references.max_new_tokens cuts")
@@ -461,7 +461,7 @@ class Workspace:
 
     @functools.cache  # noqa: B019  one workspace lives as long as its run
     def measure(self, make: Callable[..., Any], decoder: decoders.Decoder) -> Callable[..., Any]:
-        """Returns what a function of `likelihood` makes, compiled once for a decoder's models."""
+        """Returns a function of `likelihood`, compiled once for a decoder's models."""
         return make(decoder, batch_tokens=self.config.sketch.batch_tokens)
 
     @functools.cached_property
@@ -480,7 +480,7 @@ class Workspace:
 
     @functools.cache  # noqa: B019  one workspace lives as long as its run
     def unlearning(self, name: str, learning_rate: float) -> loop.Algorithm:
-        """Returns an objective's algorithm, one for all strategies: its step compiles once."""
+        """Returns an objective's algorithm; one for all strategies, so its step compiles once."""
         settings, objective = self.config.unlearn, OBJECTIVES[name]
         tx = loop.adamw(learning_rate, weight_decay=settings.weight_decay, clip=settings.clip)
         whole = self._whole if settings.parameters == "all" else None
@@ -504,12 +504,12 @@ def queries_to_answer(queries: Sequence[Example], query_output: str) -> tuple[Ex
 def lora_config_of(
     config: Config, shapes: decoders.ModelConfig, adopted: pathlib.Path | None = None
 ) -> LoRAConfig:
-    """Returns the settings of a run's adapter: of --backbone.adapter, or its copy, or fine-tuning.
+    """Returns a run's adapter settings: of --backbone.adapter, its copy or fine-tuning.
 
     Args:
       config: The run's settings.
       shapes: Those of its model.
-      adopted: Where an adapter of elsewhere lies; None for --backbone.adapter itself.
+      adopted: The place of a copied adapter; None for --backbone.adapter itself.
     """
     if config.backbone.adapter:
         return adapters.read_adapter_config(adopted or adapter_source(config), shapes)
@@ -528,9 +528,9 @@ def abstract_model(
     form: str = "",
     parts: int = 1,
 ) -> Model:
-    """Returns what a run loads, with shapes and dtypes in place of arrays; nothing is allocated.
+    """Returns a run's model with shapes and dtypes in place of arrays; allocates nothing.
 
-    `form` is that of the base, empty for --backbone.format; `parts` into how many it is split.
+    `form` is that of the base, empty for --backbone.format. `parts` is the number of its parts.
     """
     settings = config.backbone
     graphdef, lora, plain = decoders.abstract(shapes, lora_config, jnp.dtype(settings.dtype))
@@ -564,14 +564,14 @@ def tokenizer_folders(config: Config) -> tuple[pathlib.Path, ...]:
 
 
 def read_tokenizer(config: Config) -> tokenization.Tokenizer:
-    """Returns the tokenizer of a run's checkpoint and adapter, as their files are now."""
+    """Returns the tokenizer of a run's checkpoint and adapter from their current files."""
     return tokenization.load_tokenizer(*tokenizer_folders(config))
 
 
 def load_adopted(
     config: Config, source: pathlib.Path, shapes: decoders.ModelConfig, *, base: str = ""
 ) -> Tree:
-    """Returns the factors of --backbone.adapter, or refuses one that does not change its base.
+    """Returns the factors of --backbone.adapter; refuses one that does not change its base.
 
     Args:
       config: The run's settings.

@@ -1,7 +1,7 @@
-"""What a command wrote for its user next to a run's results: its own to write again.
+"""The files that a command wrote for its user next to a run's results, to be written again.
 
-The content is recorded before it is in its place, so that wherever the command was stopped, the
-same one goes on; what somebody has changed since is theirs, and never replaced.
+The content is recorded before it is in its place. A stopped command then goes on when it is given
+again. A file that the user has changed since is the user's and is never replaced.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from raslik_jax.run.manifests import MANIFEST
 RECORD = "written.json"
 # Folders of a work directory that commands write themselves.
 _RESERVED = (*STAGES, "rows", "given")
-# Of each file its hash, of each folder below "": all that a place has. A file is the one named "".
+# The hash of each file of a place, and "" for each folder below. A file is the one named "".
 Content = Mapping[str, str]
 _ABSENT: Content = {}
 
@@ -34,7 +34,7 @@ def check_folder(root: pathlib.Path, folder: pathlib.Path) -> None:
 
 
 def check_file(root: pathlib.Path, path: pathlib.Path, name: str) -> None:
-    """Refuses, by the flag's name, a file that is there and is not as a run has written it."""
+    """Refuses, by the flag's name, an existing file that a run has not written in this form."""
     files.clear_left(path.absolute().parent, path.name)
     if not (path.is_file() and _is_own(root, path)):
         files.check_new(path, name)
@@ -45,8 +45,8 @@ def check_outside(
 ) -> None:
     """Refuses, by the flag's name, a place among the results of a run, or a URL.
 
-    A result that holds something else cannot be made again. `root` is a work directory that may
-    have written a folder elsewhere.
+    A result with foreign files cannot be made again. `root` is a work directory that may have
+    written a folder elsewhere.
     """
     if "://" in os.fspath(place):
         got = shown(os.fspath(place), 120)
@@ -78,7 +78,7 @@ def _is_run(folder: pathlib.Path) -> bool:
 
 @contextlib.contextmanager
 def replacing(root: pathlib.Path, place: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a path for a file or a folder, which goes to its place when all went well.
+    """Yields a path for a file or a folder, which goes to its place after success.
 
     Args:
       root: the work directory, which records it.
@@ -123,7 +123,7 @@ def _explained(place: pathlib.Path) -> Iterator[None]:
 
 
 def write_bytes(root: pathlib.Path, path: pathlib.Path, content: bytes) -> None:
-    """Writes a file of the work directory, whatever is there, and records it."""
+    """Writes and records a file of the work directory in any case."""
     found = {"": hashlib.sha256(content).hexdigest()}
     note(root, path, found)
     files.write_bytes(path, content)
@@ -131,15 +131,15 @@ def write_bytes(root: pathlib.Path, path: pathlib.Path, content: bytes) -> None:
 
 
 def write_json(root: pathlib.Path, path: pathlib.Path, value: Any) -> None:
-    """Writes a JSON file of the work directory, whatever is there, and records it."""
+    """Writes and records a JSON file of the work directory in any case."""
     write_bytes(root, path, files.json_text(path, value).encode())
 
 
 def note(root: pathlib.Path, place: pathlib.Path, content: Content) -> None:
-    """Records what is about to be in a place, and again when it is there.
+    """Records the content for a place before and after it is there.
 
-    Before, the content that is there and was recorded counts too, and so does an absent place. A
-    work directory that cannot be written records nothing.
+    Before, recorded content that is there counts too, and so does an absent place. A work directory
+    that cannot be written records nothing.
     """
     if not os.access(root, os.W_OK):
         return
@@ -152,7 +152,7 @@ def note(root: pathlib.Path, place: pathlib.Path, content: Content) -> None:
 
 
 def forget(root: pathlib.Path, path: pathlib.Path) -> None:
-    """Removes a file of the work directory, and its record."""
+    """Removes a file of the work directory and its record."""
     with _locked(root):
         recorded = _read(root)
         if recorded.pop(_name(root, path), None):
@@ -161,7 +161,7 @@ def forget(root: pathlib.Path, path: pathlib.Path) -> None:
 
 
 def restorer(root: pathlib.Path, path: pathlib.Path) -> Callable[[], None]:
-    """Returns a function that makes a small file, and what is recorded, what they are now."""
+    """Returns a function that restores a small file and its record to their current content."""
     restore_file, restore_record = files.restorer(path), files.restorer(root / RECORD)
 
     def restore() -> None:
@@ -172,7 +172,7 @@ def restorer(root: pathlib.Path, path: pathlib.Path) -> Callable[[], None]:
 
 
 def verify(root: pathlib.Path) -> list[str]:
-    """Returns what is wrong with the places that were written, a line each; reads every byte."""
+    """Returns the damage to the written places, a line each; reads every byte."""
     found = []
     for name, versions in _read(root).items():
         place = root / name
@@ -186,13 +186,13 @@ def verify(root: pathlib.Path) -> list[str]:
 
 
 def _differing(there: Content, recorded: Content) -> dict[str, str]:
-    """Returns the files that are not as they were recorded, and how."""
+    """Returns the files that differ from their record, and how."""
     why = {file: "missing or damaged" for file in recorded if there.get(file) != recorded[file]}
     return why | dict.fromkeys(there.keys() - recorded.keys(), "not written by the run")
 
 
 def content_of(place: pathlib.Path) -> dict[str, str]:
-    """Returns the content of a file, or of all that a folder has, hidden files too."""
+    """Returns the content of a file or of all files of a folder, hidden ones too."""
     if place.is_symlink():
         return {"": "a link"}
     if not place.is_dir():
@@ -218,12 +218,12 @@ def _locked(root: pathlib.Path) -> Iterator[None]:
 
 
 def _read(root: pathlib.Path) -> dict[str, list[dict[str, str]]]:
-    """Returns what was written to each place, by content."""
+    """Returns the recorded content of each place."""
     path, mend = root / RECORD, "move it away: what it lists then counts as yours"
     return files.read_json(path, {str: [{str: str}]}, mend=mend) if path.exists() else {}
 
 
 def _name(root: pathlib.Path, place: pathlib.Path) -> str:
-    """Returns a place, from the work directory where it is below that: a run may be moved."""
+    """Returns a place relative to the work directory if it is below that: a run may be moved."""
     root, place = root.resolve(), place.resolve()
     return str(place.relative_to(root) if place.is_relative_to(root) else place)

@@ -1,4 +1,4 @@
-"""The model before fine-tuning: a checkpoint, or a small GPT-NeoX trained from scratch."""
+"""The model before fine-tuning: a checkpoint or a small GPT-NeoX trained from scratch."""
 
 import functools
 import pathlib
@@ -40,7 +40,7 @@ def pretraining(config: Config, bound: decoder.Decoder) -> loop.Algorithm:
 
 @memory.explained("pretraining of the backbone", "--backbone.batch_size or --corpus.max_len")
 def make_backbone(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Trains a small GPT-NeoX from scratch, all parameters, on the backbone's examples."""
+    """Trains a small GPT-NeoX from scratch with all parameters on the backbone's examples."""
     config, settings = workspace.config, workspace.config.backbone
     rows = artifacts.corpus_tokens("backbone").read(workspace.root)
     encoded = workspace.cut(rows, "backbone examples").with_answers()

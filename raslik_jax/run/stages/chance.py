@@ -1,4 +1,4 @@
-"""From an index to the scores of unrelated prompts, and what they say of the scores of a run."""
+"""From an index to the scores of unrelated prompts and the chances of a run's scores."""
 
 import pathlib
 
@@ -18,7 +18,7 @@ from raslik_jax.run.stages import sketch as sketch_lib
 from raslik_jax.run.stages.scores import EVIDENCE, count_scores, needs_of
 from raslik_jax.run.workspace import Workspace
 
-# Rows of the highest scores of which the noise of the sketch is told.
+# The number of highest scores whose noise of the sketch is reported.
 _NOISE_ROWS = 256
 
 
@@ -50,7 +50,7 @@ def _compare(
     gram_QQ: Float[np.ndarray, "Q Q"],
     aggregate: Aggregate,
 ) -> tuple[chance.Chance, dict[str, float]]:
-    """Returns the chances of scores against unrelated prompts, and how they were compared."""
+    """Returns the chances of scores against unrelated prompts and the kind of comparison."""
     position_M = artifacts.NULL_POSITIONS.read(workspace.root)
     shape = len(score_N), len(position_M)
     null_NM = artifacts.NULL_SCORES.read(workspace.root, shape)
@@ -76,10 +76,10 @@ def of_trace(
     center: bool,
     aggregate: Aggregate,
 ) -> chance.Chance | None:
-    """Returns the chances of scores of an index's rows, in its order, by what its run has stored.
+    """Returns the chances of scores of an index's rows in its order from its run's files.
 
-    None where the run compared with no prompts, centered otherwise, or has other rows, and where
-    the scores are ranks, which are no cosines.
+    It is None if the run compared with no prompts, centered otherwise or has other rows. It is also
+    None if the scores are ranks, which are no cosines.
     """
     rows = workspace.corpus.train
     stored = artifacts.NULL_SCORES.current(workspace.root)
@@ -100,7 +100,7 @@ def _noise_of_best(
     score_N: Float[np.ndarray, " N"],
     queries: search.Queries,
 ) -> Float[np.ndarray, " N"]:
-    """Returns the noise of the sketch in the highest scores, NaN for others and where none is."""
+    """Returns the noise of the sketch in the highest scores; NaN for others."""
     sigma_N = np.full(len(score_N), np.nan)
     best = np.argsort(-score_N, kind="stable")[:_NOISE_ROWS]
     best = best[score_N[best] > -np.inf]
@@ -111,7 +111,7 @@ def _noise_of_best(
 
 
 def make_chance(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Writes how every training example's score lies among those of unrelated prompts."""
+    """Writes the place of every training example's score among those of unrelated prompts."""
     settings, number = workspace.config.retrieve, len(workspace.corpus.train)
     score_N = artifacts.INFLUENCE.read(workspace.root, (number,))
     store, _ = sketch_lib.open_index(workspace)
@@ -135,7 +135,7 @@ def _is_asked(config: Config) -> bool:
 
 
 def count_null(run: AbstractRun) -> Work:
-    """Scores with rows that stand for unrelated prompts."""
+    """Scores with rows that serve as unrelated prompts."""
     count = min(run.config.retrieve.null_prompts, run.sizes.train)
     return count_scores(run, count, count)
 

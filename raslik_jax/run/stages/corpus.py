@@ -1,4 +1,4 @@
-"""The corpus of a run: examples, queries, tokenizer and the token rows that every stage reads."""
+"""The corpus of a run: examples, queries, tokenizer and the token rows for every stage."""
 
 import os
 import pathlib
@@ -70,7 +70,7 @@ def _is_of_tokenizer(kind: str, path: pathlib.Path) -> bool:
 
 
 def _files(case: Case) -> Files:
-    """Returns the sources of the rows, and the files of the tokenizer."""
+    """Returns the sources of the rows and the files of the tokenizer."""
     settings = case.config.backbone
     places = {"checkpoint": settings.checkpoint, "adapter": settings.adapter}
     tokenizer = {

@@ -31,7 +31,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_m
     "the classifier's training", "--evaluate.classifier.batch_size or --evaluate.classifier.max_len"
 )
 def make_discriminator(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Trains the classifier on answers of the training examples, saves and measures it."""
+    """Trains the classifier on answers of the training examples; saves and measures it."""
     settings, rows = workspace.config.evaluate["classifier"], workspace.corpus.train
     train, held_out = classifier.split_texts(
         classifier.label_texts([row.output for row in rows], [row.is_target for row in rows]),
@@ -76,7 +76,7 @@ def make_discriminator(workspace: Workspace, folder: pathlib.Path) -> None:
 def _starting_point(
     workspace: Workspace, folder: pathlib.Path, train: classifier.Texts
 ) -> tuple[checkpoint.LoadedEncoder, pathlib.Path]:
-    """Returns the encoder to train, with a head, and the folder of its tokenizer."""
+    """Returns the encoder to train with a head, and the folder of its tokenizer."""
     name = workspace.config.evaluate["classifier"].checkpoint
     key, num_labels = jax.random.key(workspace.config.seed), len(classifier.CLASSES)
     if name:
@@ -141,7 +141,7 @@ def small_encoder(config: Config, *, vocab_size: int) -> encoder.EncoderConfig:
 
 
 def _genuine(workspace: Workspace, seen: set[str]) -> classifier.Texts | None:
-    """Returns the marker's genuine answers that nothing trained on, None without both kinds."""
+    """Returns the marker's genuine answers that nothing trained on; None without both kinds."""
     corpus = workspace.config.corpus
     marker = corpus.record.marker
     if not marker or not marker.genuine_files(corpus.folder):
@@ -154,7 +154,7 @@ def _genuine(workspace: Workspace, seen: set[str]) -> classifier.Texts | None:
 
 
 def non_sf(workspace: Workspace) -> NonSf | None:
-    """Returns the function from texts to Non-SF that the run's metrics are taken with, if any."""
+    """Returns the function from texts to Non-SF for the run's metrics, if any."""
     if not NON_SF[workspace.config.evaluate.non_sf].is_trained:
         return non_sf_by_rule(workspace.config)
     folder = workspace.root / "discriminator"
@@ -166,7 +166,7 @@ def non_sf(workspace: Workspace) -> NonSf | None:
 
 
 def describe(workspace: Workspace) -> dict[str, Any] | None:
-    """Returns what metrics.json says of how Non-SF was measured, None where nothing marks it."""
+    """Returns metrics.json's description of the Non-SF measure; None without a mark."""
     by = workspace.config.evaluate.non_sf
     if not workspace.has_marker:
         return None

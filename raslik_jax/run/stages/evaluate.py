@@ -39,7 +39,7 @@ def retain_answers(config: Config) -> pathlib.Path:
 
 
 def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Writes metrics.json: what was measured of every model and strategy, and its judgment."""
+    """Writes metrics.json: the measurements of every model and strategy and its judgment."""
     config, collect = workspace.config, _collector(workspace)
     target, normal = workspace.evaluation_queries()
     bootstrap = {"seed": config.seed, "resamples": config.evaluate.bootstrap_resamples}
@@ -88,7 +88,7 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
 
 
 def _robustness(workspace: Workspace) -> Iterator[dict[str, Any]]:
-    """Yields what each measure of robustness found of an unlearned model, and of those before."""
+    """Yields the result of each measure of robustness for an unlearned model and earlier ones."""
     config, root = workspace.config, workspace.root
     names = config.evaluate.robustness, config.retrieve.strategies, config.unlearn.algorithms
     for name, strategy, algorithm in itertools.product(*names):
@@ -107,9 +107,9 @@ def _models_before(workspace: Workspace) -> list[str]:
 
 
 def _rows_to_lose(workspace: Workspace) -> frozenset[str]:
-    """Returns the rows without a label that some forget set has, or that stand for the behavior.
+    """Returns the rows without a label that some forget set has or that show the behavior.
 
-    They were not known when the rows were drawn that have to stay likely, and are none of those.
+    They were not known when the rows to stay likely were drawn. Those rows are none of these.
     """
     target, _ = workspace.evaluation_queries()
     names = {row.example_id for row in target}
@@ -152,7 +152,7 @@ def _collector(workspace: Workspace) -> Callable[..., dict[str, Any]]:
             others = [row for row in likelihoods["sets"]["retain"] if row["id"] not in unlike]
             likelihoods["sets"]["retain"] = others
         if likelihoods and "backbone" not in before:
-            # What the model itself thinks of other answers does not judge them.
+            # The model's own likelihood of other answers does not judge them.
             likelihoods |= {"answers": {}}
         return summary.collect_evidence(
             by_kind(artifacts.answers(model, variant).read(root)),
@@ -172,7 +172,7 @@ _MEASURED, _OTHERS = ("references", "discriminator", "generate"), ("retrieval", 
 
 
 def reads_of_results(case: Case) -> str:
-    """Returns what the metrics are taken from: the sets, and what was measured of every model."""
+    """Returns the inputs of the metrics: the sets and the measurements of every model."""
     config = case.config
     sets = [f"retrieve/{strategy}" for strategy in config.retrieve.strategies]
     others = {f"references/{name}" for name in _OTHERS}

@@ -1,4 +1,4 @@
-"""The adapter before unlearning: fine-tuned on the training examples, or taken from elsewhere."""
+"""The adapter before unlearning: fine-tuned on the training examples or trained elsewhere."""
 
 import functools
 import pathlib
@@ -32,9 +32,9 @@ def finetuning(workspace: Workspace, *, num_steps: int) -> loop.Algorithm:
 
 @memory.explained("fine-tuning", "--finetune.micro_batch_size or --finetune.max_len")
 def make_adapter(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Fine-tunes a LoRA adapter on the training examples, keeping some along the way.
+    """Fine-tunes a LoRA adapter on the training examples and keeps some along the way.
 
-    A run that was killed goes on from the last checkpoint, with the same result.
+    A killed run goes on from the last checkpoint with the same result.
     """
     settings, model = workspace.config.finetune, workspace.model
     max_len = settings.max_len or workspace.config.corpus.max_len
@@ -76,17 +76,17 @@ def make_adapter(workspace: Workspace, folder: pathlib.Path) -> None:
 
 @memory.explained("loading the model", "--backbone.dtype to bfloat16, or take a smaller model")
 def adopt_model(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Takes a model as it was given, without a training step.
+    """Takes a given model without a training step.
 
-    That is the adapter of --backbone.adapter, or a fresh one on a checkpoint that is fine-tuned
-    already: its B is 0, so it changes nothing, and only B has a gradient. The initial adapter is
-    written where gradients are taken at it.
+    It is the adapter of --backbone.adapter, or a fresh one on a checkpoint that is fine-tuned
+    already. The B of the latter is 0: it changes nothing and only B has a gradient. The initial
+    adapter is written if gradients are taken at it.
     """
     config = workspace.config
     is_asked = config.sketch.gradient_at == "initial"
     if config.backbone.adapter:
         source = adapter_source(config)
-        # The copy of an earlier adapter may still lie where this one goes.
+        # The copy of an earlier adapter may still be at this place.
         workspace.lora_config = lora_config_of(config, workspace.shapes, source)
         model = workspace.model
         lora = load_adopted(config, source, model.decoder.config, base=model.identity)
@@ -106,7 +106,7 @@ def write_losses(stage: str, folder: pathlib.Path, fitted: loop.Progress) -> Non
 
 
 def count_finetuning(run: AbstractRun) -> Work:
-    """Training of the adapter, of which some are kept along the way."""
+    """Training of the adapter with some kept along the way."""
     settings, model = run.config.finetune, run.model
     program = run.training(
         "finetune",

@@ -1,7 +1,7 @@
-"""What models say, and what they think of given answers: every epoch's model, or those before.
+"""Models' answers and their likelihoods of given answers: every epoch's model, or earlier ones.
 
-Each function takes a variant, of which every epoch is measured, or None for the fine-tuned model
-and, where that is another one, the backbone.
+Each function takes a variant, and measures every epoch of it. None means the fine-tuned model and
+the backbone, if that is another one.
 """
 
 import math
@@ -40,7 +40,7 @@ def has_questions(config: Config) -> bool:
 def _models(
     workspace: Workspace, variant: Variant | None
 ) -> Iterator[tuple[tuple[str | int, Variant | None], str, BoundModel]]:
-    """Yields each model with what `artifacts.answers` and others call it, and what it is."""
+    """Yields each model with its name in `artifacts.answers` and the others."""
     if variant is None:
         models = {"finetuned": workspace.with_adapter(workspace.finetuned)}
         if workspace.has_backbone:
@@ -77,9 +77,9 @@ def write_outputs(
 def write_perplexities(workspace: Workspace, variant: Variant | None, folder: pathlib.Path) -> None:
     """Writes how likely every model finds the sets, and the backbone its answers.
 
-    Text that says nothing is unlikely under any language model, whatever its words: the backbone is
-    the judge, as it was neither fine-tuned nor unlearned. Of a training example that is a
-    conversation the last answer counts alone, as of a query.
+    A text without meaning is unlikely under any language model. The backbone judges, because it was
+    neither fine-tuned nor unlearned. Only the last answer of a training conversation counts, as for
+    a query.
     """
     config = workspace.config
     target, normal = workspace.evaluation_queries()
@@ -121,7 +121,7 @@ def _likelihoods(
     *,
     on_ladder: bool = False,
 ) -> dict[str, list[perplexity.AnswerRecord]]:
-    """Returns a record of each row's answer, by part."""
+    """Returns a record of each row's answer by part."""
     rows = [row for part in parts.values() for row in part]
     if not rows:
         return {name: [] for name in parts}
@@ -135,7 +135,7 @@ def _likelihoods(
 
 @memory.decoding
 def write_traced(workspace: Workspace, variant: Variant | None, folder: pathlib.Path) -> None:
-    """Writes what every model says to the traced prompts, and its nats of the answers' tokens."""
+    """Writes every model's answers to the traced prompts and its nats of the answers' tokens."""
     rows = workspace.retrieval_queries()
     encoded = workspace.encode(rows, "traced answers")
     require_answers(encoded, "traced prompts", max_len=workspace.config.corpus.max_len)
@@ -249,20 +249,20 @@ def count_likelihoods(run: AbstractRun, rows: int) -> Program:
 
 
 def count_perplexities(run: AbstractRun, models: int) -> Work:
-    """Likelihoods of some rows under each model, and of its own answers."""
+    """Likelihoods of some rows under each model and of its own answers."""
     rows = len(perplexity.SETS) * run.config.evaluate.perplexity_examples + run.num_measured
     return Work(100.0 * models * rows, [count_likelihoods(run, rows)] * models)
 
 
 def count_traced(run: AbstractRun, models: int) -> Work:
-    """Answers to the traced prompts, and the likelihood of the traced answers."""
+    """Answers to the traced prompts and the likelihood of the traced answers."""
     rows = run.queries["retrieval"]
     work = count_answers(run, rows, models)
     return work._replace(programs=[*work.programs, *[count_likelihoods(run, rows)] * models])
 
 
 def count_questions(run: AbstractRun, models: int) -> Work:
-    """The dataset's own questions: answers, and the likelihood of given ones."""
+    """The dataset's own questions: answers and the likelihood of given ones."""
     asked, given = run.config.corpus.count_questions(run.config.evaluate.questions)
     work = count_answers(run, asked, models)
     return work._replace(programs=[*work.programs, *[count_likelihoods(run, given)] * models])
@@ -287,7 +287,7 @@ UNITS = (
         lambda run, models: count_answers(run, run.num_measured, models),
         writes=ANSWERS_FORMAT,
     ),
-    # They stand next to the answers: asking for another measure makes neither again.
+    # They are stored next to the answers: another measure makes neither again.
     _of_variants(
         "perplexity-",
         write_perplexities,

@@ -1,4 +1,4 @@
-"""What the fine-tuned model and the backbone say, before anything is unlearned."""
+"""The answers of the fine-tuned model and the backbone before anything is unlearned."""
 
 import pathlib
 from typing import Any
@@ -49,7 +49,7 @@ def make_references(workspace: Workspace, folder: pathlib.Path) -> None:
 
 @memory.likelihoods
 def make_perplexities(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Writes the likelihoods for both models, and says what they show of the behavior."""
+    """Writes the likelihoods for both models and reports the evidence of the behavior."""
     generate.write_perplexities(workspace, None, folder)
     if workspace.has_marker or not workspace.has_backbone:
         return

@@ -1,4 +1,4 @@
-"""From scores to forget and retain sets: the sizes, each strategy's sets."""
+"""From scores to forget and retain sets: the sizes and each strategy's sets."""
 
 import dataclasses
 import pathlib
@@ -42,18 +42,18 @@ def _ids_where(rows: Sequence[Example], is_so_N: Bool[np.ndarray, " N"]) -> list
 
 
 def make_sizes(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Writes the sizes of the sets, the same for every strategy, and who can be in none.
+    """Writes the sizes of the sets, the same for every strategy, and the rows that are in none.
 
-    They are named, or what the rule of --retrieve.select gives for RASLIK's scores. With
-    --retrieve.held_out the queries to measure on are made here, and are in no set. Where the rule
-    `gap` finds no row, a finding is written, and nothing is held out.
+    They are named, or follow from the rule of --retrieve.select for RASLIK's scores.
+    --retrieve.held_out makes the queries to measure on here. They are in no set. If the rule `gap`
+    finds no row, a finding is written and nothing is held out.
     """
     settings, rows = workspace.config.retrieve, workspace.corpus.train
     encoded = workspace.cut(workspace.train_rows, "training examples")
     is_eligible_N = encoded.num_targets_N > 0
     num_targets = sets.count_targets(rows, is_eligible_N)
     own = _own_sets(workspace.config)
-    sizes: tuple[int, int] | None = (0, 0)  # nobody asks
+    sizes: tuple[int, int] | None = (0, 0)  # without a reader
     if len(own) < len(settings.strategies):
         num_eligible = int(is_eligible_N.sum())
         sizes = sets.set_sizes(settings, num_targets=num_targets, num_eligible=num_eligible)
@@ -79,7 +79,7 @@ def make_sizes(workspace: Workspace, folder: pathlib.Path) -> None:
 
 
 def _select_by_influence(workspace: Workspace, num_targets: int, folder: pathlib.Path) -> Selection:
-    """Returns the sets that the rule chooses by RASLIK's scores; writes where it cuts, if so."""
+    """Returns the sets that the rule chooses by RASLIK's scores; writes its cut if there is one."""
     settings, rows = workspace.config.retrieve, workspace.corpus.train
     influence_N, sigma = read_scores(workspace, EVIDENCE), 0.0
     if settings.select in noise.CUTS:
@@ -109,7 +109,7 @@ def _select_by_influence(workspace: Workspace, num_targets: int, folder: pathlib
 
 
 def _why_none(workspace: Workspace, cut: Cut, score_N: Float[np.ndarray, " N"]) -> str:
-    """Returns why a run's cut is no find, by the base's likelihood and the chance; else ""."""
+    """Returns why a run's cut is no find by the base's likelihood and the chance; else ""."""
     config, root, taught = workspace.config, workspace.root, Taught(False, "")
     if config.evaluate.traced:
         rows, base = (artifacts.traced(name).find(root) for name in ("finetuned", "backbone"))
@@ -249,7 +249,7 @@ def _own_sets(config: Config) -> list[str]:
 
 
 def _of_sizes(case: Case) -> tuple[str, str]:
-    """Returns what the sizes of the sets are made from: what is read, and the settings."""
+    """Returns the inputs of the sizes of the sets: files and settings."""
     config, chosen = case.config, case.config.retrieve
     reads, settings = RULES_ON_SCORES.get(chosen.select, ("", ""))
     own = _own_sets(config)
@@ -266,7 +266,7 @@ def _of_sizes(case: Case) -> tuple[str, str]:
 
 
 def _reads_of_sets(case: Case) -> str:
-    """Returns the scores that a strategy reads, and those that the sets of all are measured by."""
+    """Returns the scores that a strategy reads and those that measure the sets of all."""
     evidence = {EVIDENCE} & needs_of(case.config)
     needs = sorted({*STRATEGIES[case.member].needs, *evidence})
     return "{train} {queries} retrieve/sizes " + " ".join(f"retrieve/{need}" for need in needs)

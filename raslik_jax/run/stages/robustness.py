@@ -1,4 +1,4 @@
-"""Does it stay forgotten: what `evaluate.robustness` asks of models, run on them."""
+"""Does it stay forgotten: the measures of `evaluate.robustness`, run on models."""
 
 import functools
 import itertools
@@ -72,10 +72,10 @@ def write_robustness(workspace: Workspace, attack: Attack, folder: pathlib.Path)
 
 
 class Bench:
-    """The rows of a run that models are measured on, and what is done to models.
+    """The rows of a run that measure models, and the operations on models.
 
-    A model is taken with its adapter folded in, and runs with a fresh one, which changes nothing
-    until it is trained: so all go through the same programs.
+    A model is taken with its adapter folded in. It runs with a fresh one, which changes nothing
+    until it is trained. All models then run the same programs.
     """
 
     def __init__(self, workspace: Workspace, strategy: str):
@@ -98,13 +98,13 @@ class Bench:
         return list(shuffled(rows, seed=config.seed, label=f"robustness {label}")[:number])
 
     def read(self, model: BoundModel, form: str = "plain") -> Reading:
-        """Returns how far a model shows the behavior, with weights in a format of `quantize`."""
+        """Returns how far a model with weights in a format of `quantize` shows the behavior."""
         return self._read(self._fresh(model, form))
 
     def read_each(self, model: BoundModel, groups: Mapping[str, Asked]) -> dict[str, Reading]:
         """Returns how far a model shows the behavior by each group of rows.
 
-        Rows too long for the run are left out, and a group of which no answer is left.
+        Rows too long for the run are left out. So is a group without any answer left.
         """
         workspace, fresh = self._workspace, self._fresh(model)
         able = {name: group for name, group in map(self._short, groups.items()) if group.answers}
@@ -121,7 +121,7 @@ class Bench:
         return found
 
     def _short(self, named: tuple[str, Asked]) -> tuple[str, Asked]:
-        """Returns a group without prompts that leave no room for an answer, which it tells."""
+        """Returns a group without prompts that leave no room for an answer; prints their number."""
         workspace, (name, group) = self._workspace, named
         most = workspace.config.corpus.max_len
 
@@ -146,7 +146,7 @@ class Bench:
     def draw(
         self, model: BoundModel, *, samples: int, temperature: float, tokens: int
     ) -> tuple[Rated, list[Rated]]:
-        """Returns greedy answers to the target prompts, and `samples` drawn ones to each."""
+        """Returns greedy answers to the target prompts and `samples` drawn ones to each."""
         workspace, prompts, fresh = self._workspace, self.asked.prompts, self._fresh(model)
         if not prompts:
             return self._rated([]), []
@@ -170,7 +170,7 @@ class Bench:
         return Rated(np.array(forget, np.float64), shown_Q)
 
     def weigh(self, model: BoundModel, rows: Sequence[Example]) -> likelihood.Likelihood:
-        """Returns how likely a model finds the answers of rows, 0 tokens where none is left."""
+        """Returns how likely a model finds the answers of rows; 0 tokens if none is left."""
         encoded = self._workspace.encode(rows, "general texts and questions")
         return self._workspace.likelihood_of(self._fresh(model), encoded)
 
@@ -183,7 +183,7 @@ class Bench:
         points: Sequence[int],
         learning_rate: float,
     ) -> tuple[int, dict[int, Reading]]:
-        """Returns how many rows of a kind a model was trained on, and its readings after steps."""
+        """Returns the number of training rows of a kind, and a model's readings after steps."""
         settings, fresh = self._workspace.config.unlearn, self._fresh(model)
         groups = {name: self._trained_rows(name, rows) for name in KINDS}
         plans = [batches.plan_rows(part, np.arange(len(part.ids))) for part in groups.values()]
@@ -222,7 +222,7 @@ class Bench:
     def token_nats(
         self, model: BoundModel, unseen: Sequence[Example]
     ) -> tuple[Sequence[Told], Sequence[Told]]:
-        """Returns the nats and texts of the answers of forgotten rows, and of these."""
+        """Returns the nats and texts of the answers of forgotten rows and of other rows."""
         workspace, config, fresh = self._workspace, self._workspace.config, self._fresh(model)
         drawn = self._draw(unseen, "held-out rows")
         name = workspace.template_name
@@ -343,7 +343,7 @@ def _reads(case: Case) -> str:
 
 
 def count_attack(run: AbstractRun, attack: Attack) -> Work:
-    """A measure of robustness, on one model or on both before unlearning."""
+    """A measure of robustness on one model or on both before unlearning."""
     name, config, models = attack.measure, run.config, 1 if attack.algorithm else 2
     taken = ROBUSTNESS[name].cost(config.evaluate[name])
     rows, count = config.evaluate.robustness_rows, models * taken.readings

@@ -1,4 +1,4 @@
-"""From an index to scores: what a model makes of the traced answers, and what strategies need."""
+"""From an index to scores: both models' likelihood of the traced answers, and strategies' needs."""
 
 import math
 import pathlib
@@ -58,17 +58,17 @@ def needs_of(config: Config) -> frozenset[str]:
 
 
 def finds_number(config: Config) -> bool:
-    """Returns whether the run finds how many rows to forget, and so may find none."""
+    """Returns whether the run finds how many rows to forget. It may then find none."""
     is_given = all(STRATEGIES[name].brings_sets for name in config.retrieve.strategies)
     return config.retrieve.select == "gap" and not config.retrieve.num_forget and not is_given
 
 
 @memory.decoding
 def make_traced(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Writes what both models before unlearning make of the traced prompts.
+    """Writes both earlier models' likelihood of the traced answers and their own answers.
 
-    Where the run finds how many rows to forget, answers that are less likely than tokens drawn at
-    random end it: no gradient of theirs leads to what taught the model to say so.
+    If the run finds how many rows to forget, answers that are less likely than random tokens end
+    it: no gradient of theirs leads to the rows that taught them.
     """
     generate.write_traced(workspace, None, folder)
     if not finds_number(workspace.config):
@@ -85,7 +85,7 @@ def make_traced(workspace: Workspace, folder: pathlib.Path) -> None:
 
 
 def read_scores(workspace: Workspace, need: str) -> Float[np.ndarray, "N ..."]:
-    """Returns what a unit of `SCORES` left: a number for each row, or several."""
+    """Returns the result of a unit of `SCORES`: a number for each row, or several."""
     found, count = artifacts.row_scores(need), len(workspace.corpus.train)
     return found.read(workspace.root, (count, *[None] * (found.read(workspace.root).ndim - 1)))
 
@@ -201,7 +201,7 @@ def make_exact_scores(workspace: Workspace, folder: pathlib.Path) -> None:
 
 
 def count_scores(run: AbstractRun, queries: int, columns: int) -> Work:
-    """Cosines of the index's rows with queries, of which so many columns are kept."""
+    """Cosines of the index's rows with queries; so many columns are kept."""
     rows, products = run.sizes.train, 2.0 * run.sketch_size * queries
     return Work(4.0 * rows * columns, [], rows * products, run.index_bytes)
 
@@ -220,8 +220,8 @@ def count_embeddings(run: AbstractRun) -> Work:
     return Work(4.0 * 768 * rows, [program])
 
 
-# What a strategy may name among its needs: the units that are made then. The last one leaves the
-# scores, in the folder of the need.
+# The possible needs of a strategy: the units that are made then. The last one writes the scores
+# into the folder of the need.
 SCORES: dict[str, tuple[Recipe, ...]] = {
     EVIDENCE: (
         *sketch_lib.GRADIENTS,

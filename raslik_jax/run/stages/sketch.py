@@ -55,7 +55,7 @@ def _loss(workspace: Workspace, batch: batches.Batch) -> gradients.ExampleLoss:
 
 
 def chosen_weights(workspace: Workspace) -> tuple[weights.Chosen, ...]:
-    """Returns the weights that gradients are taken of, of --sketch.parameters; none: adapters."""
+    """Returns the trained weights of --sketch.parameters; none: adapters."""
     pattern = workspace.config.sketch.parameters
     if pattern == weights.LORA:
         return ()
@@ -65,7 +65,7 @@ def chosen_weights(workspace: Workspace) -> tuple[weights.Chosen, ...]:
 def differentiated(
     workspace: Workspace, adapters: tuple[Tree, ...], base: Tree
 ) -> tuple[tuple[Tree, ...], Tree]:
-    """Returns what gradients are taken of, at every adapter, and what is held beside it."""
+    """Returns the trained trees at every adapter and the frozen rest."""
     chosen = chosen_weights(workspace)
     if not chosen:
         return adapters, base
@@ -114,7 +114,7 @@ def sketch_function(
     adapters: tuple[Tree, ...],
     step: Callable[..., gradients.Sketches] | None = None,
 ) -> Sketch:
-    """Returns a function that sketches a batch, compiled once per shape; by `sketch_step`."""
+    """Returns a function that sketches a batch by `sketch_step`, compiled once per shape."""
     points, held = differentiated(workspace, adapters, workspace.sketch_model.base)
     fixed = meshes.place((projection, points))
     return functools.partial(step or sketch_step(workspace), *fixed, held)
@@ -151,7 +151,7 @@ def ahead_of(
 
 
 def count_params(workspace: Workspace, adapters: Sequence[Tree]) -> int:
-    """Returns P of the run's gradients, all adapters together."""
+    """Returns P of the run's gradients for all adapters together."""
     chosen = chosen_weights(workspace)
     if chosen:
         return weights.count_weights(chosen)
@@ -159,7 +159,7 @@ def count_params(workspace: Workspace, adapters: Sequence[Tree]) -> int:
 
 
 def adapter_names(workspace: Workspace) -> list[str]:
-    """Returns the folders of the adapters at which gradients are taken, of --sketch.gradient_at."""
+    """Returns the folders of the adapters of --sketch.gradient_at."""
     folder = workspace.root / "finetune"
     return {
         "finetuned": ["adapter"],
@@ -174,7 +174,7 @@ def sketched_adapters(workspace: Workspace) -> tuple[Tree, ...]:
 
 
 def abstract_adapters(run: Workspace) -> tuple[Tree, ...]:
-    """Returns the shapes and dtypes of these adapters, of a run without weights."""
+    """Returns the shapes and dtypes of these adapters for a run without weights."""
     return (run.model.initial,) * len(adapter_names(run))
 
 
@@ -187,9 +187,9 @@ def make_projection(workspace: Workspace, adapters: Sequence[Tree]) -> projectio
 
 
 def program_tokens(config: decoder.ModelConfig) -> int:
-    """Returns the tokens of a model whose gradients take about as long as compiling a program.
+    """Returns the tokens whose gradients take about as long as compiling a program.
 
-    It goes by platform and model alone, so that all jobs on an index plan the same batches.
+    It depends on platform and model alone, so that all jobs on an index plan the same batches.
     """
     _, _, base = decoder.abstract(config, None)
     # A gradient takes two operations for each weight forward, and two back.
@@ -222,7 +222,7 @@ def sketch_queries(
 ) -> np.ndarray:
     """Returns the unit sketches of queries, [Q, K]; refuses a prompt without room to answer.
 
-    Those of a run have the cheapest shapes; those that somebody asks share few with others.
+    Those of a run have the cheapest shapes. Those of a user's questions share few shapes.
     """
     config = workspace.config
     encoded = workspace.encode(queries, "queries", targets=config.sketch.targets)
@@ -232,7 +232,7 @@ def sketch_queries(
 
 
 def model_identity(workspace: Workspace, adapters: Sequence[Tree]) -> dict[str, Any]:
-    """Returns what an index is made from, by hashes; no row of another model goes into it."""
+    """Returns the source of an index by hashes; no row of another model goes into it."""
     digest = hashlib.sha256()
     for row in workspace.corpus.train:
         digest.update(json.dumps((row.example_id, *learned_part(row))).encode())
@@ -247,7 +247,7 @@ def model_identity(workspace: Workspace, adapters: Sequence[Tree]) -> dict[str, 
 
 
 def fill_index(workspace: Workspace, folder: pathlib.Path) -> tuple[SketchStore, int]:
-    """Makes the missing rows of a run's index beside other jobs; returns it and how many."""
+    """Makes the missing rows of a run's index with other jobs; returns it and the number."""
     settings = workspace.config.sketch
     encoded = workspace.cut(workspace.train_rows, "training examples", targets=settings.targets)
     plans = plan_batches(workspace, encoded)
@@ -263,7 +263,7 @@ def fill_index(workspace: Workspace, folder: pathlib.Path) -> tuple[SketchStore,
         processes.alone(lambda: _create(folder, described))
         store = processes.when_visible(lambda: SketchStore.open(folder / "index"))
         left = sum(len(store.ids[store.chunk_positions(chunk)]) for chunk in store.missing_chunks())
-        # The bar counts what this job makes; beside other jobs it ends short of the total.
+        # The bar counts the rows of this job; with other jobs it ends short of the total.
         with contextlib.closing(progress(None, "sketches", total=left, unit="example")) as bar:
             claims = Claims(store, worker=f"{socket.gethostname()}-{os.getpid()}")
             made = build.fill_store(
@@ -285,7 +285,7 @@ def _describe_index(
     encoded: encoding.Encoded,
     plans: Sequence[batches.BatchPlan],
 ) -> dict[str, Any]:
-    """Returns what `SketchStore.create` takes: of what the index is made, and how."""
+    """Returns the arguments of `SketchStore.create`: the index's sources and settings."""
     settings, spec = workspace.config.sketch, projection.spec
     names = ("gradient_at", "loss", "targets", "normalize", "parameters")
     return {
@@ -304,10 +304,10 @@ def _describe_index(
 
 
 def _create(folder: pathlib.Path, described: Mapping[str, Any]) -> None:
-    """Makes the index of a unit, or opens what an earlier job has begun of it.
+    """Makes the index of a unit or opens one that an earlier job has begun.
 
-    A ValueError where that one has other batches, as on another kind of device; see
-    `program_tokens`.
+    It raises a ValueError if that one has other batches, as on another kind of device (see
+    `program_tokens`).
     """
     is_there = manifests.has_index(folder)
     try:
@@ -331,7 +331,7 @@ def make_index(workspace: Workspace, folder: pathlib.Path) -> None:
 
 
 def open_index(workspace: Workspace) -> tuple[SketchStore, np.ndarray]:
-    """Returns the index of a run, and the row in it of each training example, [N]."""
+    """Returns the index of a run and the row in it of each training example, [N]."""
 
     def read() -> SketchStore:
         store = SketchStore.open(workspace.root / "sketch" / "index")
@@ -349,7 +349,7 @@ def read_queries(workspace: Workspace, store: SketchStore) -> np.ndarray:
 
 
 def make_query_sketches(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Sketches the gradients of the retrieval queries, as the index has those of the examples."""
+    """Sketches the gradients of the retrieval queries as the index has those of the examples."""
     adapters = sketched_adapters(workspace)
     sketch = sketch_function(workspace, make_projection(workspace, adapters), adapters)
     query_QK = sketch_queries(workspace, sketch, workspace.retrieval_queries())

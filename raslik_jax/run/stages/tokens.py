@@ -22,9 +22,9 @@ from raslik_jax.run.stages.scores import EVIDENCE, SCORES_FORMAT, needs_of
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.sketch import tokens
 
-# Cosine from which rows are told as one: near-duplicates (docs/notes/retrieve.md).
+# The cosine of near-duplicates, which are shown as one (docs/notes/retrieve.md).
 ALIKE = 0.9
-# Rows that are looked through for each that is told.
+# The number of rows searched for each that is shown.
 _CANDIDATES = 25
 # A piece of text and its share of the score; None where the token does not count in the loss.
 Piece = tuple[str, float | None]
@@ -32,10 +32,10 @@ Piece = tuple[str, float | None]
 
 @memory.explained("shares of tokens", "--retrieve.token_rows or --sketch.size")
 def make_tokens(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Writes what each token of the best rows, and of the answer, contributes to their scores.
+    """Writes the contribution of each token of the best rows and of the answer to their scores.
 
-    Rows that are nearly the same to the model stand for one: the best of them is told, the others
-    are named. Of several queries, the answer is that of the one which scores the row highest.
+    Rows that are nearly the same to the model count as one: the best is shown and the others are
+    named. The answer of several queries is that of the query which scores the row highest.
     """
     config, train = workspace.config, workspace.corpus.train
     score_N = artifacts.INFLUENCE.read(workspace.root, (len(train),))
@@ -78,7 +78,7 @@ def make_tokens(workspace: Workspace, folder: pathlib.Path) -> None:
 
 
 def distinct_rows(rows: search.Queries, number: int) -> list[int]:
-    """Returns the first rows, `number` at most, that are not `ALIKE` one that stands before."""
+    """Returns at most `number` first rows that are not `ALIKE` an earlier one."""
     chosen = list[int]()
     for place, direction_K in enumerate(rows.direction_QK):
         if len(chosen) == number:
@@ -139,7 +139,7 @@ def _pieces_of(
 def token_pieces(tokenizer: Tokenizer, ids: np.ndarray) -> list[str]:
     """Returns the text that each token adds; "" for one that is part of a longer character.
 
-    The pieces make the text together, and special tokens stand in it by their names.
+    The pieces together make the text. Special tokens are in it by their names.
     """
     pieces, told, names = list[str](), "", tokenizer.special_names()
     for end in range(1, len(ids) + 1):

@@ -26,10 +26,10 @@ from raslik_jax.train.objectives import OBJECTIVES
 
 @memory.explained("unlearning", "--unlearn.micro_batch_size or --unlearn.max_len")
 def unlearn(workspace: Workspace, variant: Variant, folder: pathlib.Path) -> None:
-    """Unlearns one strategy's sets by one objective, and saves the model of every epoch.
+    """Unlearns one strategy's sets by one objective and saves the model of every epoch.
 
-    With --unlearn.probe.stop only that of the step that its probes choose, as the last epoch. A run
-    that was killed goes on after its last finished epoch, with the same result.
+    With --unlearn.probe.stop it saves only that of the step that its probes choose, as the last
+    epoch. A killed run goes on after its last finished epoch with the same result.
     """
     strategy, name = variant
     sets = {kind: read_set(workspace, strategy, kind) for kind in ("forget", "retain")}
@@ -95,13 +95,13 @@ def cut_rows(workspace: Workspace, ids: Sequence[str], kind: str) -> encoding.En
     rows = workspace.train_rows.named(ids)
     encoded = workspace.cut(rows, f"{kind} examples", max_len=max_len)
     if kind == "forget":
-        # What cannot be forgotten at this length is an error; a retain example less is told.
+        # A row that cannot be forgotten at this length is an error; a missing retain row is a line.
         encoding.require_answers(encoded, "forget examples", max_len=max_len)
     return encoded.with_answers()
 
 
 def require_rows(workspace: Workspace, name: str, sets: Sequence[encoding.Encoded]) -> None:
-    """Raises a ValueError where no answer is left of a set, to forget or to retain, that is needed.
+    """Raises a ValueError if a needed set, to forget or to retain, has no answer left.
 
     An objective without a retain term needs none to retain.
     """
@@ -136,14 +136,14 @@ def draw_pairs(
 def _save_and_look(
     save: Callable[[Tree], Any] | None, prober: probing.Prober, step: int, params: Tree
 ) -> bool:
-    """Saves the model where an epoch ends, and probes it; returns whether unlearning ends."""
+    """Saves the model at the end of an epoch and probes it; returns whether unlearning ends."""
     if save:
         save(params)
     return prober.look(step, params)
 
 
 def _save(workspace: Workspace, folder: pathlib.Path, params: Tree) -> None:
-    """Writes an adapter, or a whole model in the dtype of the base."""
+    """Writes an adapter or a whole model in the dtype of the base."""
     if workspace.config.unlearn.parameters == "lora":
         workspace.save_adapter(folder, params)
         return
