@@ -66,6 +66,7 @@ demo: $(VENV)/.installed-run
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/python -m pytest -q tests/language_test.py
 	$(BIN)/mypy
 
 # Beside each other: the types keep one core busy, and either may fail.
@@ -102,6 +103,11 @@ house: $(VENV)/.installed-dev
 # Writes the tables of the studies again, in docs/studies and beside the stored results.
 tables: $(VENV)/.installed-dev
 	$(BIN)/python experiments/studies/pages.py
+# Lowers the limits of tests/language.json to what documents and docstrings have now.
+.PHONY: language
+language: $(VENV)/.installed-dev
+	$(BIN)/python tests/language_test.py
+
 # Writes the reference pages that follow from the code: flags, settings, models, public names.
 .PHONY: reference
 reference: $(VENV)/.installed-dev

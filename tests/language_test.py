@@ -1,7 +1,18 @@
-"""Plain American English: words that are kept out of the code, its messages and its pages."""
+"""Plain American English: words that are kept out, and how hard it is to read.
 
+A document or the docstrings of a module have at most one comma per sentence and no avoided
+construction. `language.json` has the limits of files that are still above. `make language` lowers
+them. No limit ever rises, and a new file has none.
+"""
+
+import ast
+import json
+import math
+import operator
 import pathlib
 import re
+from collections.abc import Iterator
+from typing import NamedTuple
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 _FILES = sorted(
@@ -22,6 +33,102 @@ _KEPT_OUT = re.compile(
     r"(?:e|ed|es|ing|er|ation)s?|towards|judgement)\b",
     re.IGNORECASE,
 )
+_LIMITS = pathlib.Path(__file__).with_name("language.json")
+_MOST_COMMAS, _MOST_COMMAS_IN_ALL, _MOST_AVOIDED = 1.0, 0.7, 0.01
+# Fewer sentences say little about a file. They count in the means of all.
+_FEWEST = 5
+_AVOIDED = re.compile(
+    r"^(?:Of|What|Where|Whoever|That)\b|\b(?:told|beside|nobody|whoever|thereby|whither)\b"
+    r"|\bstands?\b(?! out)"
+    r"|\b(?:of which|held to|has it that|of the way to|(?:read|said|asked|come) of)\b"
+    r"|\bpulls? (?:toward|against)\b|\bcosts? [^.]{,20}\bnats\b"
+)
+
+
+class Measured(NamedTuple):
+    """What is counted in the sentences of a text."""
+
+    sentences: int
+    commas: int
+    avoided: int
+
+    def means(self) -> tuple[float, float]:
+        """Returns commas and avoided constructions per sentence, rounded up to a hundredth."""
+        count = max(self.sentences, 1)
+        return math.ceil(100 * self.commas / count) / 100, math.ceil(
+            100 * self.avoided / count
+        ) / 100
+
+
+def measure(text: str) -> Measured:
+    """Returns the counts of a text. Code, tables, titles and numbers do not count."""
+    text = re.sub(
+        r"^```.*?^```|<!--.*?-->|^---\n.*?^---$", "", text, flags=re.DOTALL | re.MULTILINE
+    )
+    text = re.sub(r"^(?:[|#>]|    |\t).*$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"`[^`]*`", "code", text)
+    text = re.sub(r"(?<=\d),(?=\d)", "", re.sub(r"\]\([^)]*\)", "", text))
+    text = re.sub(r"[*_\[\]()\"]", "", text)
+    found = []
+    for paragraph in re.split(r"\n\s*\n|\n\s*(?:-|\d+\.) ", "\n" + text):
+        parts = re.split(r"(?<=[.!?:;])\s+(?=[A-Z])", " ".join(paragraph.split()))
+        found += [part for part in parts if len(part.split()) > 3]
+    hits = sum(len(_AVOIDED.findall(part)) for part in found)
+    return Measured(len(found), sum(part.count(",") for part in found), hits)
+
+
+def _docstrings(path: pathlib.Path) -> str:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    texts = [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, kinds)]
+    return "\n\n".join(re.split(r"\n\n(?:Args|Example|Attributes):", text)[0] for text in texts)
+
+
+def _texts() -> Iterator[tuple[str, str, str]]:
+    """Yields kind, path and text of every document and of every module of the package."""
+    pages = [*_REPOSITORY.glob("*.md"), *(_REPOSITORY / "docs").rglob("*.md")]
+    for path in sorted(pages):
+        yield "documents", str(path.relative_to(_REPOSITORY)), path.read_text(encoding="utf-8")
+    for path in sorted((_REPOSITORY / "raslik_jax").rglob("*.py")):
+        if "third_party" not in path.parts:
+            yield "docstrings", str(path.relative_to(_REPOSITORY)), _docstrings(path)
+
+
+def _bar(name: str) -> tuple[float, float]:
+    return _MOST_COMMAS_IN_ALL if name.startswith("all ") else _MOST_COMMAS, _MOST_AVOIDED
+
+
+def above() -> dict[str, tuple[float, float]]:
+    """Returns commas and avoided constructions per sentence of all files above the bar."""
+    found: dict[str, Measured] = {}
+    for kind, name, text in _texts():
+        one = measure(text)
+        whole = found.get(f"all {kind}", Measured(0, 0, 0))
+        found[f"all {kind}"] = Measured(*map(sum, zip(whole, one, strict=True)))
+        found |= {name: one} if one.sentences >= _FEWEST else {}
+    means = {name: one.means() for name, one in found.items()}
+    return {name: now for name, now in means.items() if any(map(operator.gt, now, _bar(name)))}
+
+
+def _limits() -> dict[str, list[float]]:
+    return dict(json.loads(_LIMITS.read_text(encoding="utf-8")))
+
+
+def test_documents_and_docstrings_are_easy_to_read():
+    limits = _limits()
+    harder = {
+        name: f"{now} commas and avoided constructions per sentence, the limit is {limit}"
+        for name, now in above().items()
+        if any(map(operator.gt, now, limit := limits.get(name, _bar(name))))
+    }
+    assert harder == {}
+
+
+def test_the_measure_counts_what_a_reader_meets():
+    text = "# A, b\n\nThe run reads `a, b` and 1,000 rows. Of two, the first is here now.\n\n| a, |"
+    assert measure(text) == Measured(2, 1, 1)
+    text = "- One row is told here, twice, by name.\n- It is a second item."
+    assert measure(text) == Measured(2, 2, 1)
 
 
 def test_words_that_are_kept_out():
@@ -32,3 +139,12 @@ def test_words_that_are_kept_out():
         for match in _KEPT_OUT.finditer(line)
     ]
     assert not found
+
+
+if __name__ == "__main__":
+    now, old = above(), _limits()
+    lines = [
+        f"  {json.dumps(name)}: {[*map(min, old[name], map(max, now[name], _bar(name)))]}"
+        for name in sorted(old.keys() & now.keys())
+    ]
+    _LIMITS.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
