@@ -1,7 +1,7 @@
-"""What became of a model and of the behavior it was to forget: one judgment, made once.
+"""One judgment of a model and of the behavior that it was to forget, made once.
 
-Pure functions of the entries of metrics.json. The states and their test are those of `verdict`;
-every table, page, card and closing line reads what is decided here.
+Pure functions of the entries of metrics.json. The states and their test are those of `verdict`.
+Every table, page, card and closing line reads the judgment.
 """
 
 import math
@@ -21,15 +21,15 @@ from raslik_jax.evaluate.verdict import (
 )
 
 By = Literal["words", "judge", "classifier", "likelihood"]
-# What metrics.json has of one model.
+# The entry of one model in metrics.json.
 Entry = Mapping[str, Any]
 
 # Limits of the signs of damage that RULE_TEXT says in words.
 LEAST_DISTINCT, MOST_REPEATED, MOST_EMPTY, MOST_PERPLEXED, MOST_UNLIKELY = 0.5, 0.2, 0.1, 2.0, 3.0
 # The behavior was there where this share of the answers to target queries shows it.
 LEAST_SHOWN = 0.5
-# Target queries from which on intervals of rates say something: of one query they have no width, so
-# that of two models that forgot as much one always lies below the other.
+# The fewest target queries whose intervals of rates mean something. Over one query they have no
+# width: one of two equally good models is then always below the other.
 LEAST_QUERIES = 3
 # Texts of a class from which on a classifier's score says something.
 LEAST_TEXTS = 30
@@ -51,9 +51,9 @@ RULE_TEXT = (
 
 
 class JudgmentEntry(TypedDict):
-    """What became of one unlearned model: what decided it, one phrase each, from which measures.
+    """The judgment of one unlearned model: its reasons, one phrase each, and their measures.
 
-    `others` says what else changed: how many other answers, and their mean length.
+    `others` says what else changed: the number of other answers and their mean length.
     """
 
     verdict: Verdict
@@ -81,7 +81,7 @@ def is_damaged(entry: Mapping[str, Any]) -> bool:
 
 
 def describe(entry: Mapping[str, Any]) -> str:
-    """Returns a `JudgmentEntry` in a line: the verdict, why, and what else changed."""
+    """Returns a `JudgmentEntry` in a line: the verdict, its reasons and other changes."""
     parts = [*entry["reasons"], entry.get("others", "")]
     return f"{entry['verdict']}: {'; '.join(filter(None, parts))}"
 
@@ -128,7 +128,7 @@ def judge(
 
 
 def _count_gone(entry: Entry) -> tuple[Verdict, str, str]:
-    """Returns what prompts, or without any the bad outputs, say: verdict, reason and measure."""
+    """Returns verdict, reason and measure by prompts, or without any by the bad outputs."""
     prompts, outputs = (Count(**entry.get(name) or _NONE) for name in ("prompts", "outputs"))
     decided = verdict.decide(prompts)
     if (prompts.of or prompts.unknown) and not (
@@ -154,7 +154,7 @@ def _has_queries(entry: Entry) -> bool:
 
 
 def _lies_below(models: Sequence[Entry]) -> str:
-    """Returns that F lies below the backbone's, interval below interval; "" where it does not."""
+    """Returns that F is below the backbone's, interval below interval; "" if it is not."""
     found = _rates(models, "forget")
     if len(found) < len(models) or not _has_queries(models[0]):
         return ""
@@ -166,7 +166,7 @@ def _lies_below(models: Sequence[Entry]) -> str:
 
 
 class _Quantity(NamedTuple):
-    """What is measured next to the prompts: its share of the way, the share that is enough."""
+    """A measure next to the prompts: its share of the way and the share that is enough."""
 
     name: str
     way: float
@@ -218,7 +218,7 @@ def _not_finite(entry: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _describe_others(models: Sequence[Entry]) -> str:
-    """Returns how many answers to normal queries changed, and how their mean length moved."""
+    """Returns how many answers to normal queries changed and how their mean length moved."""
     words = {
         name: number
         for name, model in zip(("now", "before unlearning", "base"), models, strict=True)
@@ -231,9 +231,9 @@ def _describe_others(models: Sequence[Entry]) -> str:
 
 
 def _find_damage(entry: Entry, finetuned: Entry) -> tuple[list[str], list[str]]:
-    """Returns the measures that damage was looked for in, and each sign of it.
+    """Returns the measures of damage and each sign of it.
 
-    Target and normal answers are judged apart: a model may babble on the first and write well on
+    Target and normal answers are judged apart. A model may babble on the first and write well on
     the others, and babble scores like forgetting.
     """
 
@@ -242,7 +242,7 @@ def _find_damage(entry: Entry, finetuned: Entry) -> tuple[list[str], list[str]]:
         return {name: (own[name], others[name]) for name in own if name in others}
 
     diversity, perplexities = shared("diversity"), shared("perplexity")
-    # Where nobody wrote held-out answers, other training rows stand in for them.
+    # Without held-out answers other training rows take their place.
     held_out = [name for name in ("held-out", "retain") if name in perplexities][:1]
     unlikely = shared("answer_perplexity")
     signs = []
@@ -274,10 +274,10 @@ def _find_damage(entry: Entry, finetuned: Entry) -> tuple[list[str], list[str]]:
 def behavior_of(
     finetuned: Entry, backbone: Entry | None, non_sf: Mapping[str, Any] | None
 ) -> BehaviorEntry | None:
-    """Returns how far the behavior was there, None where nothing measured it.
+    """Returns how far the behavior was there; None if nothing measured it.
 
-    By what marks it, as metrics.json says under "non_sf", otherwise by likelihood. Without a
-    backbone nothing says what is usual.
+    It goes by the behavior's mark, as metrics.json says under "non_sf", otherwise by likelihood.
+    Without a backbone nothing says what is usual.
     """
     if backbone is None:
         return None
@@ -314,7 +314,7 @@ _BEHAVIOR = {
 
 
 def describe_behavior(entry: BehaviorEntry) -> str:
-    """Returns in words how far the behavior is there, and whether that is too little to trace."""
+    """Returns in words how far the behavior is there and whether this is too little to trace."""
     text = _BEHAVIOR[entry["by"]].format(entry["finetuned"], entry["backbone"])
     if entry["is_shown"]:
         return text
@@ -322,7 +322,7 @@ def describe_behavior(entry: BehaviorEntry) -> str:
 
 
 def describe_classifier(measured: Mapping[str, Any]) -> str:
-    """Returns a classifier's macro-F1, the texts it was measured on, and whether they are few."""
+    """Returns a classifier's macro-F1, the number of its test texts, and whether they are few."""
     counts = measured["texts"]
     text = f"macro-F1 {measured['macro_f1']:.3f} on {sum(counts.values())} texts"
     if min(counts.values()) >= LEAST_TEXTS:

@@ -1,4 +1,4 @@
-"""How likely a model finds answers that somebody else wrote."""
+"""How likely a model finds given answers."""
 
 import functools
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from raslik_jax.parallel import meshes
 from raslik_jax.sketch.head import target_nll
 from raslik_jax.sketch.loss import example_loss, find_targets, head_table
 
-# Shapes at most: a forward pass is cheap beside the compilation of one more.
+# The most shapes: a forward pass takes less time than the compilation of one more.
 _SHAPES = 2
 # (lora, base, batch) -> what is measured of each row
 Step = Callable[[Tree, Tree, Batch], Any]
@@ -28,9 +28,9 @@ class NotFinite(ValueError):
 
 
 class Likelihood(NamedTuple):
-    """Of each answer the mean nats a token, EOS among them, and the number of those tokens.
+    """The mean nats a token of each answer (EOS included) and the number of its tokens.
 
-    0 tokens where the prompt alone fills max_len.
+    The number is 0 if the prompt alone fills max_len.
     """
 
     nll_N: Float[np.ndarray, " N"]
@@ -38,10 +38,10 @@ class Likelihood(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """What answers that a model draws itself cost at an answer's tokens, in nats a token.
+    """The nats a token of answers that a model draws itself, at an answer's tokens.
 
-    At each token the model's own surprise has a mean, the entropy of its next token, and a
-    variance. `mean_N` is the mean of the entropies; `spread_N` the root of the summed variances
+    At each token the model's own surprise has a mean (the entropy of its next token) and a
+    variance. `mean_N` is the mean of the entropies. `spread_N` is the root of the summed variances
     over the number of tokens: the standard deviation of a drawn answer's nats a token around it.
     """
 
@@ -88,7 +88,7 @@ def expected_step(decoder: Decoder) -> Step:
 
 
 def _step(of_row: Callable[..., Any], *, one_by_one: bool = False) -> Step:
-    """Returns the jitted function from (lora, base, batch) to what `of_row` gives of each row."""
+    """Returns the jitted function from (lora, base, batch) to `of_row`'s result for each row."""
 
     def of_rows(lora: Tree, base: Tree, batch: Batch) -> Any:
         own = functools.partial(of_row, lora, base, num_targets=batch.num_targets)
@@ -105,9 +105,9 @@ def _step(of_row: Callable[..., Any], *, one_by_one: bool = False) -> Step:
 def answer_likelihood(decoder: Decoder, *, batch_tokens: int) -> Callable[..., Likelihood]:
     """Returns the function from (lora, base, encoded, on_ladder=False) to answers' likelihood.
 
-    It is the loss that the model is trained on, `next_token` over the response, by example, in
-    batches of at most batch_tokens, padding included. A set of answers has two shapes; with
-    `on_ladder` one, the next of a short ladder, so that sets of other answers share it.
+    It is the training loss of each example: `next_token` over the response, in batches of at most
+    batch_tokens, padding included. A set of answers has two shapes. With `on_ladder` it has one,
+    the next of a short ladder, which sets of other answers share.
     """
     of_batch = likelihood_step(decoder)
 
@@ -126,8 +126,8 @@ def answer_likelihood(decoder: Decoder, *, batch_tokens: int) -> Callable[..., L
 def token_likelihood(decoder: Decoder, *, batch_tokens: int) -> Callable[..., np.ndarray]:
     """Returns the function from (lora, base, encoded) to the nats of every token of every answer.
 
-    It gives [N, T], T the most tokens of an answer; after an answer's last one come zeros. The mean
-    over its tokens is what `answer_likelihood` gives, in batches of the same shapes.
+    It gives [N, T] with T the most tokens of an answer. Zeros follow an answer's last one. The mean
+    over its tokens is the result of `answer_likelihood` in batches of the same shapes.
     """
     of_batch = token_step(decoder)
 
@@ -147,11 +147,11 @@ def token_likelihood(decoder: Decoder, *, batch_tokens: int) -> Callable[..., np
 
 
 def expected_likelihood(decoder: Decoder, *, batch_tokens: int) -> Callable[..., Expected]:
-    """Returns the function from (lora, base, encoded) to what drawn answers cost at its tokens.
+    """Returns the function from (lora, base, encoded) to drawn answers' nats at its tokens.
 
-    For tokens drawn from the model, sum_t (nll_t - H_t) is a martingale of mean 0, and its variance
-    is that of sum_t V_t with H = -sum_v p_v log p_v and V = sum_v p_v (log p_v + H)^2: an answer
-    whose nats are many spreads above is one that the model would hardly draw.
+    For tokens drawn from the model sum_t (nll_t - H_t) is a martingale of mean 0. Its variance is
+    that of sum_t V_t with H = -sum_v p_v log p_v and V = sum_v p_v (log p_v + H)^2. The model would
+    hardly draw an answer whose nats are many spreads above.
     """
     of_batch = expected_step(decoder)
 

@@ -1,7 +1,7 @@
-"""What is measured of a model and of a strategy's sets: one record per metric.
+"""The measures of a model and of a strategy's sets: one record per metric.
 
-Whoever computes, stores, prints or draws measures walks over `METRICS`: adding a metric adds a
-record. Pure functions, on the host.
+All code that computes, stores, prints or draws measures iterates over `METRICS`. Adding a metric
+adds a record. Pure functions on the host.
 """
 
 import operator
@@ -26,10 +26,10 @@ Value = int | float | rates.Interval | None
 
 
 class Column(NamedTuple):
-    """How a table shows a metric: heading, format of the value, and of its interval's ends, if any.
+    """A metric's form in a table: heading, format of the value and of its interval's ends.
 
-    Metrics of one title in one table share its column: "a / b". A line break in it is kept in the
-    terminal.
+    Metrics of one title in one table share its column: "a / b". The terminal keeps a line break in
+    it.
     """
 
     title: str
@@ -74,7 +74,7 @@ def measure(evidence: Mapping[str, Any], *, seed: int = 0, resamples: int = 1) -
 
 
 def measure_pool(pool: Sequence[Mapping[str, Any]]) -> list[dict[str, Value]]:
-    """Returns the metrics that compare the models of a pool with each other, for each of them."""
+    """Returns the metrics that compare the models of a pool, for each of them."""
     values: list[dict[str, Value]] = [{} for _ in pool]
     for name, metric in METRICS.items():
         if metric.of_pool:
@@ -88,7 +88,7 @@ def measure_pool(pool: Sequence[Mapping[str, Any]]) -> list[dict[str, Value]]:
 
 
 def nest(values: Mapping[str, Value]) -> dict[str, Any]:
-    """Returns values as metrics.json holds them: "a/b" is b within a, where it was measured."""
+    """Returns measured values as metrics.json has them: "a/b" is b within a."""
     entry: dict[str, Any] = {}
     for name, value in values.items():
         *groups, last = name.split("/")
@@ -111,7 +111,7 @@ def look_up(entry: Mapping[str, Any], name: str) -> Any:
 def _difference(own: rates.PairScores, other: rates.PairScores) -> Float[np.ndarray, " Q"] | None:
     """Returns the paired differences: what is easy for one model tends to be for another."""
     values, base = (dict(zip(scores.ids, scores.rouge_Q, strict=True)) for scores in (own, other))
-    # Where empty answers are dropped the two may lack different queries: what both kept is paired.
+    # If empty answers are dropped the two may lack different queries: common ones are paired.
     shared = sorted(values.keys() & base.keys())
     return np.array([values[i] - base[i] for i in shared]) if shared else None
 
@@ -148,7 +148,7 @@ def _rate(title: str, kind: str, hint: str) -> Metric:
 
 
 def _rate_difference(letter: str, kind: str, table: str) -> Metric:
-    # Three decimals of the ends say whether zero lies between them.
+    # Three decimals of the ends show whether zero is between them.
     column = Column(f"{letter} minus {letter} of Random", "+.3f", "+.3f")
     return _metric(f"{kind}_scores random_{kind}_scores", _difference, **{table: column})
 
@@ -156,7 +156,7 @@ def _rate_difference(letter: str, kind: str, table: str) -> Metric:
 def _of_texts(
     name: str, of_model: Any, columns: Mapping[str, Column], **apart: Column
 ) -> dict[str, Metric]:
-    """Returns a metric of all answers, and the same of those to each kind of queries."""
+    """Returns a metric of all answers and the same for each kind of queries."""
     kinds = {f"diversity/{kind}/{name}": _metric(kind, of_model, **apart) for kind in KINDS}
     return {name: _metric("texts", of_model, **columns), **kinds}
 
@@ -169,7 +169,7 @@ def _perplexity(part: str, **columns: Column) -> Metric:
 
 
 def _perplexity_of(name: str, heading: str) -> Metric:
-    """Returns the perplexity of labeled answers, which no model wrote."""
+    """Returns the perplexity of labeled answers that no model wrote."""
     headings = heading, f"Perplexity,\n{name}", f"Perplexity, {name}"
     table, seeds, card = (Column(heading, "#.3g", "#.3g") for heading in headings)
     return _perplexity(f"{name}_likelihoods", perplexity=table, seeds_checks=seeds, card=card)

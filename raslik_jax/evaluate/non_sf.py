@@ -1,4 +1,4 @@
-"""What says of an answer whether it shows the behavior to forget, listed without loading jax."""
+"""The ways to say whether an answer shows the behavior to forget, listed without jax."""
 
 import dataclasses
 from typing import NamedTuple
@@ -36,7 +36,7 @@ class ClassifierSettings(Settings):
 
 
 class NonSfMeasure(NamedTuple):
-    """A way to measure Non-SF: its title, its own settings, and whether it is trained first."""
+    """A way to measure Non-SF: its title, its own settings and whether it is trained first."""
 
     title: str
     settings: Settings = Settings()

@@ -1,7 +1,7 @@
-"""Who is on the forget-retain frontier, and how far from the ideal: pure functions, on the host.
+"""The forget-retain frontier and distances to the ideal: pure functions on the host.
 
 A method is a point (R, F): retain rate up, forget rate down. The ideal is R = 1, F = 0. All
-functions take the two rates of each method, and refuse rates that are not finite or not paired.
+functions take the two rates of each method and refuse rates that are not finite or not paired.
 """
 
 from typing import NamedTuple
@@ -19,10 +19,10 @@ Flags = Bool[np.ndarray, " M"]
 
 
 class Mahalanobis(NamedTuple):
-    """D_mah of each method, the shrunken covariance of (R, F), and what is needed to judge them.
+    """D_mah of each method, the shrunken covariance of (R, F) and its quality.
 
-    Rounding errors of the rates grow with the condition number. Where R and F are negatively
-    correlated, a lower F or a higher R may raise the distance, so it should not be ranked by.
+    Rounding errors of the rates grow with the condition number. If R and F are negatively
+    correlated a lower F or a higher R may raise the distance. It should then not rank methods.
     """
 
     distance_M: Rates
@@ -35,8 +35,8 @@ def pareto_mask(retain_M: Rates, forget_M: Rates) -> Flags:
     """Returns which methods no other method dominates.
 
     The textbook rule: one method dominates another if its R is not lower, its F is not higher, and
-    one of the two is better. The paper's sentence asks for both to be better; on its own tables
-    the two rules differ only where rates tie after rounding (see `rounding_ties`).
+    one of the two is better. The paper's sentence asks for both to be better. On its own tables the
+    two rules differ only for ties of rates after rounding (see `rounding_ties`).
     """
     retain_gain_MM, forget_drop_MM = _gains(retain_M, forget_M)
     not_worse_MM = (retain_gain_MM >= 0) & (forget_drop_MM >= 0)
@@ -61,7 +61,7 @@ def rounding_ties(retain_M: Rates, forget_M: Rates, *, decimals: int = 3) -> Fla
 def _gains(
     retain_M: Rates, forget_M: Rates
 ) -> tuple[Float[np.ndarray, "M M"], Float[np.ndarray, "M M"]]:
-    """Returns how much better the method of the column is than that of the row, in R and in F."""
+    """Returns how much better the method of the column is than that of the row in R and in F."""
     _check_rates(retain_M, forget_M)
     return retain_M[None] - retain_M[:, None], forget_M[:, None] - forget_M[None]
 
@@ -78,19 +78,19 @@ def frontier_among(retain_M: Rates, forget_M: Rates, is_eligible_M: Flags) -> tu
 def euclidean_to_ideal(retain_M: Rates, forget_M: Rates, *, rescale: bool = False) -> Rates:
     """Returns each method's Euclidean distance to the ideal, sqrt((1 - R)^2 + F^2).
 
-    With `rescale` each rate is stretched to [0, 1] over the methods first (the paper's "min-max
-    normalized space"); a rate that all share then adds nothing.
+    With `rescale` each rate is first stretched to [0, 1] over the methods (the paper's "min-max
+    normalized space"). A rate that all share then adds nothing.
     """
     _check_rates(retain_M, forget_M)
     rates = [1 - retain_M, forget_M]
     if rescale:
-        # Where all agree the numerator is 0, whatever it is divided by.
+        # If all agree the numerator is 0 for any divisor.
         rates = [(rate_M - rate_M.min()) / (np.ptp(rate_M) or 1.0) for rate_M in rates]
     return np.hypot(*rates)
 
 
 def have_covariance(retain_M: Rates, forget_M: Rates) -> bool:
-    """Returns whether there are methods enough for a covariance, and both rates differ."""
+    """Returns whether there are enough methods for a covariance and both rates differ."""
     _check_rates(retain_M, forget_M)
     return len(retain_M) >= MIN_METHODS and bool(np.ptp(retain_M) and np.ptp(forget_M))
 
@@ -100,8 +100,8 @@ def mahalanobis_to_ideal(retain_M: Rates, forget_M: Rates) -> Mahalanobis:
 
     D_mah(v) = sqrt((v - mu)^T Sigma^-1 (v - mu)), v = (R, F), mu = (1, 0). The paper calls Sigma
     the "(regularized) covariance of all methods" and says no more. Here Sigma = 0.9 C + 0.1 diag(C)
-    with C the ddof = 1 covariance of the methods' points, the one rule of 57 tried that gives back
-    its published tables: 11 of 15 blocks within rounding, and no rule gives the other four.
+    with C the ddof = 1 covariance of the methods' points. Of 57 rules it is the only one that
+    reproduces 11 of 15 published blocks within rounding. No rule gives the other four.
     """
     if not have_covariance(retain_M, forget_M):
         methods = f"{MIN_METHODS} or more methods whose rates differ"
@@ -115,7 +115,7 @@ def mahalanobis_to_ideal(retain_M: Rates, forget_M: Rates) -> Mahalanobis:
 def _distances(
     points_DM2: Float[np.ndarray, "D M 2"],
 ) -> tuple[Float[np.ndarray, "D M"], Float[np.ndarray, "D 2 2"]]:
-    """Returns the distances within each of D pools of methods, and each pool's covariance."""
+    """Returns the distances within each of D pools of methods and each pool's covariance."""
     centered_DM2 = points_DM2 - points_DM2.mean(1, keepdims=True)
     covariance_D22 = np.einsum("dmi,dmj->dij", centered_DM2, centered_DM2)
     covariance_D22 /= points_DM2.shape[1] - 1

@@ -1,13 +1,11 @@
-"""Perplexity of answers that somebody else wrote: pure functions of likelihoods, on the host.
+"""Perplexity of given answers: pure functions of likelihoods on the host.
 
 Four sets, the same rows for every model of a run:
 
 - "forget": training examples that are labeled targets;
-- "retain": training examples that are not; those without a label that turn out to be forgotten are
-  left out of what is measured;
+- "retain": training examples that are not; forgotten ones without a label are left out;
 - "held-out": the normal queries of the evaluation with their labeled answers;
-- "behavior": the bad outputs, as far as they are given: what retrieval traces, and the labeled
-  answers to the target queries of the evaluation.
+- "behavior": the given bad outputs: traced answers and the labeled answers to target queries.
 
 A perplexity that rises on "forget" alone is forgetting; one that rises everywhere is damage.
 """
@@ -43,9 +41,9 @@ def draw_sets(
     number: int,
     seed: int,
 ) -> dict[str, tuple[Example, ...]]:
-    """Returns rows of each of SETS that have an answer, `number` at most, in a seeded order.
+    """Returns at most `number` rows of each of SETS with an answer in a seeded order.
 
-    Where no training example is labeled a target, the target queries are the forget set.
+    If no training example is labeled a target the target queries are the forget set.
     """
     targets = [row for row in train if row.is_target]
     others = [row for row in train if not row.is_target]
@@ -62,8 +60,8 @@ def perplexity(
 ) -> rates.Interval | None:
     """Returns the perplexity of `AnswerRecord`s with its 95 % bootstrap interval over examples.
 
-    exp(sum of nats / sum of tokens), so a long answer weighs more than a short one. None where no
-    answer has a token; beyond e^700, where floats end, e^700.
+    It is exp(sum of nats / sum of tokens): a long answer weighs more than a short one. It is None
+    if no answer has a token, and at most e^700, where floats end.
     """
     counted = [record for record in records if record["tokens"]]
     if not counted:

@@ -1,4 +1,4 @@
-"""How well a ranking finds the labeled targets: pure functions, on the host, ties exact."""
+"""The quality of a ranking for labeled targets: pure functions on the host, exact with ties."""
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -7,8 +7,8 @@ from jaxtyping import Bool, Float, Int
 def auroc(scores_N: Float[np.ndarray, " N"], is_target_N: Bool[np.ndarray, " N"]) -> float:
     """Returns the area under the ROC curve; 0.5 when all scores tie.
 
-    The chance that a random target scores above a random other item, ties counting one half: the
-    Mann-Whitney statistic over the number of pairs (Hanley and McNeil, 1982).
+    It is the chance that a random target scores above a random other item with ties as one half:
+    the Mann-Whitney statistic over the number of pairs (Hanley and McNeil, 1982).
     """
     num_targets, num_others = check_ranking(scores_N, is_target_N)
     if not num_others:
@@ -23,9 +23,9 @@ def auroc(scores_N: Float[np.ndarray, " N"], is_target_N: Bool[np.ndarray, " N"]
 def auprc(scores_N: Float[np.ndarray, " N"], is_target_N: Bool[np.ndarray, " N"]) -> float:
     """Returns the average precision, the area under the precision-recall curve.
 
-    sum over thresholds of precision * (gain in recall), without interpolation, which would be too
-    kind; items with one score enter together, so no order among ties is favored. The base rate
-    when all scores tie, 1 when all items are targets.
+    It is the sum over thresholds of precision * (gain in recall) without interpolation, which would
+    be too high. Items with one score enter together, so no order among ties is favored. It is the
+    base rate when all scores tie and 1 when all items are targets.
     """
     num_targets, _ = check_ranking(scores_N, is_target_N)
     count_G, targets_G = tie_groups(scores_N, is_target_N)
@@ -36,7 +36,7 @@ def auprc(scores_N: Float[np.ndarray, " N"], is_target_N: Bool[np.ndarray, " N"]
 def tie_groups(
     scores_N: Float[np.ndarray, " N"], is_target_N: Bool[np.ndarray, " N"]
 ) -> tuple[Int[np.ndarray, " G"], Int[np.ndarray, " G"]]:
-    """Returns items and targets of each group of equal scores, the best group first."""
+    """Returns items and targets of each group of equal scores; the best group first."""
     _, group_N, count_G = np.unique(scores_N, return_inverse=True, return_counts=True)
     targets_G = np.bincount(group_N[is_target_N], minlength=len(count_G))
     return count_G[::-1], targets_G[::-1]
@@ -45,7 +45,7 @@ def tie_groups(
 def check_ranking(
     scores_N: Float[np.ndarray, " scores"], is_target_N: Bool[np.ndarray, " labels"]
 ) -> tuple[int, int]:
-    """Returns the numbers of targets and of others of a ranking, which may have infinities."""
+    """Returns the numbers of targets and of others of a ranking that may have infinities."""
     num_nan, num_targets = int(np.isnan(scores_N).sum()), int(is_target_N.sum())
     if len(scores_N) != len(is_target_N) or num_nan or not num_targets:
         raise ValueError(

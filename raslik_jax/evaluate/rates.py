@@ -1,8 +1,8 @@
-"""What texts are scored by, with intervals: pure functions, on the host.
+"""Scores of texts with intervals: pure functions on the host.
 
 A rate is the mean ROUGE-L F1 of a model's outputs against those of the fine-tuned model before
-unlearning, paired by query id. On target queries it is the forget rate F (lower is better), on
-normal queries the retain rate R (higher is better).
+unlearning, paired by query id. On target queries it is the forget rate F (lower is better). On
+normal queries it is the retain rate R (higher is better).
 """
 
 import functools
@@ -38,15 +38,15 @@ class PairScores(NamedTuple):
 
 
 def rouge_l_f1(prediction: str, reference: str) -> float:
-    """Returns the ROUGE-L F1 of one pair with Porter stemming, by the rouge-score package.
+    """Returns the ROUGE-L F1 of one pair with Porter stemming by the rouge-score package.
 
-    F1 = 2PR / (P + R), P and R the length of the longest common subsequence of stemmed, lower-case
-    alphanumeric words over the number of words of the prediction and of the reference. A text with
-    letters or digits outside ASCII is split by `words.rouge_words`; two texts without any word
-    (emoji, marks) are compared by their characters.
+    F1 = 2PR / (P + R). P and R are the length of the longest common subsequence of stemmed,
+    lower-case alphanumeric words over the number of words of the prediction and of the reference. A
+    text with letters or digits outside ASCII is split by `words.rouge_words`. Two texts without any
+    word (emoji, marks) are compared by their characters.
 
-    1 for equal texts that are not blank; 0 when one side has a word and the other has none, or
-    either is blank. Source: Lin, 2004; rouge-score 0.1.2.
+    It is 1 for equal texts that are not blank. It is 0 if one side alone has a word or if either is
+    blank. Source: Lin, 2004; rouge-score 0.1.2.
     """
     return float(_rouge(prediction, reference).fmeasure)
 
@@ -89,7 +89,8 @@ def score_pairs(
     """Returns the ROUGE-L F1 of every prediction against the reference of the same id.
 
     An empty prediction or reference scores 0. `drop_empty` leaves out empty predictions, as the
-    paper means to do: it cuts both lists to the shorter one, which pairs later ones wrongly.
+    paper intends. The paper's code cuts both lists to the shorter one, which pairs later ones
+    wrongly.
     """
     missing, extra = references.keys() - predictions.keys(), predictions.keys() - references.keys()
     if missing or extra:
@@ -142,9 +143,9 @@ def bootstrap(
 
 
 def coverage(number: int) -> float:
-    """Returns how often `bootstrap` of so many normal values, two or more, holds their true mean.
+    """Returns how often `bootstrap` of so many normal values (two or more) holds their mean.
 
-    Its spread lacks the factor sqrt(n / (n - 1)), and it is taken for known: of few values such an
+    Its spread lacks the factor sqrt(n / (n - 1)) and counts as known. For few values such an
     interval is much narrower than Student's ("narrowness bias" in Hesterberg, 2015, "What Teachers
     Should Know about the Bootstrap").
     """
@@ -159,8 +160,8 @@ def non_sf_by_words(
 ) -> Float[np.ndarray, " Q"]:
     """Returns 1 for each text without a word of the vocabulary and 0 for each with one.
 
-    A stand-in for the paper's Non-SF probability, which a trained classifier gives. Collapsed or
-    empty text reads 1, so it means something only beside the retain rate and the diversity.
+    It stands in for the paper's Non-SF probability by a trained classifier. Collapsed or empty text
+    reads 1. It therefore needs the retain rate and the diversity next to it.
 
     Words are compared whole and without case: "star" is not found in "start" or "stars". An entry
     may have several words ("black hole") or marks. In scripts without spaces it is found anywhere.
@@ -177,7 +178,7 @@ def non_sf_by_words(
 def non_sf_by_judge(
     texts: Sequence[str], *, shows: Callable[[str], bool]
 ) -> Float[np.ndarray, " Q"]:
-    """Returns 0 for each text that shows the behavior, by a judge of it, and 1 for each other."""
+    """Returns 0 for each text that shows the behavior by a judge of it and 1 for others."""
     return np.array([float(not shows(text)) for text in texts], np.float64)
 
 

@@ -1,11 +1,11 @@
-"""When unlearning has done enough: what probes found, which step is kept, and why it ends there.
+"""The end of unlearning: the results of probes, the kept step, and the reason for the end.
 
 Pure functions. A level is the mean over a set's rows of their nats a token. Two sets are to be
-forgotten: "forget", rows that are trained on, and "behavior", answers that show it and that no step
-sees. `verdict.Goal` says how many of their rows are gone. "kept" are rows that no step sees and
-that have to stay likely; "retain" are rows that are trained on, for information. The level of
-"kept" moves by `middle_mean` of its rows' changes: where nobody labels rows, a few of them may show
-the behavior and have to lose.
+forgotten: "forget" (trained rows) and "behavior" (answers that show it and that no step sees).
+`verdict.Goal` says how many of their rows are gone. "kept" are rows that no step sees and that have
+to stay likely. "retain" are trained rows, for information. The level of "kept" moves by
+`middle_mean` of its rows' changes. Without labels a few of these rows may show the behavior and
+have to lose.
 """
 
 import math
@@ -33,7 +33,7 @@ RULE_TEXT = (
 Levels = Mapping[str, float]
 DONE: Literal["forgotten"] = "forgotten"
 End = Literal["", "forgotten", "others lose too much", "diverged"]
-# What is said of an end: the verdict is that of a model, not of its training.
+# The words for an end. The verdict is for a model and not for its training.
 SAID: dict[End, str] = {
     "forgotten": "enough is gone",
     "others lose too much": "other rows lost too much",
@@ -43,7 +43,7 @@ SAID: dict[End, str] = {
 
 
 class Probe(TypedDict):
-    """What a probe found after a step: levels, how far the sets to forget are, and answers.
+    """The results of a probe after a step: levels, progress of the sets to forget, and answers.
 
     The answers are by the prompt's id.
     """
@@ -55,14 +55,14 @@ class Probe(TypedDict):
 
 
 def middle_mean(change_N: Sequence[float]) -> float:
-    """Returns the mean of the middle half of numbers; of less than four, of all."""
+    """Returns the mean of the middle half of numbers, or of all if there are fewer than four."""
     ranked, outer = sorted(change_N), len(change_N) // 4
     middle = ranked[outer : len(ranked) - outer]
     return math.fsum(middle) / len(middle)
 
 
 def percent(share: float) -> str:
-    """Returns a share in whole percent, rounded down."""
+    """Returns a share in whole percent; rounded down."""
     return f"{math.floor(100 * share + 1e-9)}%"
 
 

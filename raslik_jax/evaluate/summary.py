@@ -1,6 +1,6 @@
-"""From what was recorded of each model to the entries of metrics.json: pure functions, on the host.
+"""From the records of each model to the entries of metrics.json: pure functions on the host.
 
-The shapes of metrics.json are declared here. What is measured is for `metrics.METRICS` to say.
+The shapes of metrics.json are declared here. `metrics.METRICS` has the measures.
 """
 
 from collections import defaultdict
@@ -30,17 +30,17 @@ MethodEntry = dict[str, Any]
 
 
 class Metrics(TypedDict):
-    """All of metrics.json: what the reports read.
+    """All of metrics.json, for the reports.
 
-    `settings` is the whole config. `reference` names whose answers F and R are taken against:
-    finetuned (the default), backbone or gold. `chosen` is true where each method stands once, at a
-    learning rate and epoch that were chosen on other queries. `retrieval` has what each strategy
-    retrieved. `non_sf` says by what Non-SF is measured, words (the default), judge or classifier,
-    and how well that does; it is None where nothing marks the behavior, as `behavior` is where
-    nothing measured it. There is no `backbone` where the fine-tuned model was given as a whole:
-    nothing is compared with a model before fine-tuning then. `probes` has what probes found while
-    each method unlearned, `robustness` what each of its measures found of each method and the
-    models before.
+    `settings` is the whole config. `reference` names the answers that F and R compare with:
+    finetuned (the default), backbone or gold. `chosen` is true if each method occurs once, at a
+    learning rate and epoch that were chosen on other queries. `retrieval` has the rows that each
+    strategy retrieved. `non_sf` names the measure of Non-SF (words by default, judge or classifier)
+    and its quality. It is None if nothing marks the behavior. `behavior` is None if nothing
+    measured it. There is no `backbone` if the fine-tuned model was given as a whole: nothing is
+    compared with a model before fine-tuning then. `probes` has the results of probes while each
+    method unlearned. `robustness` has the results of its measures for each method and the models
+    before.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Metrics(TypedDict):
 
 
 class Variant(NamedTuple):
-    """Which unlearned model it is: strategy of its sets, algorithm, epoch (from 1)."""
+    """The name of an unlearned model: strategy of its sets, algorithm, epoch (from 1)."""
 
     strategy: str
     algorithm: str
@@ -78,11 +78,11 @@ def collect_evidence(
     questions: Sequence[Mapping[str, Any]] | None = None,
     retain_questions: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """Returns what was recorded of one model, in the parts that metrics read.
+    """Returns the records of one model in the parts that metrics read.
 
-    Those of answers: "texts" (all, in order of kind and query id), "target" and "normal",
-    "references", and "target_scores" and "normal_scores", which are `rates.PairScores`. What there
-    is nothing of is left out.
+    The parts of answers are "texts" (all, in order of kind and query id), "target" and "normal",
+    "references", and "target_scores" and "normal_scores", which are `rates.PairScores`. Empty parts
+    are left out.
 
     Args:
       drop_empty: leave empty answers out of F and R, as the paper does. All else sees every answer.
@@ -114,11 +114,11 @@ def collect_evidence(
 def compare(
     own: Mapping[str, Any], finetuned: Mapping[str, Any], backbone: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Returns the parts of a model's evidence that compare it with those before, one by one.
+    """Returns the parts of a model's evidence that compare it with those before.
 
     "normal_before" are the fine-tuned model's answers. "prompts" counts the target queries that
-    still show the behavior (`verdict.Count`): by what marks it, otherwise by F. "outputs" counts
-    the bad outputs that are as likely as before, or nearly.
+    still show the behavior (`verdict.Count`) by its mark, otherwise by F. "outputs" counts the bad
+    outputs that are about as likely as before.
     """
     parts: dict[str, Any] = {"normal_before": finetuned["normal"]} if "normal" in own else {}
     if backbone is None:
@@ -207,7 +207,7 @@ def mark_frontier(
 
 
 def judge_metrics(metrics: dict[str, Any]) -> None:
-    """Adds to the measures what they say: the behavior before, each judgment, the frontier."""
+    """Adds the conclusions to the measures: the behavior before, each judgment, the frontier."""
     finetuned, backbone = metrics["finetuned"], metrics.get("backbone")
     behavior = judgment.behavior_of(finetuned, backbone, metrics["non_sf"])
     metrics["behavior"] = behavior

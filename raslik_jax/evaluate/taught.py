@@ -1,4 +1,4 @@
-"""Whether fine-tuning taught an answer, by how likely the model and its base find it."""
+"""Whether fine-tuning taught an answer, by its likelihood under the model and its base."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,11 +11,11 @@ HARDLY = 4.0
 
 
 def doubt(nll: float, base: float | None, drawn: tuple[float, float] | None = None) -> str:
-    """Returns why a traced answer is no good evidence, "" where it is.
+    """Returns why a traced answer is no good evidence; "" if it is.
 
-    From its nats a token under the model and the base: the model would hardly say it (`HARDLY`
-    spreads above the mean of what it draws itself), or fine-tuning made it no likelier by the
-    factor of the judgment (1.1 a token).
+    It goes by the answer's nats a token under the model and the base. Either the model would hardly
+    say it (`HARDLY` spreads above the mean of its own draws), or fine-tuning did not make it
+    likelier by the factor of the judgment (1.1 a token).
     """
     if drawn and nll > drawn[0] + HARDLY * drawn[1]:
         own = f"answers that it draws itself cost {drawn[0]:.2f} +- {drawn[1]:.2f} there"
@@ -37,10 +37,10 @@ class Taught(NamedTuple):
 
 
 def taught_of(levels: Sequence[tuple[float, float | None, tuple[float, float] | None]]) -> Taught:
-    """Returns what model, base and drawn answers say of the traced answers, as `doubt` takes them.
+    """Returns the nats of the traced answers under model and base, and drawn ones, for `doubt`.
 
     An answer that the base says as readily was not taught. One that the model would hardly say may
-    be taught in other words, where the base finds it less likely still.
+    be taught in other words if the base finds it less likely still.
     """
     doubts = [doubt(*level) for level in levels]
     refuted = [doubt(nll, base) for nll, base, _ in levels]

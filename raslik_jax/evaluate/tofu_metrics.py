@@ -1,6 +1,6 @@
 """TOFU's own metrics: probability, ROUGE, truth ratio, forget quality, model utility.
 
-Pure functions of likelihoods and texts, on the host. A likelihood is the mean over an answer's
+Pure functions of likelihoods and texts on the host. A likelihood is the mean over an answer's
 tokens in nats, so that exp(-nll) is TOFU's P(a|q)^(1/|a|).
 
 Source: Maini et al. 2024, "TOFU: a task of fictitious unlearning for LLMs" (arXiv:2401.06121),
@@ -16,16 +16,16 @@ from jaxtyping import Float
 from raslik_jax.data.corpora.tofu import QUESTION_SETS
 from raslik_jax.evaluate import rates
 
-# What is measured on each set, from 0 to 1.
+# The measures of each set, from 0 to 1.
 PARTS = ("probability", "rouge", "truth_ratio")
 # The first set is the one to forget; model utility is over the others.
 _FORGET_SET, *_UTILITY_SETS = QUESTION_SETS
-# Sets whose answers nobody was trained on: their probability is relative to the wrong answers.
+# Sets whose answers no model was trained on: their probability is relative to the wrong answers.
 _OPTION_SETS = QUESTION_SETS[2:]
 
 
 class QuestionRecord(TypedDict):
-    """What one model makes of one question: nats a token of the answers, and its own answer."""
+    """One model's results for one question: nats a token of the answers, and its own answer."""
 
     id: str
     set_name: str
@@ -40,13 +40,13 @@ def truth_ratios(
     true_nll_Q: Float[np.ndarray, " Q"],
     wrong_nll_Q: Sequence[Sequence[float]],
 ) -> Float[np.ndarray, " Q"]:
-    """Returns how likely wrong answers are beside the right one, R_truth of each question.
+    """Returns the likelihood of wrong answers over the right one: R_truth of each question.
 
-    R = (prod_i P(wrong_i)^(1/|wrong_i|))^(1/n) / P(true)^(1/|true|), n wrong answers: below 1 the
-    model knows the answer, about 1 it cannot tell. The paper writes an arithmetic mean over the
-    wrong answers; the code that gave its figures takes the geometric one, as here, and so does
-    every later table. The right answer is a paraphrase where there is one. Beyond e^700, where
-    floats end, e^700.
+    R = (prod_i P(wrong_i)^(1/|wrong_i|))^(1/n) / P(true)^(1/|true|) with n wrong answers. Below 1
+    the model knows the answer, and about 1 it cannot tell. The paper writes an arithmetic mean over
+    the wrong answers. The code behind its figures takes the geometric one, as here, and so does
+    every later table. The right answer is a paraphrase if there is one. R is at most e^700, where
+    floats end.
     """
     if len(true_nll_Q) != len(wrong_nll_Q) or not all(map(len, wrong_nll_Q)):
         got = f"{sum(map(bool, map(len, wrong_nll_Q)))} of {len(true_nll_Q)} with one"
@@ -56,7 +56,7 @@ def truth_ratios(
 
 
 def truth_score(ratio_Q: Float[np.ndarray, " Q"], *, is_forgotten: bool) -> float:
-    """Returns the mean of min(R, 1/R) of the set to forget, of max(0, 1 - R) of another."""
+    """Returns the mean of min(R, 1/R) for the set to forget, of max(0, 1 - R) for another."""
     score_Q = np.minimum(ratio_Q, 1 / ratio_Q) if is_forgotten else np.maximum(0.0, 1 - ratio_Q)
     return float(score_Q.mean())
 
@@ -66,8 +66,8 @@ def option_probability(
 ) -> Float[np.ndarray, " Q"]:
     """Returns the probability of each right answer among its options, from 0 to 1.
 
-    p / (p + sum of the wrong ones' p), p = exp(-nats a token): for questions that the model was not
-    trained on, whose answers are a word or a name.
+    It is p / (p + sum of the wrong ones' p) with p = exp(-nats a token). It is for questions that
+    the model was not trained on, whose answers are a word or a name.
     """
     # Relative to the right answer nothing can underflow to 0 / 0.
     return np.array(
@@ -110,10 +110,10 @@ def model_utility(sets: Mapping[str, Mapping[str, float]]) -> float | None:
 def forget_quality(
     ratio_Q: Float[np.ndarray, " ours"], retain_ratio_Q: Float[np.ndarray, " theirs"]
 ) -> float:
-    """Returns how alike an unlearned model and a retain model are on what is to be forgotten.
+    """Returns how alike an unlearned model and a retain model are on the forget set.
 
-    The p-value of the two-sided two-sample Kolmogorov-Smirnov test on their truth ratios over the
-    questions of the forget set (exact for these sizes): high where nothing tells them apart.
+    It is the p-value of the two-sided two-sample Kolmogorov-Smirnov test on their truth ratios over
+    the questions of the forget set (exact for these sizes). It is high if nothing separates them.
     """
     # Imported late: scipy.stats takes a second that no other stage should pay.
     from scipy import stats

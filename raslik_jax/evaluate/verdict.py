@@ -1,11 +1,11 @@
 """The one definition of "forgotten".
 
 The rule that ends unlearning, the choice of a step, the judgment of a model, the page, the card and
-the terminal all read it. Pure functions, on the host.
+the terminal all read it. Pure functions on the host.
 
 Rows and prompts are counted one by one. A row is gone by its likelihood (`Goal`): the tokens that
-carry the behavior went back toward the base. A prompt is gone by the answer to it
-(`count_shown`, `count_way`). The verdict is an exact test on the prompts (`decide`).
+carry the behavior went back toward the base. A prompt is gone by the answer to it (`count_shown`,
+`count_way`). The verdict is an exact test on the prompts (`decide`).
 """
 
 import functools
@@ -26,8 +26,8 @@ _CARRIES = 2.0
 ENOUGH = 0.4
 # A token that fell by this factor is gone however far the base is: it is no more what is said.
 _FALLEN = 4.0
-# Of what fine-tuning taught, in nats: the share whose tokens have to be gone, and the share of the
-# heaviest token from which on each has to be. A secret is what the base finds hardest.
+# The share of the learned nats whose tokens have to be gone, and the share of the heaviest token
+# from which on each has to be. A secret is what the base finds hardest.
 LEAST_TOKENS, _HEAVY = 0.75, 0.5
 # The share of a set's rows that have to be gone. Rows are found and not read: some teach nothing.
 LEAST_ROWS = 0.8
@@ -58,9 +58,9 @@ DEFINITIONS: dict[Verdict, str] = {
 
 
 class Count(NamedTuple):
-    """How many of the prompts, or answers, that showed the behavior still show it.
+    """How many of the prompts or answers that showed the behavior still show it.
 
-    `of` counts those that tell: the fine-tuned model shows the behavior and the base does not.
+    `of` counts the informative ones: the fine-tuned model shows the behavior and the base does not.
     `unknown` counts those with a number that is not finite.
     """
 
@@ -82,8 +82,8 @@ def decide(count: Count) -> Verdict:
     """Returns the verdict that prompts alone support.
 
     "forgotten" is an exact one-sided test. If a third of such prompts or more still show the
-    behavior, it is said in at most 5 % of cases: its p-value is P(X <= still) for X binomial with
-    `of` trials of probability 1/3. "unknown" also where no prompt tells.
+    behavior, it is said in at most 5 % of cases. Its p-value is P(X <= still) for X binomial with
+    `of` trials of probability 1/3. The verdict is also "unknown" if no prompt is informative.
     """
     if count.unknown or not count.of:
         return "unknown"
@@ -101,9 +101,10 @@ def needed() -> int:
 
 
 def share_of_way(now: float, before: float, base: float | None, *, least: float) -> float | None:
-    """Returns the share of the way to the base that a quantity which has to rise went.
+    """Returns the share of the way to the base for a quantity that has to rise.
 
-    Not limited: below 0 it moved away from the base. None where the base is not `least` above.
+    It is not limited: below 0 it moved away from the base. It is None if the base is not `least`
+    above.
     """
     if base is None or not base - before >= least:  # a number that is not finite says nothing
         return None
@@ -115,7 +116,7 @@ def count_shown(
     before_Q: Float[np.ndarray, " Q"],
     base_Q: Float[np.ndarray, " Q"],
 ) -> Count:
-    """Returns the count by the probability, or 0 and 1, that each answer shows the behavior."""
+    """Returns the count by the probability (or 0 and 1) that each answer shows the behavior."""
     is_told_Q = (before_Q >= 0.5) & (base_Q < 0.5)
     return _count(is_told_Q, now_Q >= 0.5, now_Q, before_Q, base_Q)
 
@@ -130,7 +131,7 @@ def count_way(
 ) -> Count:
     """Returns the count by a quantity of each answer: it is gone at `enough` of the way.
 
-    One whose quantity differs by less than `least` from the base's tells nothing.
+    An answer whose quantity differs by less than `least` from the base's does not count.
     """
     apart_Q = np.abs(before_Q - base_Q)
     is_told_Q = apart_Q >= least
@@ -160,7 +161,7 @@ class Progress(TypedDict):
 
 
 class Goal(NamedTuple):
-    """Where the tokens of a set's rows were before unlearning, and where they count as gone.
+    """The nats of the tokens of a set's rows before unlearning, and those at which they are gone.
 
     Attributes:
       start_NT: their nats before.
@@ -209,9 +210,9 @@ def make_goal(
 ) -> Goal:
     """Returns the goal of a set from the nats of its tokens before unlearning and under the base.
 
-    A token carries the behavior where the base finds it half as likely or less. Where fewer than
-    half of the rows have such a token the base says nothing of what was learned: it is the model
-    itself, or shows the behavior too. Then all tokens count, and each has to lose `forget_rise`.
+    A token carries the behavior if the base finds it half as likely or less. If fewer than half of
+    the rows have such a token, the base is the model itself or shows the behavior too. Then all
+    tokens count, and each has to lose `forget_rise`.
     """
     is_token_NT = np.arange(start_NT.shape[1]) < num_targets_N[:, None]
     carries_NT = is_token_NT & (base_NT - start_NT >= math.log(_CARRIES))
@@ -226,14 +227,14 @@ def is_enough(progress: Mapping[str, Progress]) -> bool:
 
 
 def describe_progress(progress: Mapping[str, Progress]) -> str:
-    """Returns how many rows of each set are gone, in words."""
+    """Returns in words how many rows of each set are gone."""
     titles = {"forget": "rows to forget", "behavior": "answers of the behavior"}
     parts = (f"{one['gone']} of {one['of']} {titles[name]}" for name, one in progress.items())
     return f"gone: {' and '.join(parts)}; {LEAST_ROWS:.0%} of each are enough"
 
 
 def describe_count(count: Count, subject: str = "prompts that showed the behavior") -> str:
-    """Returns the count in words, and what would do where prompts are too few."""
+    """Returns the count in words, and the number of prompts needed if they are too few."""
     if not count.of and not count.unknown:
         return f"there are no {subject}: give {needed()} or more"
     told = f"{count.still} of {count.of} {subject} still {'does' if count.still == 1 else 'do'}"
@@ -248,7 +249,7 @@ def describe_count(count: Count, subject: str = "prompts that showed the behavio
 
 
 def describe_others(*, changed: int | None, of: int | None, words: Mapping[str, float]) -> str:
-    """Returns how many other answers changed, and their mean length before, now and in the base."""
+    """Returns how many other answers changed and their mean length before, now and in the base."""
     if changed is None or not of:
         return "no other answers were compared"
     lengths = ", ".join(f"{name} {number:.1f}" for name, number in words.items())

@@ -1,4 +1,4 @@
-"""Words of a text in any script: what ROUGE, diversity and marker words count. Host only."""
+"""Words of a text in any script for ROUGE, diversity and marker words. Host only."""
 
 import functools
 import re
@@ -27,7 +27,7 @@ def _kind(character: str) -> str:
 
 
 def _fold(text: str) -> str:
-    """Returns text whose case, width and composition do not count."""
+    """Returns text without differences of case, width and composition."""
     narrow = (
         unicodedata.normalize("NFKC", c) if unicodedata.east_asian_width(c) in "FH" else c
         for c in text
@@ -38,16 +38,16 @@ def _fold(text: str) -> str:
 def rouge_words(text: str, *, stem: Callable[[str], str]) -> list[str]:
     """Returns the words of a text that has letters or digits outside ASCII, for ROUGE-L.
 
-    Case, width and composition of characters do not count. A word is a run of letters, marks
-    and decimal digits; in scripts without spaces (Han, Kana, Thai, Lao, Khmer, Burmese, Tibetan)
-    each character with its marks is a word. Words of ASCII alone are stemmed as rouge-score stems
-    them, so that they match those of a plain text.
+    Case, width and composition of characters do not count. A word is a run of letters, marks and
+    decimal digits. In scripts without spaces (Han, Kana, Thai, Lao, Khmer, Burmese, Tibetan) each
+    character with its marks is a word. Words of ASCII alone are stemmed as rouge-score stems them,
+    so that they match those of a plain text.
     """
     words: list[str] = []
     goes_on, is_alone = False, False  # the last word, and whether it is one of a spaceless script
     for c in _fold(text):
         kind = _kind(c)
-        if kind == "Cf":  # joiners stand inside words and say nothing
+        if kind == "Cf":  # joiners are inside words and mean nothing
             continue
         if kind[0] == "M":  # a mark goes on with the character before it
             if goes_on:
@@ -67,12 +67,12 @@ def rouge_words(text: str, *, stem: Callable[[str], str]) -> list[str]:
 
 
 def rouge_characters(text: str) -> list[str]:
-    """Returns the characters of a text, without white space, joiners and control characters."""
+    """Returns the characters of a text without white space, joiners and control characters."""
     return [c for c in _fold(text) if not c.isspace() and _kind(c)[0] != "C"]
 
 
 def split_words(text: str) -> list[str]:
-    """Returns a text's lower-case words at white space, each character of spaceless scripts one."""
+    """Returns a text's lower-case words at white space; spaceless scripts by character."""
     text = text.lower()
     return (text if text.isascii() else _SPACELESS.sub(r" \g<0> ", text)).split()
 

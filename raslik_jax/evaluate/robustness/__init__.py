@@ -1,4 +1,4 @@
-"""Does it stay forgotten, and what did it cost: measures beyond greedy answers to plain prompts."""
+"""Does it stay forgotten, and at what cost: measures beyond greedy answers to plain prompts."""
 
 from raslik_jax.evaluate.robustness.membership import MEMBERSHIP
 from raslik_jax.evaluate.robustness.prompts import PROMPTS

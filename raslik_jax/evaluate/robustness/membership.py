@@ -1,11 +1,11 @@
 """Membership inference: do forgotten rows look trained on, never seen, or unlearned?
 
-Three attacks say how far a row looks trained on, from the nats of the tokens of its answer: the
-loss (Yeom et al. 2018, arXiv:1709.01604), the mean over the k % least likely tokens (min-k%, Shi et
-al. 2024, arXiv:2310.16789), and the loss over the bytes that zlib takes for the answer (Carlini et
-al. 2021, arXiv:2012.07805). The AUC is the chance that a forgotten row looks more trained on than a
-held-out one, .5 where nothing tells them apart. Rows of two origins differ in more than having been
-trained on, so that it stands beside that of the base, which saw neither.
+Three attacks use the nats of the tokens of a row's answer. They are the loss (Yeom et al. 2018,
+arXiv:1709.01604), the mean over the k % least likely tokens (min-k%, Shi et al. 2024,
+arXiv:2310.16789), and the loss over the zlib bytes of the answer (Carlini et al. 2021,
+arXiv:2012.07805). The AUC is the chance that a forgotten row looks more trained on than a held-out
+one: .5 if nothing separates them. Rows of two origins differ in other ways too. The table therefore
+has the AUC of the base, which saw neither.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from raslik_jax.evaluate.robustness.record import Compared, Cost, RobustnessMeas
 ATTACKS = ("loss", "min-k%", "zlib")
 # Queries like the rows to forget: with their labels, rows that were not trained on.
 _QUERY_SETS = ("test_target", "validation_target")
-# What is said of attacks whose AUC is apart from that in the base.
+# The words for attacks whose AUC is apart from that in the base.
 _PLACES = {
     "above": "They still look trained on by {}.",
     "below": "They look unlearned by {}: beside held-out rows less likely than in the base.",
@@ -38,7 +38,7 @@ Told = tuple[Float[np.ndarray, " T"], str]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MembershipSettings(Settings):
-    """Which rows the forgotten ones are told from."""
+    """The rows that the forgotten ones are compared with."""
 
     held_out_file: str = setting(
         "",
@@ -74,9 +74,9 @@ def lacks(settings: MembershipSettings, corpus: Corpus | Any) -> str:
 
 
 def membership_scores(told: Told, *, least_share: float) -> dict[str, float]:
-    """Returns how far a row looks trained on, by each attack; the higher, the more.
+    """Returns how far a row looks trained on by each attack; higher is more.
 
-    Of few tokens min-k% takes at least one; an empty answer has the 8 bytes that zlib begins with.
+    min-k% takes at least one of few tokens. An empty answer has the 8 bytes that zlib begins with.
     """
     nats_T, text = told
     count = max(1, int(len(nats_T) * least_share))
@@ -126,11 +126,11 @@ def measure(bench: Any, model: Any, settings: MembershipSettings) -> list[dict[s
 
 
 def tell(compared: Compared) -> str:
-    """Returns the AUC of each attack, and whether its interval holds that in the base.
+    """Returns the AUC of each attack and whether its interval holds that in the base.
 
-    Above it forgotten rows still look trained on. Below they look unlearned, which gives them away
-    as well, unless the AUC was as low before unlearning. An interval that holds the AUC before
-    unlearning too decides nothing, nor do fewer than `LEAST_QUERIES` rows of a kind.
+    Above it forgotten rows still look trained on. Below it they look unlearned, which gives them
+    away as well, unless the AUC was as low before unlearning. An interval that also holds the AUC
+    before unlearning decides nothing, and neither do fewer than `LEAST_QUERIES` rows of a kind.
     """
     now, base = compared["now"], compared.get("backbone")
     first, parts = now[0], list[str]()

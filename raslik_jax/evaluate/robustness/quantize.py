@@ -2,7 +2,7 @@
 
 Unlearning changes weights a little, and rounding takes small changes back (Zhang et al. 2024,
 "Catastrophic Failure of LLM Unlearning via Quantization", arXiv:2410.16454). The model before
-unlearning and the base are rounded likewise: what all of them lose is the rounding's own.
+unlearning and the base are rounded too. Their loss is the rounding's own.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ def measure(bench: Any, model: Any, settings: QuantizeSettings) -> list[dict[str
 
 
 def tell(compared: Compared) -> str:
-    """Returns what the target answers cost in each format, and in which of them they return."""
+    """Returns the nats of the target answers by format, and the formats in which they return."""
     now, parts = compared["now"], []
     for entry in now[1:]:
         text = f"in {entry['condition']} the target answers cost {entry['nats']:.2f} nats a token "

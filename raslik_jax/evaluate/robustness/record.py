@@ -1,4 +1,4 @@
-"""What every measure of robustness has, and what it asks of a run."""
+"""The interface of a measure of robustness and its requirements of a run."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -14,11 +14,11 @@ from raslik_jax.evaluate.metrics import Column, NonSf
 from raslik_jax.evaluate.stopping import percent
 from raslik_jax.evaluate.verdict import ENOUGH, LEAST_NATS, share_of_way
 
-# What a measure found of a model: an entry for each condition, with its name as "condition" and a
-# value for each column of the measure.
+# The results of a measure for a model: an entry for each condition, with its name as "condition"
+# and a value for each column of the measure.
 Found = Sequence[Mapping[str, Any]]
-# What was found of the unlearned model, "now", and of those before: "finetuned", and "backbone"
-# where there is one.
+# The results for the unlearned model, "now", and for those before: "finetuned", and "backbone" if
+# there is one.
 Compared = Mapping[str, Found]
 # The condition under which a model is as it was left.
 AS_IT_IS = "as it is"
@@ -27,10 +27,10 @@ AS_IT_IS = "as it is"
 class Reading(TypedDict):
     """How far a model shows the behavior.
 
-    `nats` is the mean over target answers of their nats a token; `forget` is F of its greedy
-    answers to target queries against those before unlearning; `shown` is the share of these answers
-    that show the behavior, by its words or its judge. None where there are no target queries, or
-    nothing tells such answers.
+    `nats` is the mean over target answers of their nats a token. `forget` is F of its greedy
+    answers to target queries against those before unlearning. `shown` is the share of these answers
+    that show the behavior by its words or its judge. They are None without target queries, or if
+    nothing recognizes such answers.
     """
 
     nats: float
@@ -46,7 +46,7 @@ READING_COLUMNS = {
 
 
 class Asked(NamedTuple):
-    """What a model is read by.
+    """The inputs of a reading.
 
     Attributes:
       answers: rows with the answers that it should have forgotten.
@@ -60,13 +60,13 @@ class Asked(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What a measure takes for one model.
+    """The cost of a measure for one model.
 
     Attributes:
       readings: how often the behavior is read: answers, and the likelihood of given ones.
       given: how often the likelihood of as many further rows is taken.
       steps: of training, each on so many `rows`.
-      answers: how often as many prompts are answered beside the readings.
+      answers: how often as many prompts are answered in addition to the readings.
       texts: number of rows of the measure's own whose likelihood is taken.
     """
 
@@ -83,15 +83,15 @@ class RobustnessMeasure(NamedTuple):
 
     Attributes:
       title: of its table.
-      measure: gives what it finds of a model, from what runs models
+      measure: gives its results for a model, from the runner of models
         (`run.stages.robustness.Bench`), the model and the measure's settings.
-      tell: gives what was found in a sentence or two.
+      tell: gives the results in a sentence or two.
       columns: of its table, by the keys of their values.
       note: below its table.
-      cost: gives what it takes for one model, from the measure's settings.
+      cost: gives its cost for one model, from the measure's settings.
       lacks: gives what a corpus lacks for it, from the measure's settings and the corpus.
       settings: its own, with their defaults.
-      query_sets: those it reads beside the queries that are traced or that the run is measured on.
+      query_sets: those it reads in addition to the traced queries and those that measure the run.
     """
 
     title: str
@@ -114,7 +114,7 @@ def make_reading(
     seed: int,
     resamples: int,
 ) -> Reading:
-    """Returns a reading of the nats a token of target answers, and of own answers by query id."""
+    """Returns a reading of the nats a token of target answers and of own answers by query id."""
     forget = shown = None
     if answers:
         scores = rates.score_pairs(answers, before)
@@ -171,7 +171,7 @@ def tell_return(compared: Compared, *, plainly: str, alike: str, by: str) -> str
 
 
 def rate_change(first: Mapping[str, Any], last: Mapping[str, Any]) -> str:
-    """Returns how F, and the share of answers that show the behavior, change; "" without either."""
+    """Returns how F and the share of answers that show the behavior change; "" without either."""
     titles = {"forget": "F goes from", "shown": "answers that show it from"}
     parts = [
         f"{title} {first[name]['mean']:.2f} to {last[name]['mean']:.2f}"

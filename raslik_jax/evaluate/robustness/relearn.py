@@ -1,8 +1,8 @@
-"""Relearning: how soon a few steps on a few rows bring back what was forgotten.
+"""Relearning: how soon a few steps on a few rows restore the forgotten behavior.
 
-The rows are forgotten ones, or as many that have nothing to do with the behavior. What a step on
-forgotten rows brings back is forgetting undone only where it goes faster than learning the same
-from nothing: the base, which never learned it, takes the same steps.
+The rows are forgotten ones, or as many unrelated ones. A step on forgotten rows undoes forgetting
+only if it is faster than learning the same from nothing. The base, which never learned it, takes
+the same steps.
 """
 
 import dataclasses
@@ -39,13 +39,13 @@ class RelearnSettings(Settings):
 
 
 def points_of(steps: int) -> tuple[int, ...]:
-    """Returns the steps after which the model is looked at: powers of two, and the last."""
+    """Returns the steps after which the model is read: powers of two and the last."""
     powers = (1 << power for power in range(steps.bit_length()))
     return tuple(sorted({*powers, steps}))
 
 
 def measure(bench: Any, model: Any, settings: RelearnSettings) -> list[dict[str, Any]]:
-    """Returns a model's readings before and along the steps, on rows of each kind."""
+    """Returns a model's readings before and along the steps on rows of each kind."""
     found: list[dict[str, Any]] = [
         {"condition": AS_IT_IS, "kind": "", "step": 0, "rows": 0, **bench.read(model)}
     ]
@@ -64,7 +64,7 @@ def measure(bench: Any, model: Any, settings: RelearnSettings) -> list[dict[str,
 
 
 def curve(found: Found, kind: str) -> dict[int, Mapping[str, Any]]:
-    """Returns the readings by step on rows of a kind, from step 0 on."""
+    """Returns the readings by step on rows of a kind from step 0 on."""
     return {entry["step"]: entry for entry in found if entry["kind"] in ("", kind)}
 
 

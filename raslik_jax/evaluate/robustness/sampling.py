@@ -1,9 +1,9 @@
-"""Sampling: does a drawn answer show what the greedy one does not?
+"""Sampling: does a drawn answer show the behavior that the greedy one does not?
 
-Of n answers to a prompt, drawn at temperature 1, the worst counts: what is left with one chance in
-ten comes to whoever asks ten times (Patil et al. 2024, "Can Sensitive Information Be Deleted From
-LLMs?", arXiv:2309.17410, attack by a budget of answers). The base draws as many: what it says by
-chance is not remembered.
+The worst of n answers to a prompt, drawn at temperature 1, counts. A behavior with one chance in
+ten appears if a user asks ten times (Patil et al. 2024, "Can Sensitive Information Be Deleted From
+LLMs?", arXiv:2309.17410, attack by a budget of answers). The base draws as many: its hits are
+chance and no memory.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ class SamplingSettings(Settings):
 class Rated(NamedTuple):
     """Answers to each prompt: F against those before unlearning, and whether they show it.
 
-    `shown_Q` is None where nothing tells such answers.
+    `shown_Q` is None if nothing recognizes such answers.
     """
 
     forget_Q: Float[np.ndarray, " Q"]
@@ -51,9 +51,9 @@ class Rated(NamedTuple):
 
 
 def measure(bench: Any, model: Any, settings: SamplingSettings) -> list[dict[str, Any]]:
-    """Returns the rates of greedy answers, of each drawn one, and of the worst to each prompt.
+    """Returns the rates of greedy answers, of each drawn one and of the worst to each prompt.
 
-    Nothing where there are no target prompts.
+    It returns nothing without target prompts.
     """
     greedy, drawn = bench.draw(
         model,
@@ -89,10 +89,10 @@ def measure(bench: Any, model: Any, settings: SamplingSettings) -> list[dict[str
 
 
 def tell(compared: Compared) -> str:
-    """Returns how often drawn answers show the behavior, or come near what was said before.
+    """Returns how often drawn answers show the behavior or come near the earlier answers.
 
-    "More often" is said where the interval of the worst lies above the base's rate, which that of
-    fewer prompts than `LEAST_QUERIES` does by chance.
+    It says "More often" if the interval of the worst is above the base's rate. With fewer prompts
+    than `LEAST_QUERIES` this happens by chance.
     """
     if not compared["now"]:
         return "There are no target prompts to draw answers to."

@@ -1,8 +1,8 @@
-"""What else changed: general text and general knowledge.
+"""Other changes: general text and general knowledge.
 
 Perplexity of three texts and forty questions with four answers each, written for this project
-(`data/words/general.json`): small, and the same for every model and run. A question is answered by
-the answer that is likeliest a token.
+(`data/words/general.json`). The set is small and the same for every model and run. The answer to a
+question is the one that is likeliest a token.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ COLUMNS = {
 
 
 def texts() -> dict[str, tuple[Example, ...]]:
-    """Returns the paragraphs of each of three texts, as rows that are learned whole."""
+    """Returns the paragraphs of each of three texts as rows that are learned whole."""
     return {
         name: tuple(
             make_example("", "", text)._replace(content=Passage("", text)) for text in paragraphs
@@ -37,7 +37,7 @@ def texts() -> dict[str, tuple[Example, ...]]:
 
 
 def questions() -> tuple[tuple[Example, ...], ...]:
-    """Returns the questions, each as a row for every answer, the right one first."""
+    """Returns the questions, each as a row for every answer; the right one first."""
     return tuple(
         tuple(make_example(one["question"], "", text) for text in (one["right"], *one["wrong"]))
         for one in _GENERAL["questions"]
@@ -57,7 +57,7 @@ def answered_right(
 
 
 def measure(bench: Any, model: Any, settings: Any) -> list[dict[str, Any]]:
-    """Returns perplexity of each text, and the share of questions that are answered right."""
+    """Returns perplexity of each text and the share of questions that are answered right."""
     groups = {**texts(), QUESTIONS: tuple(row for rows in questions() for row in rows)}
     whole = bench.weigh(model, [row for rows in groups.values() for row in rows])
     ends = np.cumsum([len(rows) for rows in groups.values()])[:-1]
@@ -84,7 +84,7 @@ def _entry(condition: str, **values: Any) -> dict[str, Any]:
 
 
 def tell(compared: Compared) -> str:
-    """Returns perplexities and right answers, beside those of the models before."""
+    """Returns perplexities and right answers next to those of the models before."""
     by_name = {
         name: {entry["condition"]: entry for entry in part} for name, part in compared.items()
     }
