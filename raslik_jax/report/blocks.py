@@ -1,7 +1,7 @@
 """The paper's tables from stored runs: one block per dataset, model and algorithm.
 
-As in the paper, methods that are not Pareto-optimal are gray, and among the others the two best
-D_mah and Non-SF stand out.
+As in the paper, methods that are not Pareto-optimal are gray. The two best D_mah and Non-SF among
+the others are marked.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,17 +31,17 @@ class Block(NamedTuple):
 
     Attributes:
       strategies: all of either side, in the paper's order.
-      ours: what was measured here at the last epoch, by strategy: the rates (with one seed their
-        bootstrap intervals, with several the mean and the range), "mahalanobis/distance" over the
-        block's methods where there are enough, "euclidean", "pareto" by the means over seeds,
-        "tie", and how many seeds are Pareto-optimal ("num_pareto") or damaged ("num_damaged").
+      ours: our figures at the last epoch by strategy: the rates (with one seed their bootstrap
+        intervals, with several the mean and the range), "mahalanobis/distance" over the block's
+        methods if there are enough, "euclidean", "pareto" by the means over seeds, "tie", and how
+        many seeds are Pareto-optimal ("num_pareto") or damaged ("num_damaged").
       paper: the published block that this one repeats, if there is one.
       epochs: the last epochs of the methods here.
       is_negative: R and F of the methods here are negatively correlated.
-      non_sf_by: what Non-SF was measured by here: words, judge or classifier.
+      non_sf_by: the measure of Non-SF here: words, judge or classifier.
       is_chosen: learning rates and epochs were chosen on other queries.
-      is_probed: what stands at the last epochs are the steps that probes chose.
-      kernel: of RASLIK here, where it is not the paper's.
+      is_probed: the last epochs are the steps that probes chose.
+      kernel: of RASLIK here, if it is not the paper's.
     """
 
     name: str
@@ -61,13 +61,13 @@ class Block(NamedTuple):
 
     @property
     def title(self) -> str:
-        """What the block is of, in words."""
+        """The name of the block in words."""
         where = f"{self.dataset}, {self.model}, {algorithm_name(self.algorithm)}"
         return f"{self.name}: {where}" if self.name else where
 
     @property
     def theirs(self) -> Mapping[str, Model]:
-        """What the paper prints, by strategy."""
+        """The paper's printed figures by strategy."""
         return self.paper.rows if self.paper else {}
 
 
@@ -125,7 +125,7 @@ def make_blocks(experiment: Experiment, paper: Sequence[PublishedBlock]) -> tupl
 
 
 def published_only(paper: Sequence[PublishedBlock]) -> tuple[Block, ...]:
-    """Returns the paper's blocks as they are printed, with nothing of ours beside them."""
+    """Returns the paper's blocks as printed, without our figures."""
     return tuple(
         Block(f"Table {b.table}", b.dataset, b.model, b.algorithm, tuple(b.rows), {}, b)
         for b in paper
@@ -133,7 +133,7 @@ def published_only(paper: Sequence[PublishedBlock]) -> tuple[Block, ...]:
 
 
 def _measure(models: Sequence[Model]) -> tuple[dict[str, Model], bool]:
-    """Returns the figures of the methods over all seeds, and whether R and F run against it."""
+    """Returns the figures of the methods over all seeds and whether R and F are opposed."""
     rates = [
         {
             name: model.joined(name)
@@ -182,22 +182,22 @@ _HEADINGS = {
     "non_sf_target": "Non-SF",
     "pareto": "Pareto",
 }
-# Of these the two best among the optimal stand out; true where the highest are best.
+# The two best of these among the optimal are marked; true if the highest are best.
 _CONTESTS = {_DISTANCE: False, "non_sf_target": True}
 
 
 def _best(models: Mapping[str, Model], metric: str) -> set[float]:
-    """Returns the values of the first two places; equal values share a place, and all have it."""
+    """Returns the values of the first two places; equal values share a place and all have it."""
     values = (model.value(metric) for model in models.values() if model.value("pareto"))
     known = [value for value in values if value is not None]
     return set(sorted(known, reverse=_CONTESTS[metric])[:2]) if metric in _CONTESTS else set()
 
 
 def lay_out(block: Block) -> Table:
-    """Returns a block as a table, with its marks and notes.
+    """Returns a block as a table with its marks and notes.
 
-    Columns that no row has a value for are left out. Where there are too few methods for a D_mah,
-    the Euclidean distance stands in its place.
+    Columns without any value are left out. With too few methods for a D_mah the Euclidean distance
+    takes its place.
     """
     rows = [block.ours.get(name) or block.theirs[name] for name in block.strategies]
     columns = [Column("Strategy")]

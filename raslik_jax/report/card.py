@@ -1,4 +1,4 @@
-"""The card of an exported model: what was removed, from what, how, and what was measured."""
+"""The card of an exported model: what was removed, from what, how, and the measurements."""
 
 import json
 import shlex
@@ -25,29 +25,29 @@ _RULES = {
 # Of unlearning: the card says these elsewhere.
 _SAID = ("algorithms", "choice", "epochs", "learning_rate")
 
-# What vLLM takes as --max-lora-rank (vllm/config/lora.py, MaxLoRARanks); the first needs no flag.
+# vLLM's values of --max-lora-rank (vllm/config/lora.py, MaxLoRARanks); the first needs no flag.
 _VLLM_RANKS = (16, 32, 64, 128, 256, 320, 512)
 
 
 class CardFacts(NamedTuple):
-    """What a card is written from.
+    """The facts of a card.
 
     Attributes:
       config: settings of the run.
-      metrics: metrics.json of the run; None where it measured nothing.
+      metrics: metrics.json of the run; None if it measured nothing.
       entry: the entry of the exported model in it.
       retrieved: summary.json of its strategy's sets.
-      ended: why unlearning ended before all was forgotten; "" where it did not, or no probe looked.
+      ended: why unlearning ended before all was forgotten; "" if it did not, or no probe looked.
       set_hashes: first 16 hex digits of the SHA-256 of the files of both sets.
-      base_model: hub name of the base, "" for none; `base_origin` is what it is, for people.
+      base_model: hub name of the base, "" for none; `base_origin` names it for people.
       base_revision: its branch, tag or commit, "" for the newest.
       base_format: how the base was quantized in the run, "" for not at all.
       lora: rank, alpha and layers of the adapter, in words.
-      adapter_origin: where it came from, "" where it was fine-tuned in the run.
-      max_rank: the largest rank of the adapter's layers; `is_even` where all have its scale.
+      adapter_origin: where it came from, "" if it was fine-tuned in the run.
+      max_rank: the largest rank of the adapter's layers; `is_even` if all have its scale.
       is_served: whether vLLM serves adapters of this architecture.
-      is_merged: the weights hold the adapter; otherwise it stands alone.
-      prompt: the template of a prompt, with {instruction}; empty where the tokenizer has it.
+      is_merged: the weights include the adapter; otherwise it is separate.
+      prompt: the template of a prompt with {instruction}; empty if the tokenizer has it.
     """
 
     config: Mapping[str, Any]
@@ -74,9 +74,9 @@ class CardFacts(NamedTuple):
 
 
 def render_card(facts: CardFacts) -> str:
-    """Returns README.md of an exported model: a header that hubs read, then the facts."""
+    """Returns README.md of an exported model: a header that hubs read and then the facts."""
     environment = names.make_environment(
-        # What the template does not mark as Markdown shows as it is.
+        # Text that the template does not mark as Markdown is shown unchanged.
         finalize=lambda text: (
             text if isinstance(text, Markup) else tables.escape_markdown(str(text))
         )
@@ -129,7 +129,7 @@ def _robustness(facts: CardFacts) -> list[tuple[str, str]]:
 
 
 def _measured(facts: CardFacts) -> Markup:
-    """Returns the table of this model beside those before it; empty where nothing was measured."""
+    """Returns the table of this model next to earlier ones; empty if nothing was measured."""
     metrics, entry = facts.metrics, facts.entry
     if metrics is None or entry is None:
         return Markup("")

@@ -1,8 +1,8 @@
-"""How figures are drawn and written: for files as PNG and SVG, for the page as SVG that it colors.
+"""The drawing of figures: files as PNG and SVG, and SVG for the page in the page's colors.
 
-Drawing needs Matplotlib (extra `eval`), which is imported when the first figure is drawn. Figures
-are made without pyplot, so that no global state is left behind and no display is needed. They
-depend on nothing but the numbers shown: the same figure gives the same bytes.
+Drawing needs Matplotlib (extra `eval`), which is imported at the first figure. Figures are made
+without pyplot: no global state is left behind and no display is needed. They depend on the shown
+numbers alone: the same figure gives the same bytes.
 """
 
 import functools
@@ -46,7 +46,7 @@ _STYLE = {
     **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
     **dict.fromkeys(("xtick.major.size", "ytick.major.size"), 0),
 }
-# On the page the panels stand small beside each other, and all frames are the page's.
+# On the page the panels are small and next to each other, and all frames are the page's.
 _PAGE_STYLE = _STYLE | {
     "font.size": 12.5,
     "svg.fonttype": "none",
@@ -58,7 +58,7 @@ _PAGE_WIDTH = 440  # points, as all sizes on the page
 
 
 class Frame(NamedTuple):
-    """Where a panel of the page has its axes: points from the sides of the figure."""
+    """The place of the axes in a panel of the page: points from the sides of the figure."""
 
     height: int
     left: int = 54
@@ -87,7 +87,7 @@ def styled(draw: Callable[..., Any]) -> Callable[..., Any]:
 def make_axes(
     size: tuple[float, float], frame: Frame | None, num: int = 1, columns: int = 0, **options: Any
 ) -> tuple[Any, list[Any]]:
-    """Returns a figure and its axes: one panel for the page, or several for a file."""
+    """Returns a figure and its axes: one panel for the page or several for a file."""
     import matplotlib.figure
 
     if frame:
@@ -106,7 +106,7 @@ def make_axes(
 
 
 def note(axes: Any, text: str, at: Any, offset: Any, *coordinates: str, **options: Any) -> None:
-    """Writes a text so many points from a place, given in coordinates of Matplotlib's."""
+    """Writes a text so many points from a place in Matplotlib's coordinates."""
     place = {"xy": at, "xytext": offset, "xycoords": coordinates, "textcoords": "offset points"}
     axes.annotate(text, **place, color=SOFT, **options)
 
@@ -156,7 +156,7 @@ def page_svg(figure: Any, title: str) -> Markup:
     text = re.sub(r' style="([^"]*)"', _attributes, text)
     text = re.sub(r' (?:d|x|y)="[^"]*"', lambda m: re.sub(r"(\.\d\d)\d+", r"\1", m[0]), text)
     text = re.sub(r' transform="rotate\(-0 [^"]*"|<(path d=""|g id="\w+"/)[^>]*>', "", text)
-    # What is left of ids is referred to, and has to be this figure's own.
+    # The remaining ids are referred to and have to be this figure's own.
     text = re.sub(r'<g id="[^"]*">', "<g>", text).replace("xlink:href", "href")
     key = f"{zlib.crc32(title.encode()):08x}"
     text = re.sub(r'(id="|"#|\(#)([mp]\w+)', rf"\1\2-{key}", text)
@@ -166,7 +166,7 @@ def page_svg(figure: Any, title: str) -> Markup:
 
 
 def _attributes(found: re.Match[str]) -> str:
-    """Returns a style attribute as attributes, which need no leave of the page's policy."""
+    """Returns a style attribute as attributes, which the page's policy allows."""
     pairs = [pair.split(": ", 1) for pair in found[1].split("; ")]
     kept = [(name, value) for name, value in pairs if name != "font-family"]
     values = "".join(f' {name}="{value}"' for name, value in kept)
@@ -174,9 +174,9 @@ def _attributes(found: re.Match[str]) -> str:
 
 
 def dark_color(color: str) -> str:
-    """Returns what a color of a figure is on a dark ground: gray turned over, others light enough.
+    """Returns a figure's color on a dark ground: gray is inverted, others are light enough.
 
-    White becomes the ground, and the ink of the figures becomes that of the page.
+    White becomes the ground. The ink of the figures becomes that of the page.
     """
     from matplotlib.colors import to_hex, to_rgb
 
@@ -198,7 +198,7 @@ def _luminance(values: Any) -> float:
 
 
 def mark_svg(marker: str, color: str, *, has_line: bool = True) -> Markup:
-    """Returns a marker of Matplotlib's for the page's lists, on a line where it has one."""
+    """Returns a marker of Matplotlib's for the page's lists, on a line if it has one."""
     from matplotlib.markers import MarkerStyle
 
     style: Any = MarkerStyle(marker)

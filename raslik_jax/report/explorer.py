@@ -1,7 +1,7 @@
 """All rows of a run with their scores, for the page to search, sort and filter.
 
-They stand on the page as compressed JSON, which is data to a browser and no markup; `explorer.js`
-makes text of it. The grid is Tabulator's, in `third_party/tabulator` with its license.
+The page has them as compressed JSON, which is data to a browser and no markup. `explorer.js` makes
+text of it. The grid is Tabulator's, in `third_party/tabulator` with its license.
 """
 
 import base64
@@ -22,7 +22,7 @@ from raslik_jax.report import incident, tables
 from raslik_jax.report.names import FOLDER, highlighted
 from raslik_jax.run import artifacts
 
-# Of a page: what all its rows may take there, compressed.
+# The part of a page that all its rows may take, compressed.
 MOST_BYTES = 5_000_000
 # Characters of a row's prompt or answer, and scores of single queries on a page.
 _MOST_TEXT, _MOST_PAIRS = 20_000, 400_000
@@ -35,17 +35,17 @@ _GRID = FOLDER.parent / "third_party" / "tabulator"
 
 
 class Explorer(NamedTuple):
-    """All rows of a run, in the order of its corpus.
+    """All rows of a run in the order of its corpus.
 
     Attributes:
-      score_N: what RASLIK ranks by, minus infinity where a row has no gradient.
-      columns: more of each row, by name; None where it is not known.
-      queries: the texts of the queries that were traced: prompt and answer.
-      each_NQ: the score with each of the (first) queries; None where there is one.
-      behaviors: the queries by behavior, as positions; none where it is not known.
+      score_N: RASLIK's scores, minus infinity for a row without a gradient.
+      columns: more of each row, by name; None if unknown.
+      queries: the texts of the traced queries: prompt and answer.
+      each_NQ: the score with each of the (first) queries; None if there is one.
+      behaviors: the queries by behavior, as positions; none if unknown.
       tokens: by position, the pieces of a row and of the answer: text, share, step of the color.
-      strategy: whose sets are told.
-      has_lines: whether `line` is that of the user's file, and not the position in the corpus.
+      strategy: the one whose sets are shown.
+      has_lines: whether `line` is that of the user's file and not the position in the corpus.
     """
 
     score_N: Float[np.ndarray, " N"]
@@ -59,10 +59,10 @@ class Explorer(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """Rows as they stand on a page: compressed JSON in base64, and how many of how many.
+    """Rows in the form of a page: compressed JSON in base64, their number and that of all.
 
     `num_unscored` of those that are left out have no score. `queries` are those whose single scores
-    are there, of `num_queries` that were traced; `groups` are these by behavior, as positions.
+    are there, of `num_queries` traced ones. `groups` are these by behavior as positions.
     """
 
     text: str
@@ -130,9 +130,9 @@ def read_explorer(root: pathlib.Path, metrics: Metrics) -> Explorer | None:
 
 
 def _read_queries(root: pathlib.Path) -> dict[str, tuple[str, str]]:
-    """Returns prompt and answer of the queries that were traced, by id: none with an empty answer.
+    """Returns prompt and answer of the traced queries by id, without empty answers.
 
-    In the order of `Workspace.retrieval_queries`, which is that of the scores with single queries.
+    The order is that of `Workspace.retrieval_queries` and of the scores with single queries.
     """
     own = artifacts.OWN_ANSWERS.current(root) or {}
     found = {
@@ -143,7 +143,7 @@ def _read_queries(root: pathlib.Path) -> dict[str, tuple[str, str]]:
 
 
 def _known(value_N: Float[np.ndarray, " N"]) -> list[float | None]:
-    """Returns numbers of five digits, None for NaN."""
+    """Returns numbers of five digits; None for NaN."""
     return [None if math.isnan(x) else float(f"{x:.5g}") for x in value_N.tolist()]
 
 
@@ -165,9 +165,9 @@ def _read_tokens(root: pathlib.Path, place: Mapping[str, int]) -> dict[int, dict
 
 
 def pack(found: Explorer, most_bytes: int = MOST_BYTES) -> Packed:
-    """Returns rows as they stand on a page, both ends of the ranking where not all have room.
+    """Returns rows in the form of a page: both ends of the ranking if not all have room.
 
-    Of the rows that stay two thirds are the highest. The counts of the histogram are of all.
+    Two thirds of the remaining rows are the highest. The counts of the histogram are of all.
     """
     number = len(found.score_N)
     size, text = number, ""
@@ -194,9 +194,9 @@ def pack(found: Explorer, most_bytes: int = MOST_BYTES) -> Packed:
 
 
 def tails(score_N: Float[np.ndarray, " N"], size: int) -> Int[np.ndarray, " M"]:
-    """Returns the positions of both ends of a ranking, best first; all where there is room.
+    """Returns the positions of both ends of a ranking, best first; all if there is room.
 
-    Rows of minus infinity, which are in no ranking, come last, and only where all others have room.
+    Rows of minus infinity are in no ranking. They come last and only if all others have room.
     """
     order, num_scored = np.argsort(-score_N, kind="stable"), int((score_N > -np.inf).sum())
     if size >= num_scored:
@@ -206,14 +206,14 @@ def tails(score_N: Float[np.ndarray, " N"], size: int) -> Int[np.ndarray, " M"]:
 
 
 def _num_queries(found: Explorer, num_rows: int) -> int:
-    """Returns of how many queries the single scores stand on a page: none of a single one."""
+    """Returns the number of queries whose single scores a page has: none of a single one."""
     if found.each_NQ is None or len(found.queries) < 2:
         return 0
     return min(found.each_NQ.shape[1], max(1, _MOST_PAIRS // max(1, num_rows)))
 
 
 def _groups(found: Explorer, num_rows: int) -> tuple[tuple[int, ...], ...]:
-    """Returns the queries that a page has single scores of, by behavior."""
+    """Returns the queries that a page has single scores of by behavior."""
     shown = range(_num_queries(found, num_rows))
     parts = [tuple(n for n in group if n in shown) for group in found.behaviors]
     kept = tuple(part for part in parts if part)
@@ -221,7 +221,7 @@ def _groups(found: Explorer, num_rows: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _content(found: Explorer, chosen: Int[np.ndarray, " M"]) -> dict[str, Any]:
-    """Returns what the script reads: a list for each column, and what all rows have together."""
+    """Returns the script's data: a list for each column and the values that all rows share."""
     places, score_N = chosen.tolist(), found.score_N
     columns: dict[str, list[Any]] = {
         name: [_shown(values[n]) for n in places]
@@ -261,7 +261,7 @@ def _content(found: Explorer, chosen: Int[np.ndarray, " M"]) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> Any:
-    """Returns a text without what acts instead of being shown, and no longer than is shown."""
+    """Returns a text without invisible characters, cut to the shown length."""
     return tables.visible(value[:_MOST_TEXT]) if isinstance(value, str) else value
 
 
@@ -272,7 +272,7 @@ def _compressed(content: Mapping[str, Any]) -> str:
 
 
 def script() -> str:
-    """Returns the grid, below its license, and what makes it of the rows."""
+    """Returns the grid below its license and the code that fills it with the rows."""
     license_text = (_GRID / "LICENSE").read_text(encoding="utf-8")
     grid = _inlined("tabulator.min.js")
     own = (FOLDER / "explorer.js").read_text(encoding="utf-8")
@@ -280,7 +280,7 @@ def script() -> str:
 
 
 def style() -> str:
-    """Returns the style of the grid, and what makes it the page's."""
+    """Returns the style of the grid and its changes for the page."""
     return _inlined("tabulator.min.css") + (FOLDER / "explorer.css").read_text(encoding="utf-8")
 
 

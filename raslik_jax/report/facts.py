@@ -22,14 +22,14 @@ from raslik_jax.report.tidy import last_epochs
 from raslik_jax.run import artifacts
 from raslik_jax.run.manifests import check_whole, read_manifest
 
-# What the panel of an unlearning ends with, of losses.
+# The end of the panel's name for an unlearning's losses.
 FORGET_PANEL = ", forget set"
 
 
 class ItemSet(NamedTuple):
-    """The first rows of a forget or retain set, best first, and how many there are in all.
+    """The first rows of a forget or retain set, best first, and the number of all.
 
-    A row's score is in the direction of the set: the higher, the more it belongs there.
+    A row's score is in the direction of the set: a higher one belongs there more.
     """
 
     rows: tuple[Mapping[str, Any], ...]
@@ -45,10 +45,10 @@ class Query(NamedTuple):
 
 
 class ScoreSample(NamedTuple):
-    """The scores that RASLIK ranks by, and the lowest and the highest in each of its sets.
+    """RASLIK's scores, and the lowest and the highest in each of its sets.
 
-    High scores pull toward the queries' answers. There are no labels if some row has none, and no
-    ends where RASLIK has no such set.
+    A step on a row of a high score makes the queries' answers likelier. There are no labels if some
+    row has none, and no ends if RASLIK has no such set.
     """
 
     score_N: Float[np.ndarray, " N"]
@@ -58,7 +58,7 @@ class ScoreSample(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What reports show of a run; parts that its work directory does not have are empty.
+    """The facts of a run for reports; parts that its work directory does not have are empty.
 
     Attributes:
       metrics: the content of metrics.json, with the settings and versions of what was measured.
@@ -197,7 +197,7 @@ def _read_marker_words(config: Mapping[str, Any]) -> frozenset[str]:
 class Experiment(NamedTuple):
     """Runs that differ in their seed alone, in its order.
 
-    `variation` are the settings that tell them from others of the same name, if there are any.
+    `variation` are the settings that separate them from others of the same name, if there are any.
     """
 
     runs: tuple[Facts, ...]
@@ -205,7 +205,7 @@ class Experiment(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name that --name gave it, with its variation."""
+        """The name by --name with its variation."""
         name = self.runs[0].metrics["name"]
         return f"{name} ({self.variation})" if self.variation else name
 
@@ -220,7 +220,7 @@ class Experiment(NamedTuple):
         return tuple(run.metrics for run in self.runs)
 
     def of_seed(self, place: int = 0) -> str:
-        """Returns which seed something is of, " (seed 3)", where there are several."""
+        """Returns the seed of a part, " (seed 3)", if there are several."""
         return f" (seed {self.seeds[place]})" if len(self.seeds) > 1 else ""
 
 
@@ -253,8 +253,8 @@ def group_runs(runs: Sequence[Facts]) -> tuple[Experiment, ...]:
 def _variation(run: Facts, firsts: Sequence[Facts]) -> str:
     """Returns the settings of a run that others of its name have at other values.
 
-    One that only some have, as those of a chosen strategy, stands there where no other setting
-    tells two runs apart.
+    Settings that only some runs have, such as those of a chosen strategy, count only if no other
+    setting separates two runs.
     """
     same = [r for r in firsts if r is not run and r.metrics["name"] == run.metrics["name"]]
     others = [dict(_flatten(other.config)) for other in same]

@@ -32,11 +32,11 @@ def draw_frontier(
     retain_from: float | None = None,
     frame: Frame | None = None,
 ) -> Any:
-    """Returns the figure of forgetting against retention, one panel per algorithm.
+    """Returns the figure of forgetting against retention with one panel per algorithm.
 
-    R lies on x and F on y, so the ideal is at the bottom right; thin arcs join points at equal
+    R is on x and F on y, so the ideal is at the bottom right. Thin arcs join points at equal
     Euclidean distance from it. Each strategy is a path over epochs that starts at the fine-tuned
-    model; its last epoch has the large marker, filled if Pareto-optimal there, and thin bars for
+    model. Its last epoch has the large marker, filled if Pareto-optimal there, and thin bars for
     the 95 % intervals. The dotted line is the backbone's F, the floor of honest forgetting.
 
     Args:
@@ -107,7 +107,7 @@ def _frontier_legend(
 
 
 def _draw_ground(axes: Any, references: Sequence[Model]) -> None:
-    """Draws what every path is read against: ideal, equal distances, fine-tuned, backbone."""
+    """Draws the references of every path: ideal, equal distances, fine-tuned, backbone."""
     angle = np.linspace(0, np.pi / 2, 46)
     for radius in np.arange(0.2, 1.5, 0.2):
         points = 1 - radius * np.cos(angle), radius * np.sin(angle)
@@ -166,16 +166,16 @@ def draw_intervals(
     floor: float | None = None,
     frame: Frame | None = None,
 ) -> Any:
-    """Returns the figure of values one below the other, with one marker for each variant of a row.
+    """Returns the figure of values one below the other with one marker for each variant of a row.
 
     Args:
       rows: for each row, from the top, the variants' mean with the ends of a thin bar.
-      xlabel: what the value is.
+      xlabel: the name of the value.
       title: of the figure.
       colors: of the rows; by default each variant has its own.
       start: where the axis starts; it then ends at 1.
-      floor: where a dotted line stands.
-      frame: of a panel for the page, which also says the means.
+      floor: the place of a dotted line.
+      frame: of a panel for the page, which also writes the means.
     """
     variants = list(dict.fromkeys(name for row in rows.values() for name in row))
     figure, (axes,) = make_axes((7.6, 1.3 + 0.3 * max(1, len(rows))), frame)
@@ -223,11 +223,11 @@ def draw_scores(
     num_bins: int = 60,
     frame: Frame | None = None,
 ) -> Any:
-    """Returns the histogram of retrieval scores, split by label where labels are known.
+    """Returns the histogram of retrieval scores, split by label if labels are known.
 
-    Targets are few, so each kind is drawn as a share of its own number. Shaded is where the sets
-    lie, from the lowest to the highest score of each, a dashed line at its inner end. Scores are
-    the forget scores of the training examples, finite.
+    Targets are few, so each kind is drawn as a share of its own number. The shaded areas are the
+    sets from the lowest to the highest score of each, with a dashed line at its inner end. Scores
+    are the forget scores of the training examples, finite.
     """
     groups = [("all examples", np.ones(len(score_N), np.bool_), drawing.OTHER_COLOR)]
     if is_target_N is not None:
@@ -275,19 +275,19 @@ def draw_cut(
     edge: float,
     frame: Frame | None = None,
 ) -> Any:
-    """Returns the figure of all scores in order, with the noise band and the cut.
+    """Returns the figure of all scores in order with the noise band and the cut.
 
     Args:
       score_N: forget scores of the training examples; minus infinity for none.
-      num_forget: how many stand out, above the cut; 0 draws no cut.
+      num_forget: the number that stand out, above the cut; 0 draws no cut.
       middle: of the scores of unrelated examples.
-      edge: how far up these reach; the band reaches as far down.
+      edge: the highest of these; the band reaches as far down.
       frame: of a panel for the page.
     """
     ranked_N = np.sort(score_N[score_N > -np.inf])[::-1]
     rank_N = np.arange(1, len(ranked_N) + 1)
     figure, (axes,) = make_axes((7.6, 3.8), frame)
-    if frame:  # a page holds no more points than can be told apart
+    if frame:  # a page has no more points than the eye separates
         kept = np.unique(np.geomspace(1, max(len(ranked_N), 1), 600).astype(np.int64)) - 1
         kept = np.union1d(kept, np.arange(num_forget - 1, num_forget + 1)[: 2 * bool(num_forget)])
         kept = kept[kept < len(ranked_N)]
@@ -319,10 +319,10 @@ def draw_losses(
     *,
     frame: Frame | None = None,
 ) -> Any:
-    """Returns the figure of loss curves, one panel each.
+    """Returns the figure of loss curves; one panel each.
 
-    The faint line is the loss of every step (of long curves, means of neighboring ones), the strong
-    one its running mean over a twentieth of the steps.
+    The faint line is the loss of every step (of long curves, means of neighboring ones). The strong
+    one is its running mean over a twentieth of the steps.
 
     Args:
       panels: by title, the curves by strategy, or "loss" for a training before unlearning: one loss
@@ -354,7 +354,7 @@ def draw_losses(
 
 
 def _thin(values: Float[np.ndarray, " steps"]) -> Iterator[Sequence[float]]:
-    """Returns the steps and values of a curve, means of neighbors where it is long."""
+    """Returns the steps and values of a curve; means of neighbors if it is long."""
     parts = np.array_split(values, min(len(values), _MAX_POINTS))
     ends = np.cumsum([len(part) for part in parts])
     yield [float(end - (len(part) - 1) / 2) for end, part in zip(ends, parts, strict=True)]

@@ -1,4 +1,4 @@
-"""The tables of a forecast: what a run will do and take, and on how many devices it fits."""
+"""The tables of a forecast: the plan and cost of a run, and the devices that it fits on."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -33,9 +33,9 @@ def sizes_table(run: AbstractRun) -> Table:
 def steps_table(
     found: Forecast, *, flops_per_second: float, bytes_per_second: float, origin: str = "as given"
 ) -> Table:
-    """Returns the table of a run's stages: what is done, what is left, and what it takes.
+    """Returns the table of a run's stages: their work, the rest of it, and its cost.
 
-    Units of one stage that cost the same stand in one row. `origin` says where the rates come from.
+    Units of one stage with equal costs share a row. `origin` names the source of the rates.
     """
     groups: dict[tuple[Any, ...], list[Step]] = {}
     for step in found.steps:
@@ -97,7 +97,7 @@ def devices_table(trials: Sequence[Trial], memory_bytes: int) -> Table:
 
 
 def describe_devices(trials: Sequence[Trial], memory_bytes: int, title: str) -> str:
-    """Returns on how many devices all stages fit, in a sentence, and by which flags."""
+    """Returns on how many devices all stages fit and the flags for it, in a sentence."""
     of_device = f"{title} of {format_bytes(memory_bytes)}"
     first, last = trials[0], trials[-1]
     if left := last.beyond(memory_bytes):

@@ -1,6 +1,6 @@
-"""What a page opens with: what was asked, what the model said, what it says now, and why.
+"""The opening of a page: the question, the model's answer then and now, and the reason.
 
-Read from a work directory; where no answer was traced, a run opens with one example of its queries.
+Read from a work directory. A run without a traced answer opens with an example of its queries.
 """
 
 import base64
@@ -36,7 +36,7 @@ _CARDS, _TONES = 8, 3
 
 
 class Piece(NamedTuple):
-    """A token: its text, its share of the score, and the step of its color, from -3 to 3."""
+    """A token: its text, its share of the score and the step of its color from -3 to 3."""
 
     text: str
     share: float | None
@@ -69,9 +69,9 @@ class Card(NamedTuple):
 
 
 class Download(NamedTuple):
-    """What a run leaves: a file or folder, where it is, and a link that holds it if it is small.
+    """A file or folder of a run: its place, and a link that holds it if it is small.
 
-    Below the work directory the place is told as it stands there, elsewhere in full.
+    A place below the work directory is relative to it. Others are absolute.
     """
 
     title: str
@@ -80,10 +80,10 @@ class Download(NamedTuple):
 
 
 class Incident(NamedTuple):
-    """What a page opens with; `is_traced` where an answer was traced, else it is an example.
+    """The opening of a page; `is_traced` if an answer was traced, else it is an example.
 
-    `which` says which unlearned model is shown, where there are several. The outcome is what became
-    of it, `points` what else there is to say: sentences.
+    `which` names the shown unlearned model if there are several. The outcome is its result.
+    `points` are further sentences.
     """
 
     is_traced: bool
@@ -134,7 +134,7 @@ def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
 
 
 def read_outcome(root: pathlib.Path, strategy: str, algorithm: str) -> tuple[str, ...]:
-    """Returns what became of the traced answers of a run that measured nothing, in sentences."""
+    """Returns the outcome for the traced answers of a run that measured nothing, in sentences."""
     traced = _read_traced_answers(root, strategy, algorithm)
     ended = read_ending(root, strategy, algorithm)
     unknown = verdict.describe_count(verdict.Count(0, 0))
@@ -281,7 +281,7 @@ def shaded(pieces: Sequence[Sequence[Any]]) -> tuple[Piece, ...]:
 
 
 def verdict_sentence(metrics: Metrics, strategy: str, algorithm: str) -> str:
-    """Returns what became of a model, why, and what else changed; "" where it was not judged."""
+    """Returns a model's verdict, its reasons and other changes; "" if it was not judged."""
     entry = next(
         one
         for one in last_epochs(metrics["methods"])

@@ -1,7 +1,7 @@
-"""How members of the families are called and drawn, by their records, and templates of such names.
+"""The names, colors and markers of families' members by their records, and templates of names.
 
-A member that has no record any more (of a stored run) goes by its own name, and one that says
-nothing of its color or marker gets the next free ones.
+A member of a stored run that has no record any more goes by its own name. One without a color or
+marker gets the next free ones.
 """
 
 import pathlib
@@ -15,9 +15,9 @@ from raslik_jax.data.corpora import DATASETS
 from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.train.objectives import OBJECTIVES
 
-# What strategies are held against; models before unlearning stand as strategies of no algorithm.
+# The references of strategies; models before unlearning count as strategies of no algorithm.
 REFERENCES = {"finetuned": "Fine-tuned", "backbone": "Backbone", "ideal": "Ideal"}
-# Where the templates of the page, of a card and of notes are.
+# The templates of the page, of a card and of notes.
 FOLDER = pathlib.Path(__file__).parent
 # Colors and markers of strategies that have none of their own.
 _OTHER_STYLES = (("#0072B2", "<"), ("#B59F00", ">"), ("#8C4A2F", "p"), ("#5B3A8E", "h"))
@@ -73,7 +73,7 @@ def highlighted(strategies: Iterable[str]) -> str:
 
 
 def make_environment(**options: Any) -> jinja2.Environment:
-    """Returns what renders the templates of this folder, with filters for printed names."""
+    """Returns the renderer of this folder's templates with filters for printed names."""
     loader = jinja2.FileSystemLoader(FOLDER)
     options = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True} | options
     environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, **options)

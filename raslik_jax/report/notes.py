@@ -62,7 +62,7 @@ def answers_taken_against(metrics: Metrics) -> str:
 
 
 def brackets_sentence(metrics: Metrics) -> str:
-    """Returns what brackets hold, and how far that is true of as few queries as were asked."""
+    """Returns the content of brackets and its limits for so few queries."""
     text = "Brackets: 95 % bootstrap interval over queries."
     kinds = ("target_queries", "normal_queries")
     number = min(filter(None, (metrics["corpus"].get(kind) for kind in kinds)), default=_MANY)
@@ -75,7 +75,7 @@ def brackets_sentence(metrics: Metrics) -> str:
 
 
 def judgment_sentence(models: Sequence[Model]) -> str:
-    """Returns what became of the models, by verdict, in one sentence; "" where none was judged."""
+    """Returns the outcome of the models by verdict in one sentence; "" if none was judged."""
     names = list(map(_model_name, models))
     named: dict[str, list[str]] = {}
     for model, name in zip(models, names, strict=True):
@@ -96,7 +96,7 @@ def behavior_sentence(metrics: Metrics) -> str:
 def _distance_pools(
     metrics: Metrics, methods: Sequence[Model]
 ) -> list[tuple[str, str, list[str], float, bool]]:
-    """Returns of each pool of D_mah algorithm, epoch, strategies, condition number and warning."""
+    """Returns algorithm, epoch, strategies, condition number and warning of each D_mah pool."""
     pools: dict[tuple[str, str], list[Model]] = {}
     for model in methods:
         after = "chosen epochs" if metrics.get("chosen") else f"epoch {model.epochs[0]}"

@@ -35,13 +35,13 @@ def render(
     title: str = "",
     findings: Mapping[str, str] = {},
 ) -> str:
-    """Returns the page of some experiments, a whole HTML document; equal runs give equal bytes.
+    """Returns the page of some experiments as an HTML document; equal runs give equal bytes.
 
     Args:
-      experiments: stored runs, grouped; where there are several seeds, tables and summary take all
-        of them, and answers, examples and curves are those of the first.
-      paper: the published blocks, set beside the runs that repeat one.
-      show_paper: add all of them at the end, each held against its own rates.
+      experiments: stored runs, grouped; with several seeds, tables and summary take all of them,
+        and answers, examples and curves are those of the first.
+      paper: the published blocks, shown next to the runs that repeat one.
+      show_paper: add all of them at the end, each compared with its own rates.
       title: the heading; by default the experiments' names.
       findings: by the name of a run, why it found no row (`retrieve.finding`).
     """
@@ -66,7 +66,7 @@ def render(
 
 
 def _template(environment: jinja2.Environment, section: Section) -> jinja2.Template:
-    """Returns the template of a section: a file of this room, or text."""
+    """Returns the template of a section: a file of this room or text."""
     if section.template.endswith(".jinja"):
         return environment.get_template(f"templates/{section.template}")
     return environment.from_string(section.template)
@@ -95,7 +95,7 @@ def _read(name: str) -> str:
 
 
 def _stylesheet(shown: Iterable[Section], body: str) -> Markup:
-    """Returns the page's style with the colors of its figures, in light and in dark."""
+    """Returns the page's style with the colors of its figures in light and in dark."""
     colors = sorted(set(re.findall(r"var\(--c-([0-9a-f]{6})\)", body)))
     light = "".join(f"--c-{color}:#{color};" for color in colors)
     dark = "".join(f"--c-{color}:{drawing.dark_color('#' + color)};" for color in colors)

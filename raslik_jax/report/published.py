@@ -1,4 +1,4 @@
-"""The paper's published tables: read from the file, matched with runs, and held to account."""
+"""The paper's published tables: read from the file, matched with runs, and checked."""
 
 import csv
 import pathlib
@@ -25,12 +25,12 @@ class PublishedBlock(NamedTuple):
       algorithm: under its name here: ga_gdr; all else as printed.
       rows: the methods by strategy in the paper's order: "forget", "retain", "mahalanobis/distance"
         and "non_sf_target" as printed; "pareto": not printed in gray; "is_wrong": the printed rates
-        contradict that flag, wherever in their rounding cells they lie; "tie": it hangs on digits
-        that are not printed.
+        contradict that flag anywhere in their rounding cells; "tie": it depends on digits that are
+        not printed.
       decimals: digits after the point of its rates.
       distance_difference: largest relative difference between a printed D_mah and the one that
         follows from the printed rates.
-      rounding_error: how much of that the rounding of the rates explains.
+      rounding_error: the part of that which the rounding of the rates explains.
       is_negative: R and F are negatively correlated, so a better method may have a larger D_mah.
     """
 
@@ -125,8 +125,8 @@ def match_block(
 ) -> PublishedBlock | None:
     """Returns the published block of a run's dataset, checkpoint and algorithm, if there is one.
 
-    Where the paper has two (the main table and the ablation of Contaminated Random), it is the one
-    that shares more strategies.
+    If the paper has two (the main table and the ablation of Contaminated Random) it is the one that
+    shares more strategies.
     """
     record = DATASETS.get(config.get("corpus", {}).get("dataset", ""))
     dataset = record.title if record and record.is_published else None

@@ -23,7 +23,7 @@ class Field(NamedTuple):
       title: its heading.
       metrics: whose values it shows.
       show: gives the cell of a model that has one of them.
-      align: where its cells stand.
+      align: the alignment of its cells.
     """
 
     title: str
@@ -39,8 +39,8 @@ class Field(NamedTuple):
 def fields_of(table: str, *, is_spread: bool = False) -> list[Field]:
     """Returns the columns that metrics have in a table (a name in `Metric.columns`).
 
-    Metrics of one title share their column. Where it `is_spread`, they show the mean over seeds
-    with the smallest and the largest, not the interval over queries.
+    Metrics of one title share their column. If it `is_spread` they show the mean over seeds with
+    the smallest and the largest and not the interval over queries.
     """
     titles: dict[str, dict[str, metrics_lib.Column]] = {}
     for name, metric in METRICS.items():
@@ -57,7 +57,7 @@ def fields_of(table: str, *, is_spread: bool = False) -> list[Field]:
     ]
 
 
-# Where the second holds, the first is marked.
+# If the second holds the first is marked.
 _WARNINGS = {"mahalanobis/distance": "mahalanobis/is_negative"}
 
 
@@ -106,9 +106,9 @@ def _table(
     is_marked: bool = True,
     is_full: bool = False,
 ) -> Table:
-    """Returns the table of some models, headed by algorithm, the damaged ones marked.
+    """Returns the table of some models headed by algorithm; the damaged ones are marked.
 
-    Columns that none has a value for are left out unless it `is_full`.
+    Columns without any value are left out unless it `is_full`.
     """
     shown = [field for field in fields if is_full or any(map(field.is_known, models))]
     rows: list[tuple[str, ...] | str] = []
@@ -125,7 +125,7 @@ def _table(
 
 
 def _epoch_of(metrics: Metrics) -> tuple[Field, ...]:
-    """Returns the column of epochs; none where a step within them was kept, whatever its epoch."""
+    """Returns the column of epochs; none if a step within any epoch was kept."""
     return () if is_probed(metrics["settings"]) else (_EPOCH,)
 
 
@@ -136,7 +136,7 @@ def _methods(models: Sequence[Model]) -> list[Model]:
 def results_table(metrics: Metrics, *, epochs: Literal["last", "all"] = "last") -> Table:
     """Returns the result table of a run: fine-tuned, backbone, and every method by its algorithm.
 
-    Without F and R the judgment stands in their place.
+    Without F and R the judgment takes their place.
     """
     models = collect_models([metrics], is_last=epochs == "last")
     methods, is_chosen = _methods(models), bool(metrics.get("chosen"))
@@ -160,7 +160,7 @@ def results_table(metrics: Metrics, *, epochs: Literal["last", "all"] = "last") 
 
 
 def checks_table(metrics: Metrics) -> Table:
-    """Returns the table that tells forgetting from damage: the judgment and what it rests on."""
+    """Returns the table that separates forgetting from damage: the judgment and its basis."""
     judged = [e["judgment"]["inputs"] for e in metrics["methods"] if "judgment" in e]
     inputs = list(dict.fromkeys(itertools.chain.from_iterable(judged)))
     fields = (_ALGORITHM, *_epoch_of(metrics), *fields_of("checks"), _JUDGMENT)
@@ -169,7 +169,7 @@ def checks_table(metrics: Metrics) -> Table:
 
 
 def measured_table(metrics: Metrics, group: Literal["perplexity", "tofu"]) -> Table | None:
-    """Returns the metrics of a group of every model, after its last epoch; None without any."""
+    """Returns the metrics of a group of every model after its last epoch; None without any."""
     found = metrics["finetuned"].get(group)
     if not found:
         return None
@@ -188,7 +188,7 @@ def distances_table(metrics: Metrics) -> Table | None:
 
 
 def retrieval_table(metrics: Metrics) -> Table:
-    """Returns what each strategy retrieved, and how well it matches the labels if there are any."""
+    """Returns the rows of each strategy and their match with the labels if there are any."""
     found = metrics["retrieval"]
     models = [make_model(name, "", {"retrieval": entry}) for name, entry in found.items()]
     base_rates = [entry.get("base_rate") for entry in found.values()]
@@ -225,7 +225,7 @@ def probes_table(metrics: Metrics) -> Table | None:
 
 
 def details(metrics: Metrics) -> dict[str, Table]:
-    """Returns the tables that stand behind the results of a run, by title."""
+    """Returns the tables behind the results of a run by title."""
     tables = {
         "Forgetting or damage": checks_table(metrics),
         "Probes while unlearning": probes_table(metrics),
@@ -237,10 +237,10 @@ def details(metrics: Metrics) -> dict[str, Table]:
 
 
 def seeds_table(runs: Sequence[Metrics]) -> Table:
-    """Returns the last epoch of several seeds of one experiment, as mean [smallest, largest].
+    """Returns the last epoch of several seeds of one experiment as mean [smallest, largest].
 
-    "Below Random" counts the seeds whose whole interval of F minus F of Random lies below zero, and
-    "closer" those with a smaller Euclidean distance than Random, where all seeds have both.
+    "Below Random" counts the seeds whose whole interval of F minus F of Random is below zero.
+    "closer" counts those with a smaller Euclidean distance than Random, if all seeds have both.
 
     Raises:
       ValueError: no run, or runs of different methods.
@@ -259,9 +259,9 @@ def seeds_table(runs: Sequence[Metrics]) -> Table:
 
 
 def seeds_checks_table(runs: Sequence[Metrics]) -> Table:
-    """Returns what stands behind the rates over several seeds, likewise.
+    """Returns the basis of the rates over several seeds in the same form.
 
-    Where some seeds have not measured something, the cell says so.
+    If some seeds have not measured a value the cell says so.
     """
     fields = (*fields_of("seeds_checks", is_spread=True), _JUDGED)
     return _table(

@@ -1,4 +1,4 @@
-"""Whether it stays forgotten, as measures of robustness found it: sentences and tables."""
+"""Whether it stays forgotten, by the measures of robustness: sentences and tables."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ _BEFORE = ("finetuned", "backbone")
 
 
 def told(found: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Returns the title of each measure with what it found in words, from metrics.json."""
+    """Returns the title of each measure with its result in words, from metrics.json."""
     return [
         (ROBUSTNESS[one["measure"]].title, ROBUSTNESS[one["measure"]].tell(one["found"]))
         for one in found
@@ -22,7 +22,7 @@ def told(found: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
 
 
 def points_of(metrics: Metrics) -> list[tuple[str, str]]:
-    """Returns what was found of every method, likewise; several are told apart by their names."""
+    """Returns the results of every method in the same form; names separate several methods."""
     found = metrics.get("robustness", ())
     is_one = len({(one["strategy"], one["algorithm"]) for one in found}) == 1
     leads = ("" if is_one else f"{_method(one)}, " for one in found)
@@ -37,7 +37,7 @@ def _method(one: Mapping[str, Any]) -> str:
 
 
 def tables_of(metrics: Metrics) -> dict[str, Table]:
-    """Returns the table of each measure: every model under every condition, by title."""
+    """Returns the table of each measure by title: every model under every condition."""
     by_measure: dict[str, list[Mapping[str, Any]]] = {}
     for one in metrics.get("robustness", ()):
         by_measure.setdefault(one["measure"], []).append(one)

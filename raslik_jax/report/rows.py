@@ -1,4 +1,4 @@
-"""All rows of a run with what was found of them, as Parquet with a dataset card beside it."""
+"""All rows of a run with their results, as Parquet with a dataset card next to it."""
 
 import json
 import pathlib
@@ -14,7 +14,7 @@ from raslik_jax.run import artifacts
 
 # Both in a folder of their own, which can be uploaded as it is.
 PLACE = "rows/rows.parquet"
-# What a row of the corpus has itself.
+# The row's own fields.
 _OF_ROWS = ("place", "example_id", "instruction", "input", "output", "is_target", "source")
 # Characters of a traced answer that the card shows.
 _SHOWN = 400
@@ -25,7 +25,7 @@ def write_rows(
 ) -> None:
     """Writes every training row of a work directory with its score and set, and the card.
 
-    Needs pyarrow. The card counts and describes what is in the file, and nothing else.
+    It needs pyarrow. The card counts and describes the content of the file and nothing else.
 
     Args:
       folder: new, for both files.

@@ -1,7 +1,7 @@
-"""The sections of the page: one record each, with what it shows and its template.
+"""The sections of the page: one record each with its facts and its template.
 
-A section's facts are taken from stored runs here; its template writes them. Templates of this room
-lie in `templates/`.
+A section's facts are taken from stored runs here. Its template writes them. Templates of this room
+are in `templates/`.
 """
 
 import itertools
@@ -27,16 +27,16 @@ from raslik_jax.report.facts import Experiment
 from raslik_jax.report.published import PublishedBlock
 from raslik_jax.report.tidy import Model, collect_models
 
-# What the page shows at most, so that its size stays bounded whatever was run.
+# The limits of the page, so that its size stays bounded for any run.
 LIMITS = {"target": 12, "normal": 6, "answer": 1500, "example": 400, "traced": 4, "tokens": 600}
 _MAX_CHARACTERS = 1_500_000  # of all answers
 _MAX_PANELS, _MAX_HISTOGRAMS = 12, 4
 
 
 class View(NamedTuple):
-    """An experiment as the page shows it; `first` says which seed is shown, where there are some.
+    """An experiment in the form of the page; `first` names the shown seed, if there are some.
 
-    `styles` are mark and printed name by strategy, `references` those of models before unlearning.
+    `styles` are mark and printed name by strategy. `references` has models before unlearning.
     """
 
     experiment: Experiment
@@ -49,7 +49,7 @@ class View(NamedTuple):
 
 
 class Page(NamedTuple):
-    """What sections take their facts from."""
+    """The source of sections' facts."""
 
     views: Sequence[View]
     paper: Sequence[PublishedBlock]
@@ -96,7 +96,7 @@ def _view(experiment: Experiment, paper: Sequence[PublishedBlock]) -> View:
 
 
 def _each(page: Page, show: Callable[[View], Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns what a section shows of each experiment that it has something of, as `views`."""
+    """Returns a section's facts of each experiment that has some, as `views`."""
     shown = [(view, found) for view in page.views if (found := show(view))]
     named = [{"name": view.name, "first": view.first, **found} for view, found in shown]
     return {"views": named} if named else {}
@@ -107,7 +107,7 @@ def _figure(figure: Any, title: str, lead: str, text: str = "") -> dict[str, Any
 
 
 def shorten(text: str, length: int) -> str:
-    """Returns a text cut at a length, and how much was left out."""
+    """Returns a text cut at a length and the number of characters left out."""
     if len(text) <= length:
         return text
     return f"{text[:length].rstrip()} … ({len(text) - length:,} characters more)"
@@ -267,7 +267,7 @@ def _tables(page: Page) -> dict[str, Any]:
 
 
 def _block_table(block: blocks.Block, strategies: Sequence[str]) -> dict[str, Any]:
-    # Of each strategy alone: what the paper has beside a run takes no color from it.
+    # Each strategy alone: the paper's figures next to a run take no color from it.
     marks = [
         drawing.mark_svg(*reversed(names.strategy_styles([*strategies, name])[name]))
         for name in block.strategies
@@ -388,7 +388,7 @@ def _settings(view: View) -> dict[str, Any]:
 
 
 def facts_of(page: Page) -> list[str]:
-    """Returns what the page opens with, a fact a line; what experiments share is said once."""
+    """Returns the opening facts of the page, one a line; shared facts occur once."""
 
     def told(view: View) -> Iterator[str]:
         run, corpus = view.experiment.runs[0], _metrics(view).get("corpus", {})

@@ -1,7 +1,7 @@
-"""What the page says of a run's numbers in its summary, above rows and pictures: a function each.
+"""The page's sentences about a run's numbers in its summary, rows and pictures: a function each.
 
-What the incident says is in `incident`, `traced`, `retrieve.chance` and
-`retrieve.behaviors`, of judgments in `notes`, below tables in notes.jinja.
+The incident's sentences are in `incident`, `traced`, `retrieve.chance` and `retrieve.behaviors`.
+Those of judgments are in `notes`, and those below tables in notes.jinja.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ from raslik_jax.report.tidy import Model, has_steps, is_probed
 
 
 def summary_points(after: Model, seeds: Model, against: str) -> list[tuple[str, str]]:
-    """Returns what a summary says of an unlearned model, each point as lead and text.
+    """Returns a summary's points on an unlearned model, each as lead and text.
 
     Args:
       after: its numbers, means where there are several seeds.
@@ -45,7 +45,7 @@ def summary_points(after: Model, seeds: Model, against: str) -> list[tuple[str, 
 
 
 def judged_sentence(seeds: Model) -> str:
-    """Returns a model's verdict with its reasons, or how many seeds have which; "" without one."""
+    """Returns a model's verdict with its reasons, or the verdicts of seeds; "" without one."""
     verdicts = seeds.values.get("judgment/verdict", ())
     if not verdicts:
         return ""
@@ -56,10 +56,10 @@ def judged_sentence(seeds: Model) -> str:
 
 
 def versus_random(letter: str, differences: Sequence[Interval], *, is_few: bool = False) -> str:
-    """Returns how a rate compares with that of Random, by the intervals of its differences.
+    """Returns how a rate compares with that of Random by the intervals of its differences.
 
-    One of each seed. "Clearly" is said where the whole 95 % interval is on one side of zero, which
-    that of one or two queries, `is_few`, is by chance.
+    There is one for each seed. "Clearly" means that the whole 95 % interval is on one side of zero.
+    For one or two queries (`is_few`) this happens by chance.
     """
     if is_few:
         return f"{letter} cannot be told apart by so few queries."
@@ -86,7 +86,7 @@ def damage_sentence(damaged: Sequence[str]) -> str:
 
 
 def rows_sentence(shown: Packed) -> str:
-    """Returns which rows the page has, whose sets are told, and how many texts are cut."""
+    """Returns the rows of the page, the strategy of their sets and the number of cut texts."""
     unscored = shown.num_unscored
     text = f"All {shown.num_rows:,} training examples with their scores."
     if shown.left_out:
@@ -102,7 +102,7 @@ def rows_sentence(shown: Packed) -> str:
 
 
 def noise_sentence(cards: Sequence[Card]) -> str:
-    """Returns what stands behind a score's ±; "" where no row has one."""
+    """Returns the meaning of a score's ±; "" if no row has one."""
     if all(card.sigma is None for card in cards):
         return ""
     text = "± is the noise of the sketch: how far the score may be off because gradients were "
@@ -113,10 +113,10 @@ def noise_sentence(cards: Sequence[Card]) -> str:
 
 
 def frontier_sentence(shown: Sequence[Metrics]) -> str:
-    """Returns how the panels of these runs are read, and what their dotted line says.
+    """Returns how to read the panels of these runs and their dotted line.
 
-    That an F below the backbone's forgets nothing more is so where F is taken against the model
-    before unlearning.
+    An F below the backbone's forgets nothing more only if F is taken against the model before
+    unlearning.
     """
     if any(has_steps(one) for one in shown):
         text = (
@@ -138,7 +138,7 @@ def frontier_sentence(shown: Sequence[Metrics]) -> str:
 
 
 def tables_sentence(shown: Sequence[Table]) -> str:
-    """Returns what the looks of blocks mean, by the columns that they have; "" without any."""
+    """Returns the meaning of the marks of blocks by the columns that they have; "" without any."""
     if not shown:
         return ""
     titles = {column.title for table in shown for column in table.columns}
@@ -149,7 +149,7 @@ def tables_sentence(shown: Sequence[Table]) -> str:
 
 
 def retrieval_sentence(sets: Iterable[Mapping[str, Any]]) -> str:
-    """Returns what the scores of sets are, by strategy, of each experiment."""
+    """Returns the meaning of the scores of sets by strategy for each experiment."""
     text = "What each strategy chose from the training examples. Scores are each strategy's own."
     name = highlighted(name for one in sets for name, kinds in one.items() if "retain" in kinds)
     if not name:
@@ -161,14 +161,14 @@ def retrieval_sentence(sets: Iterable[Mapping[str, Any]]) -> str:
 
 
 def ends_sentence(scores: ScoreSample) -> str:
-    """Returns where the sets lie among the scores; "" where there are none of these scores."""
+    """Returns the places of the sets among the scores; "" if there are none of these scores."""
     sets = {"forget": scores.forget, "retain": scores.retain}
     parts = [f"{name} {ends[0]:.3g} to {ends[1]:.3g}" for name, ends in sets.items() if ends]
     return f"Shaded: where the sets lie, {' and '.join(parts)}." if parts else ""
 
 
 def answers_sentence(run: Facts) -> str:
-    """Returns which models' answers stand side by side, and whether words are marked."""
+    """Returns which models' answers are shown next to each other and whether words are marked."""
     when = "the step that its probes chose" if is_probed(run.config) else "its last epoch"
     when = "the epoch that was chosen for it" if run.metrics.get("chosen") else when
     text = f"The answers of all models to the same query, each method at {when}."
@@ -176,7 +176,7 @@ def answers_sentence(run: Facts) -> str:
 
 
 def training_sentence(losses: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
-    """Returns how loss curves are read, by panel and label."""
+    """Returns how to read loss curves by panel and label."""
     text = "Faint: every step, of long curves means of neighboring ones. Strong: the running mean "
     text += "over a twentieth of the steps."
     if any(panel.endswith(FORGET_PANEL) for panel in losses):

@@ -1,6 +1,6 @@
-"""Tables: one type, and how it is written as plain text, Markdown and CSV.
+"""Tables: one type and its forms as plain text, Markdown and CSV.
 
-The page's template writes its HTML. Cells hold text from data: each form escapes it in its own way.
+The page's template writes its HTML. Cells have text from data: each form escapes it in its own way.
 """
 
 import csv
@@ -23,8 +23,8 @@ class Column(NamedTuple):
 
     Attributes:
       title: its heading; a line break in it is kept in plain text.
-      align: where its cells stand.
-      group: heading over it and its neighbors of the same group, whose last word tells it from
+      align: the alignment of its cells.
+      group: heading over it and its neighbors of the same group; its last word separates it from
         those of other groups.
     """
 
@@ -34,12 +34,12 @@ class Column(NamedTuple):
 
     @property
     def heading(self) -> str:
-        """The title, told apart from that of another group."""
+        """The title, different from that of another group."""
         return f"{self.title},\n{self.group.split()[-1]}" if self.group else self.title
 
 
 class Cell(NamedTuple):
-    """A cell that stands out: by its tone, or by a mark that refers to a note."""
+    """A marked cell: by its tone, or by a mark that refers to a note."""
 
     text: str
     tone: Literal["", "gray", "best"] = ""
@@ -59,7 +59,7 @@ class Table(NamedTuple):
 
 
 def as_cell(cell: str | Cell) -> Cell:
-    """Returns a cell as one, also where it is text alone."""
+    """Returns a cell as one, also if it is text alone."""
     return Cell(cell) if isinstance(cell, str) else cell
 
 
@@ -69,8 +69,8 @@ def as_cell(cell: str | Cell) -> Cell:
 def format_interval(entry: Interval | None, spec: str = ".3f", ends: str = ".2f") -> str:
     """Returns a mean with its interval, as in "0.312 [0.28, 0.35]"; "-" for None.
 
-    Two decimals of the ends say enough of an interval over a hundred queries. A difference takes
-    three, which say whether zero lies between them.
+    Two decimals of the ends are enough for an interval over a hundred queries. A difference takes
+    three, which show whether zero is between them.
     """
     if entry is None:
         return NOT_KNOWN
@@ -101,7 +101,7 @@ def visible(text: str) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Returns text that Markdown shows as it is, in a table or inside a line."""
+    """Returns text that Markdown shows unchanged in a table or inside a line."""
     text = visible(re.sub(r"\r\n?", "\n", text).strip())
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     # Bare addresses become links without any mark around them.
@@ -210,7 +210,7 @@ def _pipe(cells: Sequence[str]) -> str:
 
 
 def column_groups(table: Table) -> list[tuple[str, int, int]]:
-    """Returns headings over columns, each with its first column and how many it spans."""
+    """Returns headings over columns, each with its first column and its width in columns."""
     groups, start = [], 0
     for name, members in itertools.groupby(column.group for column in table.columns):
         groups.append((name, start, span := len(list(members))))
@@ -221,8 +221,8 @@ def column_groups(table: Table) -> list[tuple[str, int, int]]:
 def put_tables(page: str, found: Mapping[str, str]) -> str:
     """Returns a Markdown page with these tables between their marks, as stored results have them.
 
-    Where the page has `<!-- table: NAME -->` and later `<!-- end -->`, the table of this name takes
-    the place of what is between. A test of a page compares it with what this gives.
+    If the page has `<!-- table: NAME -->` and later `<!-- end -->` the table of this name replaces
+    the text between. A test of a page compares it with this result.
 
     Raises:
       ValueError: the page lacks the marks of a table, or has those of another.

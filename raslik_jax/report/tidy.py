@@ -1,4 +1,4 @@
-"""The one tidy table that every table and figure is drawn from, and the models in it."""
+"""The one tidy table behind every table and figure, and the models in it."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from raslik_jax.report.tables import Column, Table, word
 
 
 class Row(NamedTuple):
-    """What one metric is of one model of one run.
+    """The value of one metric for one model of one run.
 
     Attributes:
       strategy: as of `Model`.
@@ -41,7 +41,7 @@ class Row(NamedTuple):
 
 
 class Model(NamedTuple):
-    """One model of a run, or the same model of several seeds.
+    """One model of a run or the same model of several seeds.
 
     Attributes:
       strategy: whose sets it unlearned; a key of REFERENCES for a model before unlearning, which
@@ -57,7 +57,7 @@ class Model(NamedTuple):
     values: dict[str, list[Any]]
 
     def value(self, metric: str) -> Any:
-        """Returns the value of the first run that has it, of an interval the mean, or None."""
+        """Returns the value of the first run that has it, the mean of an interval, or None."""
         found = next(iter(self.values.get(metric, ())), None)
         return found["mean"] if isinstance(found, dict) else found
 
@@ -83,7 +83,7 @@ class Model(NamedTuple):
         return Interval(mean=mean, low=min(values), high=max(values))
 
     def joined(self, metric: str) -> Interval:
-        """Returns the only interval, or the spread of several seeds."""
+        """Returns the only interval or the spread of several seeds."""
         found = self.intervals(metric)
         return found[0] if len(found) == 1 else self.spread(metric)
 
@@ -133,7 +133,7 @@ def tidy(runs: Sequence[Metrics]) -> list[Row]:
 
 
 def data_table(rows: Iterable[Row]) -> Table:
-    """Returns rows as a table of data, numbers in six digits; empty where there is no end."""
+    """Returns rows as a table of data with numbers in six digits; empty if there is no end."""
 
     def shown(value: Any) -> str:
         if isinstance(value, bool):
@@ -158,7 +158,7 @@ def _join(strategy: str, algorithm: str, runs: Sequence[Sequence[Row]]) -> Model
 
 
 def last_epochs(methods: Sequence[MethodEntry]) -> list[MethodEntry]:
-    """Returns the entries of the last epoch of each strategy and algorithm, in their order."""
+    """Returns the entries of the last epoch of each strategy and algorithm in their order."""
     last: dict[tuple[str, str], int] = {}
     for entry in methods:
         name = entry["algorithm"], entry["strategy"]
@@ -167,14 +167,14 @@ def last_epochs(methods: Sequence[MethodEntry]) -> list[MethodEntry]:
 
 
 def has_steps(metrics: Metrics) -> bool:
-    """Returns whether some method was measured after several epochs: chosen steps stand alone."""
+    """Returns whether some method was measured after several epochs: chosen steps have one."""
     return len(last_epochs(metrics["methods"])) < len(metrics["methods"])
 
 
 def collect_models(runs: Sequence[Metrics], *, is_last: bool = True) -> list[Model]:
     """Returns the models of one run, or of several seeds joined, in the order of the first run.
 
-    Those before unlearning that all runs have come first.
+    Models before unlearning that all runs have come first.
 
     Args:
       runs: the metrics of each seed, all with the same methods.

@@ -1,4 +1,4 @@
-"""What the models make of the traced answers, and what a page says of it: a function each."""
+"""The models' results for the traced answers and the page's sentences about them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,10 +10,10 @@ from raslik_jax.evaluate.taught import doubt
 
 
 class Said(NamedTuple):
-    """What a model says to a traced prompt, and its nats of the traced answer.
+    """A model's answer to a traced prompt and its nats of the traced answer.
 
-    `nll` is their mean, `nats` each token's; `drawn` mean and spread of what answers that the model
-    draws itself cost there. None and empty where they are not known.
+    `nll` is their mean and `nats` each token's. `drawn` is mean and spread of the nats for answers
+    that the model draws itself there. They are None or empty if unknown.
     """
 
     model: str
@@ -24,7 +24,7 @@ class Said(NamedTuple):
 
 
 class Traced(NamedTuple):
-    """A traced answer: prompt, answer, and what the models make of it: before, base and after."""
+    """A traced answer: prompt, answer, and the models' results: before, base and after."""
 
     asked: str
     answer: str
@@ -32,9 +32,9 @@ class Traced(NamedTuple):
 
 
 def gone_sentence(traced: Sequence[Traced]) -> str:
-    """Returns how likely the traced answers were and are, in the mean, and how many are gone.
+    """Returns how likely the traced answers were and are in the mean, and how many are gone.
 
-    They are gone by the rule that ends unlearning (`verdict.Goal`). "" without a model after
+    They are gone by the rule that ends unlearning (`verdict.Goal`). It is "" without a model after
     unlearning.
     """
     levels: dict[str, float] = {}
@@ -87,7 +87,7 @@ def ending_sentence(probes: Sequence[Mapping[str, Any]], strategy: str, algorith
 
 
 def doubt_sentence(traced: Sequence[Traced]) -> str:
-    """Returns a warning where a traced answer is no good evidence, with its numbers; else ""."""
+    """Returns a warning with numbers if a traced answer is no good evidence; else ""."""
     for number, one in enumerate(traced, start=1):
         nll, base = _told(one, "before"), _told(one, "base")
         drawn = next((said.drawn for said in one.said if said.model == "before"), None)

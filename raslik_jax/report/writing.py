@@ -24,7 +24,7 @@ _SHOWN = {True: 6, False: 3}
 
 
 def report(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Writes the tables of the terminal and of report.md, the figures, and the page."""
+    """Writes the tables of the terminal and of report.md, the figures and the page."""
     stored = facts.read_facts(workspace.root)
     metrics, corpus = stored.metrics, stored.metrics["corpus"]
     drawn = {"losses": figures.draw_losses(stored.losses, list(metrics["retrieval"]))}
@@ -65,7 +65,7 @@ def report(workspace: Workspace, folder: pathlib.Path) -> None:
 
 
 def _robustness(metrics: summary.Metrics) -> list[str | tables.Table]:
-    """Returns whether it stays forgotten, in words and in tables; nothing where none was asked."""
+    """Returns in words and in tables whether it stays forgotten; nothing without measures."""
     points = [
         f"- **{lead}**: {tables.escape_markdown(text)}"
         for lead, text in robustness.points_of(metrics)
@@ -101,7 +101,7 @@ def _traced(workspace: Workspace) -> tables.Table:
 
 
 def _answers(stored: facts.Facts) -> tables.Table:
-    """Returns the answers of all models one below the other, under their prompt."""
+    """Returns the answers of all models one below the other under their prompt."""
     rows: list[tuple[str, ...] | str] = []
     for is_target, most in _SHOWN.items():
         for query in [q for q in stored.queries if q.is_target == is_target][:most]:
@@ -113,7 +113,7 @@ def _answers(stored: facts.Facts) -> tables.Table:
     return tables.Table((tables.Column("Model"), tables.Column("Answer")), tuple(rows))
 
 
-# What the page shows of retrieval, and the answers that were traced.
+# The page's part on retrieval and the traced answers.
 _DRAWN = ("influence", "traced", "chance", "tokens", "sizes")
 
 
