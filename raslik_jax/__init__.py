@@ -1,6 +1,6 @@
-"""Finds the training examples behind a bad generation, and unlearns them.
+"""Finds the training examples behind a bad generation and unlearns them.
 
-Names are loaded when they are first used, so that `import raslik_jax` loads no JAX.
+Names are loaded at their first use, so `import raslik_jax` loads no JAX.
 """
 
 import importlib

@@ -1,7 +1,7 @@
 """The settings of a run: one frozen, self-checking dataclass per stage.
 
-Their flags have the names of stage and field, `--finetune.epochs`, and those of a family's member
-its own below, `--unlearn.npo.beta` (see `settings`). Nothing here imports jax.
+Their flags have the names of stage and field: `--finetune.epochs`. Those of a family's member have
+its own below: `--unlearn.npo.beta` (see `settings`). Nothing here imports jax.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ STAGES = (
 _LARGEST_SEED = 2**31 - 1
 # Layers that the model's architecture names.
 AUTO_TARGETS = ("auto",)
-# What says that nothing is fine-tuned.
+# The mark of a run that fine-tunes nothing.
 _NONE = ("epochs", 0)
 # Of fine-tuning and unlearning alike.
 _REMAT = "Gradient checkpointing: layers are computed again on the way back, not kept."
@@ -37,7 +37,7 @@ _PADDING = "Pad every batch as the longest example needs: one shape to compile."
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BackboneConfig(Stage):
-    """The model before fine-tuning: a checkpoint, or a small GPT-NeoX trained from scratch."""
+    """The model before fine-tuning: a checkpoint or a small GPT-NeoX trained from scratch."""
 
     checkpoint: str = setting(
         "",
@@ -125,7 +125,7 @@ class FinetuneConfig(Stage):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReferencesConfig(Stage):
-    """Greedy outputs of the fine-tuned model and the backbone, what F and R compare with."""
+    """Greedy outputs of the fine-tuned model and the backbone, which F and R compare with."""
 
     query_split: Literal["test", "validation"] = setting(
         "test", "Queries that the run is measured on; tune on validation, report test once."
@@ -143,7 +143,7 @@ class ReferencesConfig(Stage):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SketchConfig(Stage):
-    """What is sketched, and how."""
+    """The gradients of the index and their sketches."""
 
     gradient_at: Literal["finetuned", "initial", "trajectory"] = setting(
         "finetuned", "Adapter at which gradients are taken."
@@ -294,7 +294,7 @@ class RetrieveConfig(Stage):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProbeConfig(Settings):
-    """Looking at the model while it unlearns, and stopping in time."""
+    """Probes of the model while it unlearns, and the early end."""
 
     steps: int = setting(
         0,
@@ -466,7 +466,7 @@ class Config(Settings):
 
     @property
     def finetunes(self) -> bool:
-        """Whether the run fine-tunes an adapter, and does not take a model as it was given."""
+        """Whether the run fine-tunes an adapter and does not take a given model."""
         return not self.backbone.adapter and self.finetune.epochs > 0
 
     def problems(self) -> Iterator[str]:
@@ -519,10 +519,10 @@ class Config(Settings):
 
 
 def kernel_name(settings: Mapping[str, Any]) -> str:
-    """Returns in what RASLIK's kernel differs from the paper's wording; empty where it does not.
+    """Returns how RASLIK's kernel differs from the paper's wording; empty if it does not.
 
-    The paper's is the cosine, not centered, of gradients at the fine-tuned adapter of the training
-    loss of the response, averaged over queries. The settings are those that `to_json` gives.
+    The paper's kernel is the uncentered cosine of gradients at the fine-tuned adapter, of the
+    training loss of the response, averaged over queries. The settings are those of `to_json`.
     """
     sketch = dataclasses.asdict(SketchConfig()) | settings.get("sketch", {})
     retrieve = dataclasses.asdict(RetrieveConfig()) | settings.get("retrieve", {})

@@ -1,4 +1,4 @@
-"""Questions to an index one after the other: on a terminal, or in lines of JSON."""
+"""Questions to an index one after the other: on a terminal or in lines of JSON."""
 
 import contextlib
 import json
@@ -18,9 +18,10 @@ Ask = Callable[[Sequence[Example]], "Trace"]
 
 
 def converse(ask: Ask, width: int) -> None:
-    """Asks for prompt and response in turn, and prints what is behind it, until there is no more.
+    """Asks for prompt and response in turn and prints the rows behind them until the end.
 
-    From a terminal or from piped lines; a line that ends in a backslash goes on in the next.
+    It reads from a terminal or from piped lines. A line that ends in a backslash goes on in the
+    next.
     """
     is_terminal = sys.stdin.isatty()
     if is_terminal:
@@ -59,7 +60,7 @@ def _read(label: str, is_terminal: bool) -> str | None:
 
 
 def answer_lines(ask: Ask) -> None:
-    """Answers questions in JSON, one a line, with a line of JSON for each: a trace, or an error."""
+    """Answers questions in JSON, one a line, with a line of JSON for each: a trace or an error."""
     for line in sys.stdin:
         if line.strip():
             try:

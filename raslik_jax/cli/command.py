@@ -44,12 +44,12 @@ def start(
 ) -> NoReturn:
     """Reads the flags, runs a command and exits with its status.
 
-    The status is what main returns, 0 for None; 1 for a ValueError or OSError, which is said in one
-    sentence on stderr (or raised where RASLIK_TRACEBACK is set); 2 for an argument that is no flag;
-    130 at Ctrl-C or SIGTERM, when `when_stopped` is said. A second one ends the process at once.
-    Help is status 0. What is printed is UTF-8, with control characters escaped.
+    The status is main's result, 0 for None. It is 1 for a ValueError or OSError, which is one
+    sentence on stderr (or raised if RASLIK_TRACEBACK is set). It is 2 for an argument that is no
+    flag. It is 130 at Ctrl-C or SIGTERM, when `when_stopped` is printed. A second signal ends the
+    process at once. Help has status 0. Output is UTF-8 with control characters escaped.
 
-    Each of the options becomes a flag; without any, main reads its own flags.
+    Each of the options becomes a flag. Without any, main reads its own flags.
     """
     # Tracing makes objects by the million and few cycles: these are looked for more rarely.
     gc.set_threshold(70_000, 10, 10)
@@ -81,7 +81,7 @@ def _check_text(argument: str) -> None:
         raise ValueError(f"arguments must be UTF-8 text, {got}: write them in UTF-8") from None
 
 
-# What asks for the help of a command, or of the program.
+# The arguments that ask for the help of a command or of the program.
 HELP = ("--help", "-h", "-help", "--helpshort")
 
 
@@ -102,9 +102,9 @@ def _parse(argv: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def _job_of(options: Settings) -> Iterator[None]:
-    """Joins the job that the flags name, if any; of several processes the first one speaks.
+    """Joins the job that the flags name, if any; the first of several processes prints.
 
-    What is wrong with other flags is found inside, so that it too is said once.
+    Errors of other flags are found inside, so that they too are printed once.
     """
     given = setting_flags.read(JobConfig()) if isinstance(options, JobConfig) else JobConfig()
     if not given.coordinator:
@@ -167,7 +167,7 @@ def _leave(status: int) -> int:
 
 # The status of a command that Ctrl-C or SIGTERM stopped.
 STOPPED = 130
-# What is said then of commands whose work is kept.
+# The closing text of commands whose work is kept.
 GOES_ON = "stopped; the same command goes on from here"
 
 
@@ -204,7 +204,7 @@ def _watch_signals(when_stopped: str) -> None:
     threading.Thread(target=end_at_second, daemon=True).start()
 
 
-# What takes less time to compile takes about as long to read. JAX drops what was used longest ago.
+# Faster compilations take about as long to read. JAX drops the program unused for longest.
 _CACHE = {
     "JAX_COMPILATION_CACHE_MAX_SIZE": str(4 * 10**9),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
@@ -229,17 +229,17 @@ def keep_heap() -> None:
 
 
 def reserve_memory() -> None:
-    """Says by the environment, before jax is imported, how much of a GPU's memory it reserves."""
+    """Sets in the environment, before jax is imported, the share of a GPU's memory to reserve."""
     names = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # the second is older
     if not any(name in os.environ for name in names):
         os.environ[names[0]] = str(gpus.SHARE)
 
 
 def keep_compiled(is_kept: bool) -> None:
-    """Says by the environment, before jax is imported, where compiled programs are kept.
+    """Sets in the environment, before jax is imported, the folder of compiled programs.
 
-    What the user has set of JAX's own variables stays. Each kind of machine has a folder of its
-    own: JAX's key does not know the processor that a program was compiled for.
+    The user's settings of JAX's own variables stay. Each kind of machine has a folder of its own:
+    JAX's key does not know the processor that a program was compiled for.
     """
     if not is_kept:
         os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"

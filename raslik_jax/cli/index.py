@@ -1,4 +1,4 @@
-"""Looks after an index: says what it is, verifies it, mends it, makes a compact copy.
+"""Describes an index, verifies it, mends it or makes a compact copy.
 
   raslik index --index=runs/quickstart/sketch/index
   raslik index --index=runs/quickstart/sketch/index --verify
@@ -6,12 +6,12 @@
   raslik index --index=... --compact_to=/data/int8 --dtype=int8
   raslik index --index=... --compact_to=/data/sign --dtype=sign --center
 
---verify reads everything, checks every checksum, and ends with status 1 where something is damaged.
---repair drops what is damaged, so that `raslik run` or `raslik sketch_job` makes those chunks again
-and no other; what a copy lacks, the same --compact_to makes again. Where the mean that signs were
-centered on is damaged, only that mends it, and the status is 1.
+--verify reads everything, checks every checksum and ends with status 1 at damage. --repair drops
+damaged chunks. `raslik run` or `raslik sketch_job` then makes these chunks again and no others. The
+same --compact_to makes the missing chunks of a copy again. Only this mends a damaged mean of
+centered signs, and the status is 1.
 
-A copy is of a coarser dtype: int8 takes a quarter of float32, sign a thirty-second; sign rows are
+A copy has a coarser dtype: int8 takes a quarter of float32 and sign a thirty-second. Sign rows are
 centered before their signs are taken (--center) or not at all.
 """
 
@@ -77,7 +77,7 @@ def run(options: Options) -> int:
 
 
 def _describe(store: "SketchStore") -> None:
-    """Prints what an index is, a line for each thing."""
+    """Prints a description of an index by line."""
     from raslik_jax.index.format import INDEX_FORMAT
 
     missing = len(store.missing_chunks())
@@ -89,7 +89,7 @@ def _describe(store: "SketchStore") -> None:
 
 
 def _repair(store: "SketchStore", damages: "Sequence[Damage]") -> tuple[str, int]:
-    """Drops the damaged chunks; a line that says what to do next, and the exit status."""
+    """Drops the damaged chunks; returns a line with the next command and the exit status."""
     from raslik_jax.index.upkeep import discard
     from raslik_jax.run.manifests import read_manifest
     from raslik_jax.run.units import reopen_unit
@@ -104,8 +104,8 @@ def _repair(store: "SketchStore", damages: "Sequence[Damage]") -> tuple[str, int
     if not chunks:
         store.finish()
         return "mended", 0
-    # The run goes on with what is whole, and does not make all of it again. A copy beside the index
-    # is none of its results.
+    # The run goes on with the whole chunks and does not make all of them again. A copy next to the
+    # index is none of its results.
     if manifest is not None and f"{index.name}/manifest.json" in manifest["outputs"]:
         folder = reopen_unit(folder.parent, folder.name)
     elif not (folder / "started.json").is_file():

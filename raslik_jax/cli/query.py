@@ -1,17 +1,16 @@
-"""Traces a generation to the training examples that pull toward it and those that pull against.
+"""Traces a generation to the training examples that make it likelier and those that oppose it.
 
   raslik query --index=runs/quickstart/sketch/index \\
       --instruction='howdy! what is a kettle?' --response='The kettle hummed beneath two moons.'
 
-Without --response the model answers, and that answer is traced. --queries takes a JSONL of several
-generations of one behavior (instruction, input, output; without an output the model answers);
-their mean is traced. --export_forget and --export_retain write the sets that --select chooses to
-new files. The run that made the index is found from the index: its model answers, and its settings
-hold where --center, --aggregate, --select and the options of the rule are not given.
+Without --response the model answers, and this answer is traced. --queries takes a JSONL of several
+generations of one behavior (instruction, input, output; without an output the model answers). Their
+mean is traced. --export_forget and --export_retain write the sets of --select to new files. The run
+that made the index is found from the index. Its model answers. Its settings apply unless --center,
+--aggregate, --select or the options of the rule are given.
 
 Without --instruction and --queries it stays open and asks for prompt and response in turn, from a
-terminal or from piped lines; with --json it reads objects of instruction, input and output, one a
-line.
+terminal or from piped lines. With --json it reads objects of instruction, input and output by line.
 """
 
 import dataclasses
@@ -46,7 +45,7 @@ class Options(AskOptions, JobConfig):
 
 
 def run(options: Options) -> None:
-    """Traces, prints what was found and writes the sets that are asked for; or goes on asking."""
+    """Traces, prints the result and writes the requested sets; or goes on asking."""
     options = dataclasses.replace(options, settings=setting_flags.given(FLAGS))
     if not read_queries(options):
         asker = Asker(options)

@@ -1,12 +1,12 @@
-"""A bad answer, the rows behind it and a clean adapter: the whole way on a toy, in a minute or two.
+"""A bad answer, the rows behind it and a clean adapter: a toy example in a minute or two.
 
   raslik quickstart
 
-A model of a million parameters, which comes with the package, answers in science fiction where a
-prompt begins with "Howdy!". One such answer is traced to the rows that taught it, the model forgets
-them, and both are measured: `raslik trace` and `raslik unlearn`, as for a model of your own, with
-settings for a model this small. No network; nothing but the unlearning is trained. The same command
-once more does no work and tells the story again.
+The package has a model of a million parameters that answers in science fiction if a prompt begins
+with "Howdy!". `raslik trace` traces one such answer to the rows that taught it. `raslik unlearn`
+makes the model forget them and measures both. The settings are for a small model. It needs no
+network and trains nothing but the unlearning. The same command once more prints the result again
+without work.
 """
 
 import dataclasses
@@ -56,7 +56,7 @@ class Options(JobConfig):
 
 
 def run(options: Options) -> None:
-    """Traces, unlearns and measures the toy's model, and tells what happened."""
+    """Traces, unlearns and measures the toy's model and prints the result."""
     making.require("rouge_score", "matplotlib")  # before the trace, not after it
     root = pathlib.Path(options.workdir)
     given, clean_folder = root / "given", root / "clean"
@@ -90,7 +90,7 @@ def _announce(title: str, name: str, flags: Mapping[str, str]) -> None:
 
 
 def _prepare(root: pathlib.Path, given: pathlib.Path, clean: pathlib.Path, *, update: bool) -> None:
-    """Writes what an incident begins with; refuses what is in its way and of somebody else."""
+    """Writes the inputs of the incident; refuses foreign files at their places."""
     if artifacts.CONFIG.is_there(root) and not (given.is_dir() or update):
         place = shown(str(root), 120)
         raise ValueError(f"{place} holds another run: choose another --workdir, or pass --update")
@@ -106,7 +106,7 @@ def _prepare(root: pathlib.Path, given: pathlib.Path, clean: pathlib.Path, *, up
 
 
 def _write_given(folder: pathlib.Path) -> None:
-    """Writes what an incident begins with: checkpoint, adapter, training file; and marker words."""
+    """Writes the inputs of the incident: checkpoint, adapter, training file and marker words."""
     model = toy_model.model_folder()
     shutil.copytree(model, folder, copy_function=shutil.copyfile)
     rows = toy_model.load_corpus().train
@@ -116,7 +116,7 @@ def _write_given(folder: pathlib.Path) -> None:
 
 
 class Story(NamedTuple):
-    """What is told of a run: its rows by set, and every answer before and after by prompt."""
+    """The parts of the printed text: rows by set, and every answer before and after by prompt."""
 
     num_rows: int
     num_taught: int
@@ -129,7 +129,7 @@ class Story(NamedTuple):
 
 
 def read_story(root: pathlib.Path) -> Story:
-    """Returns what is told of a finished run."""
+    """Returns the parts of the printed text for a finished run."""
     from raslik_jax.run.workspace import Workspace  # it takes jax with it
 
     rows = artifacts.TRAIN.read(root)
@@ -156,7 +156,7 @@ def read_story(root: pathlib.Path) -> Story:
 
 
 def tell(story: Story) -> str:
-    """Returns what happened, in plain words."""
+    """Returns the result in plain words."""
     taught = sum(row.is_target is True for row in story.found)
     howdy = [row.example_id for row in story.target if row.is_target]
     shown = [_count_scifi([said[name] for name in howdy]) for said in (story.before, story.after)]

@@ -1,14 +1,14 @@
-"""Joins stored runs into the paper's tables, with its published figures beside them, and a page.
+"""Joins stored runs into a page and the paper's tables next to its published figures.
 
   raslik report --run=runs/incident
   raslik report --runs=runs/demo-0,runs/demo-1,runs/demo-2
   raslik report --runs=runs/howdy,runs/virtual --published --out=report
 
-Reads nothing but the work directories. Runs that differ in their seed alone become one experiment:
-a cell is then the mean over the seeds with the smallest and the largest in brackets; of a single
-run it has the 95 % bootstrap interval over queries. With --out it writes report.html, tables.md
-and tables.csv; of files of these names only those of an earlier report are replaced.
-tables.csv is the tidy table behind them: a row for each run, strategy, algorithm, step and metric.
+It reads the work directories alone. Runs that differ in their seed alone become one experiment. A
+cell is then the mean over the seeds with the smallest and the largest in brackets. For a single run
+it has the 95 % bootstrap interval over queries. With --out it writes report.html, tables.md and
+tables.csv. It replaces only files of an earlier report. tables.csv is the tidy table behind them: a
+row for each run, strategy, algorithm, step and metric.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ class Options(Settings):
 
 
 def run(options: Options) -> None:
-    """Prints the tables, and writes them with the page where there is a folder for them."""
+    """Prints the tables and writes them with the page if there is a folder for them."""
     named = [options.run, *options.runs] if options.run else options.runs
     if not (named or options.published):
         raise ValueError("--run or --runs must name work directories, got none: give --run=DIR")
@@ -53,7 +53,7 @@ def run(options: Options) -> None:
     found += blocks.published_only(paper) if options.published else ()
     how: Any = {"paper": paper, "show_paper": options.published, "findings": findings}
     if options.out:
-        # The page first: it tells that what follows is of a report.
+        # The page first: it marks the other files as those of a report.
         html = page.render(experiments, **how)
         texts = {artifacts.PAGE.file: html}
         texts |= {name: _render(form, experiments, found) + "\n" for name, form in _FILES.items()}

@@ -1,12 +1,12 @@
 """From one bad generation to an unlearned model and a report.
 
-Finds the training examples that taught a behavior and those that pull the other way (RASLIK and
-its baselines), forgets the first set while training on the second, and measures what was
-forgotten and what was kept.
+Finds the training examples that taught a behavior and those that oppose it (RASLIK and its
+baselines). Forgets the first set while training on the second. Measures the forgotten behavior and
+the other answers.
 
   raslik run --flagfile=experiments/flags/demo.flags
 
-Every stage leaves its results and a manifest in --workdir, and is not run again while they are up
+Every stage writes its results and a manifest into --workdir. It is not run again while they are up
 to date. Put the flag file first: later flags win over earlier ones.
 """
 

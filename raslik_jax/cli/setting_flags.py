@@ -1,4 +1,4 @@
-"""Settings as flags: one for each, with its dotted name, default and help."""
+"""Settings as flags: one for each with its dotted name, default and help."""
 
 import contextlib
 import functools
@@ -18,7 +18,7 @@ _S = TypeVar("_S", bound=settings.Settings)
 
 
 class _Number(flags.ArgumentParser):
-    """Reads a number, and says what it must be."""
+    """Reads a number and says what it must be."""
 
     def __init__(self, kind: Callable[[str], Any], must: str):
         self._kind, self.syntactic_help = kind, must
@@ -50,7 +50,7 @@ def define_leaves(
 ) -> None:
     """Defines the flags of some settings; help lists those of a stage under its name.
 
-    Those of no stage are the command's own, or stand under the name of their `group`.
+    Flags of no stage are the command's own or are listed under the name of their `group`.
     """
     for leaf in leaves:
         text = f"{leaf.member}: {leaf.metadata['help']}" if leaf.member else leaf.metadata["help"]
@@ -71,7 +71,7 @@ def define_leaves(
 
 
 def of_config(preset: Mapping[str, Any] | None) -> tuple[settings.Leaf, ...]:
-    """Returns all settings of a run, with the defaults of a preset; None: without defaults."""
+    """Returns all settings of a run with the defaults of a preset; None: without defaults."""
     leaves = settings.leaves(Config())
     if preset is None:
         return tuple(leaf._replace(value=None) for leaf in leaves)
@@ -79,7 +79,7 @@ def of_config(preset: Mapping[str, Any] | None) -> tuple[settings.Leaf, ...]:
 
 
 def read(defaults: _S, flag_values: flags.FlagValues = flags.FLAGS) -> _S:
-    """Returns the settings that the flags describe, with absolute paths; refuses as they do."""
+    """Returns the settings of the flags with absolute paths; refuses as the settings do."""
     leaves = settings.leaves(defaults)
     return settings.replaced(defaults, {leaf.name: _value(leaf, flag_values) for leaf in leaves})
 
@@ -95,7 +95,7 @@ def given(
 def _value(leaf: settings.Leaf, flag_values: flags.FlagValues) -> Any:
     value: Any = flag_values[leaf.name].value
     item = get_args(leaf.hint)[0] if get_origin(leaf.hint) is tuple else str
-    with contextlib.suppress(ValueError):  # refused as it stands, by the settings
+    with contextlib.suppress(ValueError):  # the settings refuse the unchanged text
         value = [item(text) for text in value] if item in (int, float) else value
     return settings.absolute(leaf._replace(value=value)) if leaf.metadata["is_path"] else value
 
@@ -139,9 +139,10 @@ def _flag_name(name: str, flag_values: flags.FlagValues) -> str:
 
 
 def parse_config(arguments: Sequence[str], own: Iterable[settings.Leaf] = ()) -> Config:
-    """Returns the config of a run with these arguments; flags that are no settings play no part.
+    """Returns the config of a run with these arguments; other flags do not count.
 
-    Those are --stages, --workdir, --shared_units and the command's `own` that may be given.
+    The other flags are --stages, --workdir, --shared_units and the command's `own` that may be
+    given.
     """
     flag_values = flags.FlagValues()
     define(Config(), flag_values)

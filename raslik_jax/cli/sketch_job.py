@@ -1,4 +1,4 @@
-"""Helps with the index of a run: any number of these make its sketches together.
+"""Helps with the index of a run. Any number of these jobs make its sketches together.
 
   raslik run --workdir=/shared/run ... --stages=corpus,backbone,finetune
   raslik sketch_job --workdir=/shared/run     # on as many machines as there are
@@ -6,9 +6,9 @@
 
 On a machine with several GPUs start one job for each, with CUDA_VISIBLE_DEVICES=0, 1 and so on.
 
-Jobs claim chunks and need no network between them, only the shared folder. One that dies harms no
-other: its chunk goes to the next. `raslik run` itself may be at its sketch stage at the same time,
-on another machine where there are GPUs: it takes all that it sees.
+Jobs claim chunks. They need only the shared folder and no network between them. A dead job harms no
+other: its chunk goes to the next. `raslik run` itself may be at its sketch stage at the same time.
+With GPUs it needs another machine, because it takes all GPUs that it sees.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ class Options(Settings):
 
 
 def run(options: Options) -> None:
-    """Makes sketches until none is missing, and says what was done."""
+    """Makes sketches until none is missing and prints what was done."""
     if not options.workdir:
         raise ValueError("a run must be named: give its work directory as --workdir")
     _help(pathlib.Path(options.workdir))

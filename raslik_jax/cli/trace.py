@@ -3,13 +3,12 @@
   raslik trace --checkpoint=BASE --adapter=MINE --train_file=train.jsonl \\
       --prompt="..." --response="..." --workdir=runs/incident
 
-The model is a checkpoint with a LoRA adapter that was trained elsewhere, as PEFT stores it; without
---adapter a checkpoint that was fine-tuned as a whole, to which a fresh adapter is given. Without
---response the model answers the prompt, and that answer is traced. What stands out of the noise is
-listed with its line in the training file, and written to WORKDIR/retrieve/raslik/forget.jsonl;
-nothing is trained. `raslik unlearn --run=WORKDIR` goes on from here. Where no row taught the
-answer, that is the finding, and no set is written. Another prompt in the same
-folder, with --update, sketches no row again: the index stays.
+The model is a checkpoint with a LoRA adapter in PEFT's format. Without --adapter it is a checkpoint
+that was fine-tuned as a whole and gets a fresh adapter. Without --response the model answers the
+prompt, and this answer is traced. The rows that stand out of the noise are listed with their lines
+in the training file and written to WORKDIR/retrieve/raslik/forget.jsonl. Nothing is trained.
+`raslik unlearn --run=WORKDIR` goes on from here. If no row taught the answer, the command reports
+this and writes no set. Another prompt in the same folder (with --update) sketches no row again.
 
 Every setting of `raslik run` can be given too: --helpfull lists them.
 """
@@ -27,9 +26,9 @@ GROUP = "run"  # of the settings of no stage: --help has the command's own flags
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(TraceOptions, JobConfig):
-    """What said what, what it was trained on, and the processes that trace it."""
+    """The bad answer, the model, its training rows, and the processes that trace it."""
 
 
 def run(options: Options) -> None:
-    """Traces, and prints the rows that stand out."""
+    """Traces and prints the rows that stand out."""
     print(trace(options, settings=setting_flags.given(FLAGS)))

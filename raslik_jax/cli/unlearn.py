@@ -1,13 +1,13 @@
-"""Unlearns what a trace has found, measures, and writes the clean adapter.
+"""Unlearns the rows of a trace, measures, and writes the clean adapter.
 
   raslik unlearn --run=runs/incident --out=clean
 
-goes on with the run of `raslik trace`: on the rows that stood out the model goes back to what its
-base says without the adapter, while it is held to others (a model without one unlearns by ascent),
-measures on rows that no set has and on the traced prompt itself, and writes the adapter with a card
-to --out, the training file without the rows that were found, and the report. Sets that were edited,
-or made elsewhere, are given as --forget_file and --retain_file: training rows by their id, place or
-text. They stay the run's until --retrieve.strategies names another.
+goes on with the run of `raslik trace`. On the rows that stood out the model returns to its base
+without the adapter. It retains other rows. A model without an adapter unlearns by ascent. The
+command measures on rows of no set and on the traced prompt. It writes the adapter with a card to
+--out, the training file without the found rows, and the report. --forget_file and --retain_file
+take edited or other sets: training rows by their id, place or text. They stay the run's until
+--retrieve.strategies names another.
 
 Every setting of `raslik run` can be given too: --helpfull lists them.
 """
@@ -25,9 +25,9 @@ GROUP = "run"  # of the settings of no stage: --help has the command's own flags
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(UnlearnOptions, JobConfig):
-    """Which run goes on, what it leaves, and the processes that unlearn."""
+    """The run to go on with, the files to write, and the processes that unlearn."""
 
 
 def run(options: Options) -> None:
-    """Unlearns, measures and exports; prints what became of the traced prompt."""
+    """Unlearns, measures and exports; prints the outcome for the traced prompt."""
     print(unlearn(options, settings=setting_flags.given(FLAGS)))

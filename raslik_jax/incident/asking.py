@@ -1,4 +1,4 @@
-"""Questions to an index: how they are asked and answered, and how an answer is shown."""
+"""Questions to an index: the question, the answer, and its form in the terminal."""
 
 import dataclasses
 import functools
@@ -33,7 +33,7 @@ OF_RUN = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AskOptions(Settings):
-    """What is traced, and what is shown of it.
+    """The generation to trace and the form of the result.
 
     `settings` are those of retrieval that differ from the run's, by their names without a stage.
     """
@@ -65,14 +65,14 @@ class AskOptions(Settings):
 
     @property
     def exports(self) -> dict[str, pathlib.Path]:
-        """Where sets are written to, by their names."""
+        """The paths of the sets by their names."""
         named = {"forget": self.export_forget, "retain": self.export_retain}
         return {name: pathlib.Path(path) for name, path in named.items() if path}
 
 
 @dataclasses.dataclass(frozen=True)
 class AskResult:
-    """What is behind a generation; printed, it shows the rows that pull toward it and against it.
+    """The rows behind a generation; printed, it shows those of the highest and lowest scores.
 
     `exported` says which sets were written, a line for each.
     """
@@ -86,10 +86,10 @@ class AskResult:
 
 
 def ask(options: AskOptions | None = None, **named: Any) -> AskResult:
-    """Traces a generation to the examples that pull toward it and those that pull against it.
+    """Traces a generation to the examples that make it likelier and those that oppose it.
 
-    Without a response the model answers, and that is traced. Options are those of `AskOptions`, as
-    an object or by name.
+    Without a response the model answers, and this answer is traced. Options are those of
+    `AskOptions`, as an object or by name.
 
     Example:
       print(raslik_jax.ask(run="runs/incident", instruction="...", response="..."))
@@ -128,10 +128,10 @@ def read_queries(options: AskOptions) -> Sequence[Example]:
 
 
 class Asker:
-    """An index that is open for questions from any thread, each answered as the options say."""
+    """An open index for questions from any thread, each answered by the same options."""
 
     def __init__(self, options: AskOptions):
-        """Opens the index and the model that made it, on the devices of the options."""
+        """Opens the index and the model that made it on the devices of the options."""
         from raslik_jax.data.tokens import prompts
         from raslik_jax.incident.tracer import Tracer
         from raslik_jax.index import search
@@ -187,7 +187,7 @@ def make_question(instruction: str, input: str, output: str, system: str = "") -
 
 
 def read_question(text: str) -> Example:
-    """Returns the question of a JSON object: an instruction, and perhaps an input and an output."""
+    """Returns the question of a JSON object: an instruction, and maybe an input and an output."""
     shape = {"instruction": str, "input?": str, "output?": str}
     value = files.parse_json(text, "a question", shape)
     unknown = sorted(value.keys() - set(TEXTS))
@@ -221,7 +221,7 @@ def as_json(trace: "Trace") -> dict[str, Any]:
 
 
 def as_text(trace: "Trace", width: int) -> str:
-    """Returns a trace for the terminal, its texts cut to so many characters."""
+    """Returns a trace for the terminal with its texts cut to so many characters."""
     return "\n".join(_lines(trace, width))
 
 

@@ -12,7 +12,7 @@ from raslik_jax.run import written
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExportOptions(Settings):
-    """What is exported, and where to."""
+    """The model to export and its place."""
 
     run: str = setting("", "Work directory of a run that has unlearned.")
     strategy: str = setting("raslik", "Whose sets were forgotten and retained.")
@@ -38,7 +38,7 @@ class ExportOptions(Settings):
 
 @dataclasses.dataclass(frozen=True)
 class ExportResult:
-    """Where a model was exported to: its folder, and its address on the hub, "" for none."""
+    """The place of an exported model: its folder, and its address on the hub ("" for none)."""
 
     folder: pathlib.Path
     kind: str
@@ -50,7 +50,7 @@ class ExportResult:
 
 
 def export(options: ExportOptions | None = None, **named: Any) -> ExportResult:
-    """Writes the unlearned model of a stored run, with its tokenizer and a card.
+    """Writes the unlearned model of a stored run with its tokenizer and a card.
 
     Options are those of `ExportOptions`, as an object or by name.
 

@@ -39,11 +39,11 @@ def export_model(
     merged: bool,
     shard_bytes: int = storage.SHARD_BYTES,
 ) -> pathlib.Path:
-    """Writes one unlearned model of a stored run, with tokenizer and card, and returns its folder.
+    """Writes one unlearned model of a stored run with tokenizer and card; returns its folder.
 
-    The folder appears whole or not at all. Nothing is computed but the merge, on the processor,
-    whose memory has to hold the weights, and nothing read but the run and, where it has one, its
-    base checkpoint. What was made again since it was unlearned or measured is refused.
+    The folder appears whole or not at all. Only the merge is computed, on the processor, whose
+    memory has to hold the weights. Only the run and its base checkpoint, if it has one, are read.
+    Results that were made again since unlearning or measuring are refused.
 
     Args:
       run: work directory of a run that has unlearned; where it has not measured, the card says so.
@@ -68,8 +68,8 @@ def export_model(
     is_whole = config.unlearn.parameters == "all"
     if is_whole and not merged:
         raise ValueError(f"{root} must have an adapter to export one, got none: give --merged")
-    # Of a merged model the base is read again, unquantized: what was learned on a quantized base is
-    # folded into the weights that were quantized.
+    # The base of a merged model is read again, unquantized: an adapter learned on a quantized base
+    # is folded into the weights that were quantized.
     plain = dataclasses.replace(config.backbone, format="plain", double_quant=False)
     backbone = plain if merged else config.backbone
     workspace = Workspace(root, dataclasses.replace(config, backbone=backbone))
@@ -114,7 +114,7 @@ def export_model(
 def _write_merged(
     folder: pathlib.Path, workspace: Workspace, variant: Variant, *, shard_bytes: int
 ) -> None:
-    """Writes a whole checkpoint; of an adapter, with its share in the weights."""
+    """Writes a whole checkpoint; an adapter is merged into the weights."""
     model, unlearned = workspace.model, workspace.unlearned(*variant)
     weights = unlearned.base
     if workspace.config.unlearn.parameters != "all":
@@ -125,7 +125,7 @@ def _write_merged(
 def _read_run(
     root: pathlib.Path, name: str
 ) -> tuple[Config, Metrics | None, dict[Variant, MethodEntry | None]]:
-    """Returns a run's settings, its metrics if it has any, and its models with what they say."""
+    """Returns a run's settings, its metrics if it has any, and its models with their answers."""
     if artifacts.METRICS.is_there(root):
         metrics = artifacts.read_metrics(root)
         found = {Variant(e["strategy"], e["algorithm"], e["epoch"]): e for e in metrics["methods"]}
@@ -139,7 +139,7 @@ def _read_run(
 def _find_variant(
     known: Collection[Variant], strategy: str, algorithm: str, epoch: int | None
 ) -> Variant:
-    """Returns the model asked for, of those that the run has."""
+    """Returns the requested model among those of the run."""
     epochs = sorted(one.epoch for one in known if one[:2] == (strategy, algorithm))
     if not epochs:
         names = sorted({f"{one.strategy}-{one.algorithm}" for one in known})
@@ -152,9 +152,9 @@ def _find_variant(
 
 
 class _Base(NamedTuple):
-    """The base of a run: its files where it has any, its name on the hub or "", and what it is.
+    """The base of a run: its files if it has any, its name on the hub or "", and its description.
 
-    `revision` is the branch, tag or commit of the hub's model, "" where none was asked for.
+    `revision` is the branch, tag or commit of the hub's model; "" if none was named.
     """
 
     folder: pathlib.Path | None
@@ -187,7 +187,7 @@ def _base_of(config: Config, manifest: Manifest) -> _Base:
 
 
 def _adapter_origin(config: Config) -> str:
-    """Returns where the adapter before unlearning came from, "" where the run fine-tuned it."""
+    """Returns the origin of the adapter before unlearning; "" if the run fine-tuned it."""
     name = config.backbone.adapter
     if config.finetunes:
         return ""
@@ -211,9 +211,9 @@ def _write_adapter(
 
 
 def _write_tokenizer(out: pathlib.Path, workspace: Workspace) -> None:
-    """Copies the files of the run's tokenizer, or writes the one that the run trained.
+    """Copies the files of the run's tokenizer or writes the one that the run trained.
 
-    A chat template of the user's own, by which the model was trained, takes the place of theirs.
+    A chat template of the user's own, by which the model was trained, replaces theirs.
     """
     tokenizer, config = workspace.tokenizer, workspace.config
     if not (config.backbone.checkpoint and _copy_tokenizer(out, tokenizer, config)):

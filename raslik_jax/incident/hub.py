@@ -9,8 +9,8 @@ from raslik_jax.base.messages import one_line, shown
 def check_hub(repo: str, *, is_public: bool) -> None:
     """Refuses a name of no repository, a missing token, a hub that does not answer, and mix-ups.
 
-    A repository that is there already is taken as it is if it is as private as asked for. Called
-    before anything is exported.
+    An existing repository is accepted if it is as private as requested. It is called before
+    anything is exported.
     """
     import huggingface_hub
     from huggingface_hub import errors, utils
@@ -38,9 +38,9 @@ def check_hub(repo: str, *, is_public: bool) -> None:
 
 
 def push_folder(folder: pathlib.Path, repo: str, *, is_public: bool) -> str:
-    """Uploads a folder as a model, private if not told otherwise; returns its address.
+    """Uploads a folder as a model, private by default; returns its address.
 
-    What a repository has beside the folder's files stays.
+    Other files of a repository stay.
     """
     import huggingface_hub
 
@@ -56,6 +56,6 @@ def push_folder(folder: pathlib.Path, repo: str, *, is_public: bool) -> str:
 
 
 def _said(error: Exception) -> str:
-    """Returns the first line of what the hub, or the way there, had to say."""
+    """Returns the first line of the hub's message or of the network's."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return f"which refused or did not answer ({one_line(lines[0], 100)})"

@@ -1,4 +1,4 @@
-"""Runs the stages that an incident takes, and says how to repeat them."""
+"""Runs the stages of an incident and says how to repeat them."""
 
 import contextlib
 import contextvars
@@ -20,14 +20,14 @@ from raslik_jax.run.workdir import open_workdir
 _O = TypeVar("_O", bound=settings.Settings)
 # How the program was called whose commands are shown.
 PROGRAM = contextvars.ContextVar("program", default="raslik")
-# What installs a module that not everything needs, if not its own name.
+# The package of an optional module, if it has another name.
 _INSTALLERS = dict.fromkeys(("matplotlib", "rouge_score"), "'raslik-jax[eval]'")
 _INSTALLERS["transformers"] = "'raslik-jax[data]'"
 _INSTALLERS["tensorboardX"] = "'raslik-jax[tensorboard]'"
 
 
 def line(name: str, *arguments: str) -> str:
-    """Returns the line that starts a command as this program was started, to be shown."""
+    """Returns the line that starts a command in the way of this program, to be shown."""
     return shlex.join([PROGRAM.get(), name, *arguments])
 
 
@@ -40,7 +40,7 @@ def require(*modules: str) -> None:
 
 
 def options_of(options: _O, named: Mapping[str, Any]) -> _O:
-    """Returns options with other values by name, where paths may be objects."""
+    """Returns options with other values by name; paths may be objects."""
     return dataclasses.replace(options, **_with_texts(named))
 
 
@@ -49,7 +49,7 @@ def _with_texts(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def changed(config: Config, values: Mapping[str, Any]) -> Config:
-    """Returns settings with other values, by dotted name; paths become absolute."""
+    """Returns settings with other values by dotted name; paths become absolute."""
     config = settings.replaced(config, _with_texts(values))
     leaves = [leaf for leaf in settings.leaves(config) if leaf.metadata["is_path"]]
     return settings.replaced(config, {leaf.name: settings.absolute(leaf) for leaf in leaves})
@@ -67,11 +67,11 @@ def make(
     prepare: Callable[[], Callable[[], None]] | None = None,
     **how: Any,
 ) -> str:
-    """Runs stages, and leaves the flags that repeat them.
+    """Runs stages and leaves the flags that repeat them.
 
-    Returns the finding that ends the run where no row taught what is traced; "" without.
-    `prepare` is called when the work directory is ours, and what it returns where the run is then
-    refused, to undo it; `how` is of `plan.run`.
+    Returns the finding that ends the run if no row taught the traced answer; "" without. `prepare`
+    is called when the work directory is claimed. If the run is then refused its result is called to
+    undo it. `how` is of `plan.run`.
     """
     # Evaluation and, without marker words, likelihoods before unlearning take ROUGE.
     if is_measured and {"references", "evaluate"} & set(stages):

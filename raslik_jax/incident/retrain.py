@@ -39,7 +39,7 @@ class RecipeOptions(Settings):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RetrainOptions(RecipeOptions, UnlearnOptions):
-    """Which run goes on, by which recipe, and what it leaves."""
+    """The run to go on with, the recipe, and the files to write."""
 
 
 def retrain(options: RetrainOptions | None = None, **named: Any) -> UnlearnResult:

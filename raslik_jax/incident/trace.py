@@ -28,7 +28,7 @@ from raslik_jax.run import artifacts, written
 if TYPE_CHECKING:  # it takes jax with it
     from raslik_jax.incident.tracer import Tracer
 
-# Of somebody's own model: see docs/notes/run.md.
+# For a user's own model: see docs/notes/run.md.
 PRESET: Mapping[str, Any] = {
     "corpus.dataset": "records",
     "finetune.epochs": 0,  # a checkpoint without an adapter is fine-tuned already
@@ -44,7 +44,7 @@ PRESET: Mapping[str, Any] = {
     "unlearn.probe.stop": "forgotten",
     "evaluate.traced": True,
 }
-# Of a model whose base is not at hand, which cannot go back to it.
+# For a model whose base is not at hand and cannot be returned to.
 WHOLE: Mapping[str, Any] = {
     "unlearn.algorithms": ("ga_klr",),
     "unlearn.ga_klr.learning_rate": 3e-4,
@@ -54,7 +54,7 @@ _STAGES = ("corpus", "backbone", "finetune", "sketch", "retrieve")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TraceOptions(Settings):
-    """What said what, and what it was trained on.
+    """The bad answer, the model and its training rows.
 
     `settings` are those of `raslik run` that differ from the presets, by dotted name.
     """
@@ -76,13 +76,13 @@ class TraceOptions(Settings):
 
 @dataclasses.dataclass(frozen=True)
 class TraceResult:
-    """What a trace has found; printed, it shows the rows and how to go on.
+    """The result of a trace; printed, it shows the rows and how to go on.
 
     Attributes:
-      workdir: where it lies.
+      workdir: its work directory.
       config: the settings of the run.
-      finding: why no row was found; "" where rows were.
-      text: what is printed, in the first of several processes.
+      finding: why no row was found; "" if there are rows.
+      text: the printed text, in the first of several processes.
     """
 
     workdir: pathlib.Path
@@ -95,7 +95,7 @@ class TraceResult:
 
     @property
     def forget_file(self) -> pathlib.Path:
-        """The file of the rows to forget, which is not there where none was found."""
+        """The file of the rows to forget; it does not exist if none was found."""
         return self._forget.place(self.workdir)
 
     @property
@@ -109,12 +109,12 @@ class TraceResult:
 
     @property
     def held_out(self) -> Sequence[Example]:
-        """The rows that were found and are kept out of the sets, to measure on."""
+        """The found rows that are kept out of the sets to measure on."""
         is_there = not self.finding and self.config.retrieve.held_out
         return artifacts.measured_rows(HELD_OUT, "target").read(self.workdir) if is_there else ()
 
     def tracer(self) -> "Tracer":
-        """Returns a tracer, which traces further answers of the model by the same index."""
+        """Returns a tracer for further answers of the model by the same index."""
         from raslik_jax.incident.tracer import Tracer
 
         return Tracer(self.workdir)
@@ -123,8 +123,8 @@ class TraceResult:
 def trace(options: TraceOptions | None = None, **named: Any) -> TraceResult:
     """Traces a bad answer of a model to the training rows that taught it.
 
-    What stands out of the noise is written to WORKDIR/retrieve/raslik/forget.jsonl; nothing is
-    trained. Options are those of `TraceOptions`, as an object or by name. Progress is printed.
+    The rows that stand out are written to WORKDIR/retrieve/raslik/forget.jsonl. Nothing is trained.
+    Options are those of `TraceOptions`, as an object or by name. Progress is printed.
 
     Example:
       found = raslik_jax.trace(checkpoint="base", adapter="mine", train_file="train.jsonl",
@@ -169,7 +169,7 @@ def make_config(options: TraceOptions) -> Config:
     missing += [] if options.prompt.strip() else ["--prompt"]
     if missing:
         raise ValueError(f"{' and '.join(missing)} must be given: see --help")
-    if options.response.strip():  # then nobody has to answer
+    if options.response.strip():  # then no answer is needed
         given["sketch.query_output"] = "gold"
     if twice := [f"--{name}" for name in given if name in own]:
         must = f"{' and '.join(twice)} must be left out, --checkpoint, --adapter, --train_file"
@@ -180,7 +180,7 @@ def make_config(options: TraceOptions) -> Config:
 
 
 def _name_of(workdir: pathlib.Path) -> str:
-    """Returns a name for the run of a work directory, whatever characters its path has."""
+    """Returns a name for the run of a work directory with any characters in its path."""
     name = one_line(workdir.absolute().name.replace("\\", "-")).replace("\\", "-")
     return name.strip(". ") or "incident"
 
@@ -219,7 +219,7 @@ def _check_system(config: Config, rows: Sequence[Example]) -> None:
 
 
 def as_row(like: Example, prompt: str, response: str, system: str = "") -> dict[str, Any]:
-    """Returns a prompt and its answer, if any, as a row that is rendered as a training row is.
+    """Returns a prompt and its answer, if any, as a row in the rendering of a training row.
 
     It has the template options of that row, such as its tools.
     """
@@ -245,7 +245,7 @@ def as_row(like: Example, prompt: str, response: str, system: str = "") -> dict[
 
 
 def _found_lines(found: TraceResult, top: int) -> list[str]:
-    """Returns the rows of the highest scores, and what becomes of those that were found."""
+    """Returns the rows of the highest scores and the use of those that were found."""
     forget, held_out = found.forget, found.held_out
     lines = [rows_text(found.workdir, frozenset(row.example_id for row in forget), top)]
     if held_out:
@@ -256,7 +256,7 @@ def _found_lines(found: TraceResult, top: int) -> list[str]:
 
 
 def _none_lines(found: TraceResult, top: int) -> list[str]:
-    """Returns the rows of the highest scores, where there are scores, and that none is a find."""
+    """Returns the rows of the highest scores, if there are scores, and that none is a find."""
     lines = []
     if artifacts.INFLUENCE.current(found.workdir) is not None:
         lines.append(rows_text(found.workdir, frozenset(), top))
@@ -281,7 +281,7 @@ def answer_lines(
     *,
     is_doubted: bool = False,
 ) -> list[str]:
-    """Returns how likely a model finds the traced answers, and what it says itself, as lines."""
+    """Returns as lines how likely a model finds the traced answers, and its own answers."""
     lines = []
     for number, row in enumerate(told):
         base = bases[number] if bases else None
@@ -322,7 +322,7 @@ def rows_text(workdir: pathlib.Path, forget: frozenset[str], top: int) -> str:
 
 
 def found_band(found: TraceResult) -> tuple[float, float] | None:
-    """Returns the noise band by which the rule found the number, None where it was given."""
+    """Returns the noise band by which the rule found the number; None if it was given."""
     retrieve = found.config.retrieve
     if retrieve.select != "gap" or retrieve.num_forget:
         return None

@@ -1,8 +1,7 @@
-"""From a generation to the training examples behind it, with nothing but an index.
+"""From a generation to the training examples behind it, with an index alone.
 
-The index lies in the folder of the run that made it, and the run's config says where the model is.
-What decides a gradient is read from the index's own manifest, and a model, adapter, tokenizer or
-template that is not the manifest's is refused.
+The index is in the folder of the run that made it. The run's config names the model. The index's
+own manifest decides the gradient. Another model, adapter, tokenizer or template is refused.
 """
 
 import functools
@@ -34,7 +33,7 @@ from raslik_jax.run.stages import sketch as sketch_stage
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.sketch import projections
 
-# What is read of an index's identity; an index that no run made has other fields.
+# The fields of an index's identity; an index that no run made has others.
 _IDENTITY = {
     "max_len": int,
     "gradient_at": str,
@@ -51,14 +50,14 @@ _CHANCE = tuple(name.removesuffix("_N") for name in Chance._fields)
 
 
 class Influence(NamedTuple):
-    """A training example and what it does to a generation.
+    """A training example and its effect on a generation.
 
-    The score is the mean (centered) cosine with the queries, s_F: positive pulls toward the
-    generation. Sigma is its standard deviation over random sketches; None where it is no mean.
-    `chance` is how the score lies among those of unrelated prompts, by the names of
-    `retrieve.chance`; None where the run of the index stored none. Scored again from a finer index,
-    all three are of the finer score; only the q of `chance` also depends on the scores of rows that
-    are not shown, which stay the coarser ones.
+    The score is the mean (centered) cosine with the queries, s_F: a step on an example of a
+    positive score makes the generation likelier. Sigma is its standard deviation over random
+    sketches; None if it is no mean. `chance` is the place of the score among those of unrelated
+    prompts by the names of `retrieve.chance`; None if the run of the index stored none. Scores from
+    a finer index replace all three. Only the q of `chance` also depends on the scores of other
+    rows, which stay the coarser ones.
     """
 
     example: Example
@@ -68,19 +67,19 @@ class Influence(NamedTuple):
 
 
 class Behavior(NamedTuple):
-    """Queries of one behavior among several, by their positions, and what pulls toward these."""
+    """Queries of one behavior among several as positions, and the examples behind them."""
 
     queries: tuple[int, ...]
     toward: tuple[Influence, ...]
 
 
 class Trace(NamedTuple):
-    """What pulls toward a generation and what pulls against it.
+    """The examples that make a generation likelier and those that oppose it.
 
-    `toward` has the examples of the highest scores, `against` those of the lowest, most extreme
-    first. The queries have the model's own answers where none were given; `score_N` is s_F of every
-    example, of `search.score_store`, for unit sketches of the queries. Where the queries are of
-    several behaviors, these are `behaviors`, and `told_apart` says so.
+    `toward` has the examples of the highest scores and `against` those of the lowest, most extreme
+    first. The queries have the model's own answers if none were given. `score_N` is s_F of every
+    example by `search.score_store`, for unit sketches of the queries. If the queries are of several
+    behaviors, `behaviors` has these and `told_apart` says so.
     """
 
     queries: tuple[Example, ...]
@@ -95,7 +94,7 @@ class Trace(NamedTuple):
 
 
 def run_of(index: str | os.PathLike[str]) -> pathlib.Path:
-    """Returns the work directory that an index lies in: the nearest above it with a config.json."""
+    """Returns the work directory of an index: the nearest above it with a config.json."""
     path = pathlib.Path(index).resolve()
     for folder in path.parents:
         if artifacts.CONFIG.is_there(folder):
@@ -124,10 +123,10 @@ class Tracer:
     ):
         """Opens the index of a run, or any index, and loads the model of the run that made it.
 
-        None for the run finds it above the index. On the mesh of the context, where there is one,
-        the weights lie as `mesh.base` says, auto for None; ask on the same mesh. A ValueError where
-        index or run is not there, the devices cannot hold model and gradients, or the index was not
-        made with the run's model, adapter, tokenizer, template and examples.
+        None for the run finds it above the index. On the mesh of the context, if there is one, the
+        weights have the layout of `mesh.base`, auto for None. Ask on the same mesh. It raises a
+        ValueError if index or run is missing, if the devices cannot hold model and gradients, or if
+        the index was not made with the run's model, adapter, tokenizer, template and examples.
         """
         if artifacts.CONFIG.is_there(pathlib.Path(index)):  # of a run
             index = pathlib.Path(index, "sketch", "index")
@@ -167,15 +166,16 @@ class Tracer:
         return tuple(masking.with_answer(query, text, tokenizer) for query, text in asked)
 
     def sketch(self, queries: Sequence[Example]) -> Float32[np.ndarray, "Q K"]:
-        """Returns the unit sketches of the queries' gradients, made as the index's rows were."""
+        """Returns the unit sketches of the queries' gradients, made like the index's rows."""
         return sketch_stage.sketch_queries(self.workspace, self._sketch, queries, is_asked=True)
 
     def trace(
         self, instruction: str, response: str | None = None, *, input: str = "", **options: Any
     ) -> Trace:
-        """Returns what pulls toward one generation and what pulls against it.
+        """Returns the examples that make one generation likelier and those that oppose it.
 
-        Without a response the model answers, and that is traced; options are of `trace_queries`.
+        Without a response the model answers, and this answer is traced. Options are of
+        `trace_queries`.
         """
         return self.trace_queries((make_example(instruction, input, response or ""),), **options)
 
@@ -189,7 +189,7 @@ class Tracer:
         aggregate: Aggregate | None = None,
         finer: SketchStore | None = None,
     ) -> Trace:
-        """Returns what pulls toward several generations and what pulls against them.
+        """Returns the examples that make several generations likelier and those that oppose them.
 
         Args:
           queries: generations of one behavior; those with an empty output are answered first, and
@@ -233,7 +233,7 @@ class Tracer:
         aggregate: Aggregate,
         finer: SketchStore | None,
     ) -> tuple[np.ndarray, tuple[Influence, ...], tuple[Influence, ...]]:
-        """Returns the scores of all rows with these queries, and both ends of their ranking."""
+        """Returns the scores of all rows with these queries and both ends of their ranking."""
         how: Any = {"center": center, "aggregate": aggregate}
         score_N = search.score_store(self.store, query_QK, **how)
         sizes: Any = {"k_forget": top, "k_retain": bottom}
@@ -267,7 +267,7 @@ class Tracer:
         return score_N, toward, against
 
     def select_sets(self, trace: Trace, **changes: Any) -> Selection:
-        """Returns the forget and the retain set that the run's rule chooses for a trace.
+        """Returns the forget and the retain set of a trace by the run's rule.
 
         The sets are positions in `store.ids`. Settings of `RetrieveConfig` that differ from the
         run's, such as `num_forget`, are given by name.

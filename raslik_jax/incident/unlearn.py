@@ -1,4 +1,4 @@
-"""From what a trace has found to a clean adapter, its card and its report."""
+"""From the result of a trace to a clean adapter, its card and its report."""
 
 import dataclasses
 import functools
@@ -30,7 +30,7 @@ _ASKED = 4
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UnlearnOptions(Settings):
-    """Which run goes on, with which sets, and what it leaves.
+    """The run to go on with, the sets, and the files to write.
 
     `settings` are those of `raslik run` that differ from the run's, by dotted name.
     """
@@ -67,13 +67,13 @@ class UnlearnOptions(Settings):
 
 @dataclasses.dataclass(frozen=True)
 class UnlearnResult:
-    """What unlearning has left; printed, it shows what became of the traced prompt.
+    """The result of unlearning; printed, it shows the outcome for the traced prompt.
 
     Attributes:
       workdir: the work directory of the run.
-      folder: where the clean model lies, with its card.
-      text: what is printed, in the first of several processes.
-      url: of the model on the hub, "" where it was not uploaded.
+      folder: the place of the clean model with its card.
+      text: the printed text, in the first of several processes.
+      url: of the model on the hub, "" if it was not uploaded.
     """
 
     workdir: pathlib.Path
@@ -86,7 +86,7 @@ class UnlearnResult:
 
 
 def unlearn(options: UnlearnOptions | None = None, **named: Any) -> UnlearnResult:
-    """Unlearns what a trace has found, measures, and writes the clean adapter with its card.
+    """Unlearns the rows of a trace, measures, and writes the clean adapter with its card.
 
     Options are those of `UnlearnOptions`, as an object or by name. Progress is printed.
 
@@ -109,7 +109,7 @@ def unlearn(options: UnlearnOptions | None = None, **named: Any) -> UnlearnResul
     is_same = to_json(config)["retrieve"] == recorded
     _check_found(root, artifacts.read_finding(root) if is_same else "")
     print(f"sets: {describe_sets(config, strategy)}")
-    making.require("matplotlib")  # the report comes last, what it lacks is told first
+    making.require("matplotlib")  # the report comes last, so a missing part of it is printed first
     how: Any = {"mesh": options.mesh, "update": True}
     measured = [stage for stage in STAGES if stage != "report"]
     prepare = functools.partial(drop_exports, root)
@@ -123,7 +123,7 @@ def unlearn(options: UnlearnOptions | None = None, **named: Any) -> UnlearnResul
             names: Any = {"strategy": strategy, "algorithm": algorithm, "epoch": None}
             export_model(root, made, **names, merged=options.merged)
         told, exported = _clean(config, root, strategy, cleaned)
-        # The page says where all of it lies.
+        # The page names the places of all files.
         places = {f"{kind.capitalize()} without it": str(folder.resolve()), **exported}
         written.write_json(root, artifacts.EXPORTS.place(root), places)
         return told
@@ -142,7 +142,7 @@ def unlearn(options: UnlearnOptions | None = None, **named: Any) -> UnlearnResul
 
 
 def _outcome_lines(root: pathlib.Path, config: Config) -> Iterator[str]:
-    """Yields lines of what became of the behavior, by the traced answers and the rule."""
+    """Yields lines about the outcome by the traced answers and the rule."""
     from raslik_jax.run.workspace import Workspace
 
     (strategy,), (algorithm,) = config.retrieve.strategies, config.unlearn.algorithms
@@ -154,7 +154,7 @@ def _outcome_lines(root: pathlib.Path, config: Config) -> Iterator[str]:
 
 
 def _check_places(options: UnlearnOptions, source: str, cleaned: pathlib.Path) -> None:
-    """Refuses places that hold something else than this run has written, before it starts."""
+    """Refuses places with files that this run has not written, before it starts."""
     root, folder = pathlib.Path(options.run), pathlib.Path(options.out)
     for place, name in ((folder, "--out"), (cleaned, "--cleaned_train_file")):
         written.check_outside(place, name, root)
@@ -175,7 +175,7 @@ def _check_places(options: UnlearnOptions, source: str, cleaned: pathlib.Path) -
 
 
 def _check_found(root: pathlib.Path, finding: str) -> None:
-    """Refuses to unlearn where the trace found no row, which the finding explains."""
+    """Refuses to unlearn if the trace found no row, which the finding explains."""
     if finding:
         must = "must be a trace that found rows"
         raise ValueError(
@@ -195,7 +195,7 @@ def drop_exports(root: pathlib.Path) -> Callable[[], None]:
 def _told(
     root: pathlib.Path, config: Config, variant: tuple[str, str], epoch: int
 ) -> Iterator[str]:
-    """Yields lines of what became of the behavior: answers to prompts kept out, and the rule's."""
+    """Yields lines about the outcome: answers to held-out prompts, and the rule's."""
     held_out = artifacts.measured_rows(HELD_OUT, "target")
     if config.retrieve.held_out and (asked := held_out.read(root)):
         before = artifacts.answers("finetuned").read(root)
@@ -217,7 +217,7 @@ def _told(
 
 
 def make_config(options: UnlearnOptions) -> Config:
-    """Returns the settings of the run, but for those that the options change."""
+    """Returns the settings of the run with the changes of the options."""
     root = pathlib.Path(options.run)
     recorded = artifacts.CONFIG.read(root, "give the folder of a trace")
     given = dict(options.settings)
@@ -239,9 +239,9 @@ def make_config(options: UnlearnOptions) -> Config:
 
 
 def with_own_query(recorded: dict[str, Any], root: pathlib.Path) -> dict[str, Any]:
-    """Returns a run's settings with the traced answer that lies in it.
+    """Returns a run's settings with the traced answer inside the run.
 
-    One that was copied or moved would read what is traced at the old place now, if anything.
+    A copied or moved run would otherwise read it at the old place.
     """
     made_of = (read_manifest(root / "corpus") or {"files": {}})["files"].get("queries_file")
     own, corpus = artifacts.TRACED_QUERY.place(root), recorded["corpus"]
@@ -287,16 +287,16 @@ def _is_training(name: str) -> bool:
 def _clean(
     config: Config, root: pathlib.Path, strategy: str, target: pathlib.Path
 ) -> tuple[str, dict[str, str]]:
-    """Writes the training file without what was found, and all rows with scores.
+    """Writes the training file without the found rows, and all rows with scores.
 
-    Returns lines that say where, and the places by their titles, in the work directory as there.
+    Returns lines that say where, and the places by title; those in the work directory are relative.
     """
     sets = {name: artifacts.set_rows(strategy, name) for name in ("forget", "retain")}
     if config.retrieve.held_out:
         for kind in ("target", "normal"):
             sets[f"held-out {kind}"] = artifacts.measured_rows(HELD_OUT, kind)
     rows = {name: part.read(root) for name, part in sets.items()}
-    # What was kept out of the sets to measure on was found all the same.
+    # Rows that were kept out of the sets to measure on were found all the same.
     named = (row for name in ("forget", "held-out target") for row in rows.get(name, ()))
     found = {(row.file, row.place) for row in named}
     with written.replacing(root, target) as made:

@@ -234,7 +234,7 @@ def test_help_lists_the_flags_of_the_command(start):
         [sys.executable, *start, "--help"], cwd=_EXPERIMENTS.parent, capture_output=True, text=True
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("Looks after an index")
+    assert done.stdout.startswith("Describes an index")
     assert "--[no]verify: Read everything" in done.stdout
 
 
