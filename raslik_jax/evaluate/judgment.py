@@ -77,13 +77,46 @@ class BehaviorEntry(TypedDict):
 
 def is_damaged(entry: Mapping[str, Any]) -> bool:
     """Returns whether an entry of metrics.json was judged damaged."""
-    return (entry.get("judgment") or {}).get("verdict") == "damaged"
+    return verdict_of(entry) == "damaged"
 
 
 def describe(entry: Mapping[str, Any]) -> str:
     """Returns a `JudgmentEntry` in a line: the verdict, its reasons and other changes."""
     parts = [*entry["reasons"], entry.get("others", "")]
     return f"{entry['verdict']}: {'; '.join(filter(None, parts))}"
+
+
+def verdict_of(entry: Entry) -> str:
+    """Returns the verdict on an unlearned model's entry of metrics.json; "" without one."""
+    return (entry.get("judgment") or {}).get("verdict", "")
+
+
+# By the verdict; `seen` counts the held-out prompts that still show the behavior.
+_HEADLINES = {
+    "forgotten": "The behavior is gone from {seen}.",
+    "partly": "The behavior is only partly gone: {seen}.",
+    "unchanged": "The behavior is still there: {seen}.",
+    "damaged": "Unlearning damaged the model: {seen}.",
+    "unknown": "It is not known whether the behavior is gone: {seen}.",
+}
+
+
+def headline(entry: Entry) -> tuple[str, ...]:
+    """Returns the verdict on an unlearned model in sentences for readers without statistics."""
+    if not (decided := verdict_of(entry)):
+        return ()
+    reasons, prompts = entry["judgment"]["reasons"], Count(**entry.get("prompts") or _NONE)
+    seen = "; ".join(reasons)
+    if prompts.of and not prompts.unknown and decided in ("forgotten", "partly", "unchanged"):
+        shows = f"show{'s' if prompts.still == 1 else ''}"
+        seen = f"{prompts.still} of {prompts.of} held-out prompts still {shows} it"
+        if decided == "partly" and not prompts.still:
+            seen = "; ".join([seen, *reasons[1:]])
+        elif decided == "forgotten":
+            seen = f"{prompts.of - prompts.still} of {prompts.of} held-out prompts"
+    changed, of = (look_up(entry, n) for n in ("others/changed", "diversity/normal/answers"))
+    others = f"{of - changed} of {of} other answers are unchanged." if of else ""
+    return tuple(filter(None, (_HEADLINES[decided].format(seen=seen), others)))
 
 
 def judge(

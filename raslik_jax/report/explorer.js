@@ -285,6 +285,8 @@ for (const box of document.querySelectorAll("[data-explorer]")) {
         for (const input of [search, set, label, low, high]) if (input) input.value = "";
         filter();
       });
+      const part = box.closest("details");
+      if (part) part.addEventListener("toggle", () => { if (part.open) grid.redraw(true); });
       find("controls").hidden = false;
       find("waiting").hidden = true;
       draw();

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from raslik_jax.data.examples import Example
+from raslik_jax.data.examples import HELD_OUT, Example
 from raslik_jax.evaluate import judgment, verdict
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.report.names import algorithm_name, highlighted, strategy_name
@@ -80,21 +80,43 @@ class Download(NamedTuple):
 
 
 class Incident(NamedTuple):
-    """The opening of a page; `is_traced` if an answer was traced, else it is an example.
+    """What a page opens with, and the sentences behind it.
 
-    `which` names the shown unlearned model if there are several. The outcome is its result.
-    `points` are further sentences.
+    Attributes:
+      is_traced: whether an answer was traced; otherwise this is an example of the queries.
+      which: which unlearned model is shown, if there are several.
+      traced: the answers, with what each model makes of them.
+      cards: the rows behind them, the highest score first.
+      num_found: rows that were found, of `num_rows`.
+      verdict: one word of `verdict.Verdict`, "" without a measurement.
+      headline: the verdict in sentences for a reader who knows no statistics.
+      ended: why unlearning ended before enough was gone, or "".
+      warning: why a traced answer is weak evidence, or "".
+      costs: the exact judgment and what else changed.
+      chances: how likely the scores are by chance, and how many behaviors were traced.
+      cut: where the rows that were found end among the scores.
+      downloads: what the run leaves.
     """
 
     is_traced: bool
     which: str
     traced: tuple[Traced, ...]
     cards: tuple[Card, ...]
-    outcome: tuple[str, ...]
-    points: tuple[str, ...]
+    num_found: int
+    num_rows: int
+    verdict: str
+    headline: tuple[str, ...]
+    ended: str
     warning: str
+    costs: tuple[str, ...]
+    chances: tuple[str, ...]
     cut: Cut | None
     downloads: tuple[Download, ...]
+
+    @property
+    def outcome(self) -> tuple[str, ...]:
+        """What became of the behavior, for a terminal."""
+        return tuple(filter(None, (self.ended, *self.costs)))
 
 
 def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
@@ -107,27 +129,32 @@ def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
     rows = artifacts.TRAIN.find(root) or ()
     chances = artifacts.CHANCE.current(root, len(rows))
     cards = _cards(root, rows, strategy, chances)
-    ended = ending_sentence(metrics.get("probes", ()), strategy, algorithm)
-    outcome = [
-        ended,
+    costs = [
         verdict_sentence(metrics, strategy, algorithm),
         gone_sentence(traced),
         cost_sentence(metrics, strategy, algorithm),
     ]
-    points = list[str]()
+    told_chances = list[str]()
     if chances and (told_chance := chance.sentence(chances)):
-        points.append(f"{told_chance[:1].upper()}{told_chance[1:]}.")
+        told_chances.append(f"{told_chance[:1].upper()}{told_chance[1:]}.")
     asked = [row.example_id for row in artifacts.traced("finetuned").read(root)]
     apart = artifacts.BEHAVIORS.current(root, asked)
-    points.append(behaviors.sentence(apart) if apart else "")
+    told_chances.append(behaviors.sentence(apart) if apart else "")
+    entry = _entry(metrics, strategy, algorithm)
+    found = [artifacts.set_rows(strategy, "forget"), artifacts.measured_rows(HELD_OUT, "target")]
     return Incident(
         is_traced=True,
         which=_which_sentence(metrics),
         traced=traced,
         cards=cards,
-        outcome=tuple(filter(None, outcome)),
-        points=tuple(filter(None, points)),
+        num_found=sum(len(part.find(root) or ()) for part in found),
+        num_rows=len(rows),
+        verdict=judgment.verdict_of(entry),
+        headline=judgment.headline(entry),
+        ended=ending_sentence(metrics.get("probes", ()), strategy, algorithm),
         warning=doubt_sentence(traced),
+        costs=tuple(filter(None, costs)),
+        chances=tuple(filter(None, told_chances)),
         cut=artifacts.CUT.current(root),
         downloads=_downloads(root, strategy),
     )
@@ -205,9 +232,23 @@ def example_incident(
     )
     judged = verdict_sentence(metrics, strategy, algorithm)
     traced = (Traced(asked[0].text, "", said),)
-    outcome = tuple(filter(None, (judged, cost_sentence(metrics, strategy, algorithm))))
-    which = _which_sentence(metrics)
-    return Incident(False, which, traced, cards, outcome, (), "", None, ())
+    entry = _entry(metrics, strategy, algorithm)
+    return Incident(
+        is_traced=False,
+        which=_which_sentence(metrics),
+        traced=traced,
+        cards=cards,
+        num_found=forget.num_rows if forget else 0,
+        num_rows=metrics.get("corpus", {}).get("train", 0),
+        verdict=judgment.verdict_of(entry),
+        headline=judgment.headline(entry),
+        ended="",
+        warning="",
+        costs=tuple(filter(None, (judged, cost_sentence(metrics, strategy, algorithm)))),
+        chances=(),
+        cut=None,
+        downloads=(),
+    )
 
 
 def _shown_method(metrics: Metrics) -> tuple[str, str]:
@@ -216,6 +257,15 @@ def _shown_method(metrics: Metrics) -> tuple[str, str]:
     about = highlighted(entry["strategy"] for entry in methods)
     first = next((e for e in methods if e["strategy"] == about), methods[0])
     return first["strategy"], first["algorithm"]
+
+
+def _entry(metrics: Metrics, strategy: str, algorithm: str) -> Mapping[str, Any]:
+    """Returns what metrics.json has of a model after its last epoch."""
+    return next(
+        one
+        for one in last_epochs(metrics["methods"])
+        if (one["strategy"], one["algorithm"]) == (strategy, algorithm)
+    )
 
 
 def _which_sentence(metrics: Metrics) -> str:
@@ -282,11 +332,7 @@ def shaded(pieces: Sequence[Sequence[Any]]) -> tuple[Piece, ...]:
 
 def verdict_sentence(metrics: Metrics, strategy: str, algorithm: str) -> str:
     """Returns a model's verdict, its reasons and other changes; "" if it was not judged."""
-    entry = next(
-        one
-        for one in last_epochs(metrics["methods"])
-        if (one["strategy"], one["algorithm"]) == (strategy, algorithm)
-    )
+    entry = _entry(metrics, strategy, algorithm)
     return f"Judgment: {judgment.describe(entry['judgment'])}." if "judgment" in entry else ""
 
 

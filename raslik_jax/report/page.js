@@ -15,12 +15,12 @@ for (const box of document.querySelectorAll("[data-switch]")) {
   chooser.hidden = false;
   show(select.selectedIndex);
 }
-// What is folded away on the screen is open on paper.
-let opened = [];
-addEventListener("beforeprint", () => {
-  opened = [...document.querySelectorAll("details:not([open])")];
-  for (const details of opened) details.open = true;
-});
-addEventListener("afterprint", () => {
-  for (const details of opened) details.open = false;
-});
+// A link to something that is folded away opens it.
+const reveal = () => {
+  let above = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  const target = above;
+  for (; above; above = above.parentElement) if (above.tagName === "DETAILS") above.open = true;
+  if (target) target.scrollIntoView();
+};
+addEventListener("hashchange", reveal);
+if (location.hash) reveal();

@@ -10,6 +10,7 @@ import functools
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import jinja2
 from markupsafe import Markup
@@ -19,6 +20,7 @@ from raslik_jax.report.facts import Experiment
 from raslik_jax.report.published import PublishedBlock
 from raslik_jax.report.sections import SECTIONS, Section
 
+_STORY = "Why the model said this, and what it says now"
 _GENERATOR = '<meta name="generator" content="raslik_jax">'
 
 
@@ -42,23 +44,28 @@ def render(
         and answers, examples and curves are those of the first.
       paper: the published blocks, shown next to the runs that repeat one.
       show_paper: add all of them at the end, each compared with its own rates.
-      title: the heading; by default the experiments' names.
+      title: the heading; by default words for one incident, else the experiments' names.
       findings: by the name of a run, why it found no row (`retrieve.finding`).
     """
     environment = _environment()
     page = sections.make_page(experiments, paper, show_paper=show_paper)
     facts = {key: section.facts(page) for key, section in SECTIONS.items()}
     shown = {key: section for key, section in SECTIONS.items() if facts[key]}
-    written = [
-        (key, section.title, Markup(_template(environment, section).render(**facts[key])))
-        for key, section in shown.items()
-    ]
-    heading = " · ".join([*(e.name for e in experiments), *findings])
+    parts: dict[str, list[Any]] = {part: [] for part in ("", *sections.PARTS)}
+    for key, section in shown.items():
+        content = Markup(_template(environment, section).render(**facts[key]))
+        parts[section.part].append((key, section.title, content))
+    names_of = " · ".join([*(e.name for e in experiments), *findings])
+    has_story = len(experiments) == 1 and "story" in shown
+    heading = _STORY if has_story else names_of
     return environment.get_template("page.html.jinja").render(
         heading=title or heading or "The paper's tables",
         page=page,
         facts=sections.facts_of(page),
-        sections=written,
+        parts=parts,
+        titles=sections.PARTS,
+        has_story=has_story,
+        has_answers="answers" in shown,
         findings=findings,
         stylesheet=functools.partial(_stylesheet, shown.values()),
         script=Markup("".join([_read("page.js"), *(one.script() for one in shown.values())])),

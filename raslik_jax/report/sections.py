@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
+from raslik_jax.evaluate.verdict import DEFINITIONS
 from raslik_jax.evaluate.words import word_pattern
 from raslik_jax.report import (
     blocks,
@@ -28,7 +29,15 @@ from raslik_jax.report.published import PublishedBlock
 from raslik_jax.report.tidy import Model, collect_models
 
 # The limits of the page, so that its size stays bounded for any run.
-LIMITS = {"target": 12, "normal": 6, "answer": 1500, "example": 400, "traced": 4, "tokens": 600}
+LIMITS = {
+    "target": 12,
+    "normal": 6,
+    "answer": 1500,
+    "example": 400,
+    "traced": 4,
+    "tokens": 600,
+    "few": 110,
+}
 _MAX_CHARACTERS = 1_500_000  # of all answers
 _MAX_PANELS, _MAX_HISTOGRAMS = 12, 4
 
@@ -56,17 +65,28 @@ class Page(NamedTuple):
     show_paper: bool
 
 
+# The parts of the page that are opened by a click, with what each one shows.
+PARTS = {
+    "evidence": ("Evidence", "the rows, their tokens, and what chance would give"),
+    "cost": ("Cost", "what else changed, before and after side by side"),
+    "method": ("Method", "frontier, tables, training and settings"),
+    "files": ("Files", "what this run leaves"),
+}
+
+
 class Section(NamedTuple):
     """A section of the page.
 
     Attributes:
       title: its heading.
+      part: one of `PARTS`, or "" to stand before them.
       facts: gives the values that its template shows; where there are none there is no section.
       template: in Jinja: a file of `templates/`, or the text itself.
       style: gives what it adds to the page's style, and `script` to its script.
     """
 
     title: str
+    part: str
     facts: Callable[[Page], Mapping[str, Any]]
     template: str
     style: Callable[[], str] = str
@@ -116,7 +136,21 @@ def shorten(text: str, length: int) -> str:
 # what happened ----------------------------------------------------------------------------------
 
 
-def _incident(view: View) -> dict[str, Any]:
+def _story(view: View) -> dict[str, Any]:
+    found = view.experiment.runs[0].incident
+    if not found:
+        return {}
+    missing = [notes.behavior_sentence(m) for m in _seeds(view) if not _is_shown(m)]
+    definition = DEFINITIONS.get(found.verdict, "")  # type: ignore[call-overload]
+    return {"found": found, "definition": definition, "missing": missing[:1]}
+
+
+def _is_shown(metrics: Any) -> bool:
+    """Returns whether the fine-tuned model shows the behavior, as far as it was measured."""
+    return not (found := metrics.get("behavior")) or found["is_shown"]
+
+
+def _evidence(view: View) -> dict[str, Any]:
     found, rows, drawn = view.experiment.runs[0].incident, _rows(view), []
     if not found:
         return {}
@@ -128,6 +162,11 @@ def _incident(view: View) -> dict[str, Any]:
         title = f"Scores of the rows of {view.name} in order. {text}"
         drawn = [_figure(figure, title, "Where the rows that stand out end.", text)]
     return {"found": found, "noise": statements.noise_sentence(found.cards), "cut": drawn}
+
+
+def _files(view: View) -> dict[str, Any]:
+    found = view.experiment.runs[0].incident
+    return {"downloads": found.downloads} if found and found.downloads else {}
 
 
 def _all_rows(page: Page) -> dict[str, Any]:
@@ -152,11 +191,12 @@ def _rows(view: View) -> explorer.Explorer | None:
 def _summary(page: Page) -> dict[str, Any]:
     def show(view: View) -> dict[str, Any]:
         experiment, against = view.experiment, notes.answers_taken_against(_metrics(view))
-        missing = [m for m in experiment.metrics if (b := m.get("behavior")) and not b["is_shown"]]
+        missing = [m for m in experiment.metrics if not _is_shown(m)]
         judged = [(m["seed"], notes.judgment_sentence(collect_models([m]))) for m in _seeds(view)]
         return {
             "missing": [(m["seed"], notes.behavior_sentence(m)) for m in missing[:1]],
             "judgments": [(seed, text) for seed, text in judged if text],
+            "costs": incident.costs if (incident := experiment.runs[0].incident) else (),
             "items": [_summarized(view, block, against) for block in view.blocks],
         }
 
@@ -406,24 +446,28 @@ def facts_of(page: Page) -> list[str]:
     return list(dict.fromkeys(line for view in page.views for line in told(view) if line))
 
 
-def _stored(title: str, show: Callable[[View], Mapping[str, Any]], template: str) -> Section:
+def _stored(
+    title: str, part: str, show: Callable[[View], Mapping[str, Any]], template: str
+) -> Section:
     """Returns a section that shows each experiment by itself."""
-    return Section(title, lambda page: _each(page, show), template)
+    return Section(title, part, lambda page: _each(page, show), template)
 
 
 # By their anchors, in the order of the page.
 SECTIONS: dict[str, Section] = {
-    "incident": _stored("What happened", _incident, "incident.html.jinja"),
+    "story": _stored("What happened", "", _story, "story.html.jinja"),
+    "incident": _stored("The rows behind it", "evidence", _evidence, "evidence.html.jinja"),
     "explorer": Section(
-        "All rows", _all_rows, "explorer.html.jinja", explorer.style, explorer.script
+        "All rows", "evidence", _all_rows, "explorer.html.jinja", explorer.style, explorer.script
     ),
-    "summary": Section("Summary", _summary, "summary.html.jinja"),
-    "robustness": _stored("Does it stay forgotten?", _robustness, "robustness.html.jinja"),
-    "frontier": Section("Frontier", _frontier, "frontier.html.jinja"),
-    "tables": Section("Tables", _tables, "tables.html.jinja"),
-    "retrieval": Section("Retrieval", _retrieval, "retrieval.html.jinja"),
-    "answers": Section("Answers", _answers, "answers.html.jinja"),
-    "training": _stored("Training", _training, "training.html.jinja"),
-    "settings": _stored("Settings", _settings, "settings.html.jinja"),
-    "paper": Section("The paper", _paper, "paper.html.jinja"),
+    "retrieval": Section("Retrieval", "evidence", _retrieval, "retrieval.html.jinja"),
+    "summary": Section("Summary", "cost", _summary, "summary.html.jinja"),
+    "robustness": _stored("Does it stay forgotten?", "cost", _robustness, "robustness.html.jinja"),
+    "answers": Section("Answers", "cost", _answers, "answers.html.jinja"),
+    "frontier": Section("Frontier", "method", _frontier, "frontier.html.jinja"),
+    "tables": Section("Tables", "method", _tables, "tables.html.jinja"),
+    "training": _stored("Training", "method", _training, "training.html.jinja"),
+    "settings": _stored("Settings", "method", _settings, "settings.html.jinja"),
+    "paper": Section("The paper", "method", _paper, "paper.html.jinja"),
+    "files": _stored("What this run leaves", "files", _files, "files.html.jinja"),
 }

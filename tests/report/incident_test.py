@@ -150,22 +150,24 @@ def test_the_page_of_a_trace_opens_with_what_was_asked_said_and_is_said_now(root
     held = base64.b64decode(forget.link.removeprefix("data:application/octet-stream;base64,"))
     assert held == (root / forget.place).read_bytes()
     text = page.render(facts.group_runs([run]))
-    start = text.index('<section id="incident"')
-    assert start < text.index('<section id="summary"')
-    part = text[start : text.index('<section id="summary"')]
+    story, *rest = text.split('<details class="part" id="')
+    parts = {one.partition('"')[0]: one for one in rest}
+    assert list(parts) == ["evidence", "cost", "method", "files"]
+    assert "<h1>Why the model said this, and what it says now</h1>" in story
+    for words in ("Why?", "after 10", "12 of 60 training rows", "cleaned.jsonl"):
+        assert words in story, words
     for words in (
-        "Why?",
-        "after 10",
-        "95% of the way to the base, and it is gone.",
         "Compared with 240 unrelated prompts",
         "12 of 60 rows stand out.",
         "and 2 nearly the same",
         "± 0.0123",
         'class="up3" title="+0.3000"> moon</span><span class="down1" title="-0.1000"> x</span>',
         "&lt;b&gt;",
-        "cleaned.jsonl",
+        "backbone says",
     ):
-        assert words in part, words
+        assert words in parts["evidence"], words
+    assert "95% of the way to the base, and it is gone." in parts["cost"]
+    assert "cleaned.jsonl" in parts["files"]
     assert sample_run.HOSTILE not in text
 
 

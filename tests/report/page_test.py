@@ -248,7 +248,7 @@ class EdgesTest(parameterized.TestCase):
         bare = bare._replace(incident=None, explorer=None)
         tree = self._render(bare)
         names = [e.attributes["id"] for e in tree.all("section")]
-        self.assertEqual(names, ["summary", "frontier", "tables", "retrieval", "settings"])
+        self.assertEqual(names, ["retrieval", "summary", "frontier", "tables", "settings"])
 
     @pytest.mark.heavy
     def test_size_stays_bounded(self):
