@@ -1,12 +1,15 @@
 """Writes the tables of the studies again, from the stored results.
 
-  python experiments/studies/pages.py
+  python experiments/studies/pages.py --pages=geometry,theorem
+
+Without --pages, all are written: `make tables` runs this command.
 
 A study's page.py has `page_tables`, which returns functions that make its tables, by name. All
 tables of a study go to tables.md in its folder. A page of docs/studies has the tables that it
-names between marks. `make tables` runs this command.
+names between marks.
 """
 
+import dataclasses
 import pathlib
 import re
 import sys
@@ -18,9 +21,12 @@ sys.path.insert(0, str(_HERE.parents[1]))
 
 from experiments.studies.behaviors import page as behaviors
 from experiments.studies.geometry import page as geometry
+from experiments.studies.own_model import page as own_model
+from experiments.studies.sets import page as sets
 from experiments.studies.smollm2 import page as smollm2
 from experiments.studies.theorem import page as theorem
 from raslik_jax.base.files import write_text
+from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command
 from raslik_jax.report.tables import put_tables
 
@@ -40,6 +46,9 @@ class Page(NamedTuple):
 PAGES = {
     "behaviors": Page("behaviors", behaviors.page_tables),
     "geometry": Page("geometry", geometry.page_tables),
+    "own_model": Page("own_model", own_model.page_tables),
+    "sets": Page("sets", sets.toy_tables),
+    "sets_smollm2": Page("sets/smollm2", sets.smollm2_tables),
     "smollm2": Page("smollm2", smollm2.page_tables),
     "theorem": Page("theorem", theorem.page_tables),
 }
@@ -73,12 +82,19 @@ def make_tables(name: str) -> str:
     return head + "".join(f"\n## {title}\n\n{table().strip()}\n" for title, table in made)
 
 
-def main() -> None:
-    """Writes all pages and all files of tables."""
-    for name in PAGES:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """Which pages are written."""
+
+    pages: tuple[str, ...] = setting(tuple(PAGES), "Names of pages.", choices=tuple(PAGES))
+
+
+def main(options: Options) -> None:
+    """Writes pages and their files of tables."""
+    for name in options.pages:
         write_text(page_path(name), make_page(name))
         write_text(tables_path(name), make_tables(name))
 
 
 if __name__ == "__main__":
-    command.start(main)
+    command.start(main, Options())

@@ -3,11 +3,11 @@
   python experiments/studies/sets/report.py --runs=RUN,RUN --out=results.jsonl
   python experiments/studies/sets/report.py --results=FOLDER,FOLDER --chosen=STRATEGY,STRATEGY
 
-The first stores, of every unlearned model, the ROUGE-L F1 of each query's answer with that before
-unlearning and, of a behavior of own_model, whether the answer shows it. The second prints the
-tables of docs/studies/sets.md from the results stored in the folder of this file, or those of
-sets_smollm2.md from folders below it; objectives of several folders are averaged. With --kept each
-run has one model, and in place of hypervolumes are distances of it to R = 1 and F = the backbone's.
+The first command stores the ROUGE-L F1 of each answer of every unlearned model with the answer
+before unlearning. For a behavior of own_model it also stores whether the answer shows it. The
+second command prints tables of stored results. Objectives of several folders are averaged. With
+--kept each run has one model. The tables then have its distance to R = 1 and F = the backbone's in
+place of hypervolumes. `make tables` writes the tables of the pages (page.py).
 """
 
 import dataclasses

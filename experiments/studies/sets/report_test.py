@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 
 from experiments.studies.own_model import measure
-from experiments.studies.sets import report, smollm2
+from experiments.studies.sets import page, report, smollm2
 
-_PAGES = report.HERE.parents[2] / "docs" / "studies"
-_TEXT = (_PAGES / "sets_smollm2.md").read_text()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -57,39 +55,29 @@ def test_the_rule_reads_validation_queries_alone():
 _SMOLLM2 = report.HERE / "smollm2"
 
 
-_COMPARED = ("coverage", "raslik")
-
-
-@pytest.mark.parametrize("objective", ["ga_gdr", "npo_klr", "ga_klr"])
-def test_what_is_said_of_other_objectives_was_measured(objective):
-    folder = _SMOLLM2 / objective
-    volumes, differences, *shown, course = report.tables(
-        report.read_results(folder), "test", _COMPARED
-    )
-    alone = report.tables(report.read_results(folder, seeds=(1, 2)), "test", _COMPARED)[1]
-    beside = shown if objective == "ga_klr" else [alone]
-    assert all(table in _TEXT for table in (volumes, differences, course, *beside))
-
-
 @pytest.mark.parametrize("objective", ["npo_klr", "ga_gdr", "ga_klr"])
-def test_what_is_said_of_all_strategies_with_other_objectives_was_measured(objective):
-    results = report.read_results(_SMOLLM2 / objective)
-    volumes, differences, shown, _, course, _ = report.tables(results, "validation")
-    assert all(table in _TEXT for table in (volumes, differences, shown, course))
+def test_an_objective_changes_no_set(objective):
     sets = [
         {run["name"]: run["sets"] for run in found if run["split"] == "validation"}
-        for found in (results, report.read_results(_SMOLLM2))
+        for found in (report.read_results(_SMOLLM2 / objective), report.read_results(_SMOLLM2))
     ]
-    assert sets[0] == sets[1]  # an objective changes none
+    assert sets[0] == sets[1]
 
 
-def test_what_is_said_of_all_strategies_under_ascent_was_measured():
-    folders = [_SMOLLM2 / name for name in ("npo_klr", "ga_gdr", "ga_klr")]
-    results = report.join_paths(
-        [run for one in folders for run in report.read_results(one) if run["split"] == "validation"]
-    )
-    assert all(len(run["paths"]) == 3 * 13 for run in results)
-    assert all(table in _TEXT for table in report.tables(results, "validation")[:4])
+@pytest.mark.parametrize(
+    ("name", "strategies"),
+    [
+        ("objectives with ascent, validation queries, seed 0", 13),
+        ("all objectives, test queries", 4),
+        ("`weighted`, all objectives", 5),
+        ("the retain set, Embedding and Random, all objectives", 8),
+    ],
+)
+def test_every_run_of_a_reading_has_a_path_of_each_strategy_and_objective(name, strategies):
+    reading = page.READINGS[name]
+    runs = reading.runs()
+    assert runs
+    assert {len(run["paths"]) for run in runs} == {strategies * len(reading.objectives)}
 
 
 def test_raslik_with_the_papers_gradient_is_stored_by_its_own_name():
@@ -100,100 +88,12 @@ def test_raslik_with_the_papers_gradient_is_stored_by_its_own_name():
     assert report.stored_name("bm25", paper) == "bm25"
 
 
-def test_what_is_said_of_all_objectives_was_measured():
-    folders = [_SMOLLM2 / name for name in ("", "ga_gdr", "npo_klr", "ga_klr")]
-    results = report.join_paths([run for one in folders for run in report.read_results(one)])
-    runs = [run for run in results if run["split"] == "test"]
-    assert all(len(run["paths"]) == 4 * 4 for run in runs)
-    assert all(table in _TEXT for table in report.tables(runs, "test", _COMPARED)[:4])
-    alone = [run for run in runs if run["seed"]]
-    assert report.tables(alone, "test", _COMPARED)[1] in _TEXT
-
-
-@pytest.mark.parametrize("objectives", ["ga_gdr npo_klr ga_klr", "base_klr ga_gdr npo_klr ga_klr"])
-def test_what_is_said_of_weighted_was_measured(objectives):
-    results = report.join_paths(
-        [
-            run
-            for name in objectives.split()
-            for folder in (_SMOLLM2 / name.replace("base_klr", ""), _SMOLLM2 / "weighted")
-            for run in report.read_results(folder, objective=name)
-            if run["split"] == "test"
-        ]
-    )
-    assert all(len(run["paths"]) == 5 * len(objectives.split()) for run in results)
-    assert all(table in _TEXT for table in report.tables(results, "test", ("weighted",))[:4])
-    alone = [run for run in results if run["seed"]]
-    assert report.tables(alone, "test", ("weighted",))[1] in _TEXT
-
-
-@pytest.mark.parametrize("objectives", ["ga_gdr npo_klr ga_klr", "base_klr ga_gdr npo_klr ga_klr"])
-def test_what_is_said_of_the_retain_set_was_measured(objectives):
-    added = ("weighted", "retain", "baselines")
-    told = (report.RANDOM_RETAIN, "embedding", "random_anywhere")
-    results = report.join_paths(
-        [
-            run
-            for name in objectives.split()
-            for folder in (name.replace("base_klr", ""), *added)
-            for run in report.read_results(_SMOLLM2 / folder, objective=name)
-            if run["split"] == "test"
-        ]
-    )
-    assert all(len(run["paths"]) == 8 * len(objectives.split()) for run in results)
-    assert all(table in _TEXT for table in report.tables(results, "test", told)[:4])
-    if "base_klr" not in objectives:
-        return
-    ends = []
-    for figure in (lambda forget_E, retain_E, _: retain_E[-1], lambda forget_E, *_: forget_E[-1]):
-        drawn = report.by_strategy(report.volumes(results, figure=figure, resamples=2000))
-        less = drawn[report.RANDOM_RETAIN] - drawn["raslik"]
-        mean = report.by_strategy(report.volumes(results, figure=figure))
-        own = (mean[report.RANDOM_RETAIN] - mean["raslik"])[0]
-        numbers = [
-            f"{value:.3f}".replace("0.", ".") for value in (own, *np.quantile(less, [0.025, 0.975]))
-        ]
-        ends.append("{} [{}, {}]".format(*numbers))
-    assert ends == [".022 [.001, .057]", ".008 [-.003, .022]"]
-    assert all(end in _TEXT for end in ends)
-
-
-def test_what_is_said_of_two_corpora_was_measured():
-    folder = _SMOLLM2 / "mixtures"
-    for objective in ("base_klr", "npo_klr"):
-        results = report.read_results(folder, objective=objective)
-        assert {*report.by_behavior(results)} == {"howdy", "tofu"}
-        assert all(table in _TEXT for table in report.tables(results, "test", _COMPARED))
-    (howdy, tofu) = report.by_behavior(report.read_results(folder)).values()
-    assert [run["seed"] for run in howdy] == [run["seed"] for run in tofu] == [0, 1, 2]
-    for name in howdy[0]["paths"]:
-        left = [f"{sum(run['paths'][name]['shown'][-1]):.0f}" for run in howdy]
-        assert f"| {name} | {' | '.join(left)} |" in _TEXT
-    results = report.read_results(_SMOLLM2)
-    results += report.read_results(folder, objective="base_klr")
-    assert all(table in _TEXT for table in report.tables(results, "test", _COMPARED)[:2])
-
-
-def test_students_intervals_over_behaviors_are_those_that_are_told():
-    folders = [_SMOLLM2 / name for name in ("", "ga_gdr", "npo_klr", "ga_klr")]
-    results = [run for one in folders for run in report.read_results(one)]
-    runs = report.join_paths([run for run in results if run["split"] == "test"])
-    found = report.behavior_differences(runs, "raslik", "oracle_anywhere")
-    assert found == "+0.079 [-0.011, +0.169], 5 of 5 above"
-    found = report.behavior_differences(runs, "raslik", "bm25")
-    assert found == "+0.039 [-0.003, +0.081], 5 of 5 above"
-    assert "less the Oracle +.079 [-.011, .169], less BM25 +.039\n  [-.003, .081]" in _TEXT
-    retain = report.join_paths([*runs, *report.read_results(_SMOLLM2 / "retain")])
-    found = report.behavior_differences(retain, report.RANDOM_RETAIN, "raslik")
-    assert found == "-0.004 [-0.009, +0.002], 1 of 5 above"
-    assert "less RASLIK -.004 [-.009, .002]" in _TEXT
-    baselines = report.join_paths([*runs, *report.read_results(_SMOLLM2 / "baselines")])
-    found = report.behavior_differences(baselines, "raslik", "random_anywhere")
-    assert found == "+0.539 [+0.346, +0.732], 5 of 5 above"
-    found = report.behavior_differences(baselines, "raslik", "embedding")
-    assert found == "+0.047 [-0.046, +0.140], 4 of 5 above"
-    assert "(Student's interval [.346, .732], all five behaviors)" in _TEXT
-    assert "(Student's [-.046, .140], four of five)" in _TEXT
+def test_the_corpora_have_three_seeds_each():
+    found = report.by_behavior(report.read_results(_SMOLLM2 / "mixtures"))
+    assert {name: [run["seed"] for run in runs] for name, runs in found.items()} == {
+        "howdy": [0, 1, 2],
+        "tofu": [0, 1, 2],
+    }
 
 
 def test_students_interval_over_behaviors_by_hand():
@@ -210,10 +110,9 @@ def test_students_interval_over_behaviors_by_hand():
     assert found == "+0.100 [-0.148, +0.348], 2 of 3 above"
 
 
-def test_what_is_said_of_the_stop_rule_was_measured():
+def test_the_stop_rule_keeps_one_model():
     results = report.read_results(_SMOLLM2 / "stop")
     assert all(len(path["F"]) == 1 for run in results for path in run["paths"].values())
-    assert all(table in _TEXT for table in report.tables(results, "test", _COMPARED, kept=True))
 
 
 def test_paths_are_joined_of_the_same_answers_alone():
