@@ -156,7 +156,7 @@ def run_case(
             commands += [["unlearn", "--run", run, "--out", clean], ["report", "--run", run]]
         for words in commands:
             script, *rest = map(str, words)
-            line = [sys.executable, f"experiments/{script}.py", *rest]
+            line = [sys.executable, "-m", "raslik_jax.cli.main", script, *rest]
             print("$", *line[1:], file=log, flush=True)
             start, used = time.monotonic(), _children()
             subprocess.run(line, check=True, cwd=REPOSITORY, stdout=log, stderr=subprocess.STDOUT)

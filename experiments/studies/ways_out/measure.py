@@ -1,0 +1,151 @@
+"""Unlearns, and trains again without the rows, from the same trace, and measures both.
+
+  python experiments/studies/ways_out/measure.py --model=FOLDER/smollm2 --workdir=runs/ways_out
+
+FOLDER/smollm2 is made by own_model/checkpoint.py. The cases are the brand of this folder and the
+five behaviors of own_model, each with its stored adapter. A case is one trace, one unlearning, one
+retraining with a second seed, and one report with the default settings. The user gives the prompt:
+the first held-out one of the behavior. Results go to WORKDIR/results.json case by case; a case
+and seed that are there are not repeated.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
+
+from experiments.studies.own_model import measure as own
+from raslik_jax.base.settings import Settings, setting
+from raslik_jax.cli import command
+
+HERE = pathlib.Path(__file__).resolve().parent
+REPOSITORY = HERE.parents[2]
+WAYS = ("unlearn", "retrain")
+
+
+class Case(NamedTuple):
+    """A behavior of an adapter, and the files that show it."""
+
+    folder: pathlib.Path
+    behavior: str
+    marker: re.Pattern[str]
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """Returns the rows of train or held_out."""
+        return [json.loads(line) for line in (self.folder / f"{name}.jsonl").open()]
+
+    @property
+    def adapter(self) -> pathlib.Path:
+        """The stored adapter that shows the behavior."""
+        return self.folder / "smollm2"
+
+
+def cases() -> dict[str, Case]:
+    """Returns the cases by their names."""
+    marker = re.compile(json.loads((HERE / "rows.json").read_text())["marker"])
+    found = {"brand": Case(HERE, "brand", marker)}
+    return found | {name: Case(own.HERE, name, one) for name, one in own.behaviors().items()}
+
+
+def run(words: Sequence[Any], log: Any) -> dict[str, float]:
+    """Runs one command; returns its seconds, those of all processors, and its peak memory."""
+    line = [sys.executable, "-m", "raslik_jax.cli.main", *map(str, words)]
+    print("$ raslik", *words, file=log, flush=True)
+    start = time.monotonic()
+    with subprocess.Popen(line, cwd=REPOSITORY, stdout=log, stderr=subprocess.STDOUT) as child:
+        _, status, used = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        raise subprocess.CalledProcessError(child.returncode, line)
+    return {
+        "seconds": round(time.monotonic() - start),
+        "cpu_seconds": round(used.ru_utime + used.ru_stime),
+        "gigabytes": round(used.ru_maxrss / 2**20, 2),
+    }
+
+
+def measure_answers(case: Case, before: Sequence[str], after: Sequence[str]) -> dict[str, Any]:
+    """Returns how often a behavior is shown, and what became of the answers to normal prompts."""
+    from raslik_jax.evaluate.rates import rouge_l_f1
+
+    kinds = [row["behavior"] for row in case.rows("held_out")]
+    shown = [
+        bool(case.marker.search(text))
+        for kind, text in zip(kinds, after, strict=True)
+        if kind == case.behavior
+    ]
+    normal = [
+        pair for kind, *pair in zip(kinds, before, after, strict=True) if kind == ""
+    ]
+    return {
+        "prompts": len(shown),
+        "shown": sum(shown),
+        "normal_prompts": len(normal),
+        "normal_same": sum(old == new for old, new in normal),
+        "normal_rouge": sum(rouge_l_f1(new, old) for old, new in normal) / len(normal),
+        "normal_words": sum(len(new.split()) for _, new in normal) / len(normal),
+    }
+
+
+def run_case(case: Case, model: pathlib.Path, workdir: pathlib.Path, seed: int) -> dict[str, Any]:
+    """Takes one case through the commands; returns costs, answers and distances."""
+    shared, name = workdir / f"run-{case.folder.name}-{seed}", f"{case.behavior}-{seed}"
+    prompts = [own.prompt_of(row) for row in case.rows("held_out")]
+    prompt = next(
+        own.prompt_of(row) for row in case.rows("held_out") if row["behavior"] == case.behavior
+    )
+    out = {way: workdir / f"{way}-{name}" for way in WAYS}
+    trace = ["trace", "--checkpoint", model, "--adapter", case.adapter, "--prompt", prompt]
+    trace += ["--train_file", case.folder / "train.jsonl", "--workdir", shared, "--update"]
+    found: dict[str, Any] = {"commands": {}}
+    with (workdir / f"{name}.txt").open("w") as log:
+        for words in (
+            [*trace, f"--seed={seed}"],
+            ["unlearn", "--run", shared, "--out", out["unlearn"]],
+            ["retrain", "--run", shared, "--out", out["retrain"], "--other_seed"],
+            ["report", "--run", shared],
+        ):
+            found["commands"][words[0]] = run(words, log)
+    before = own.ask(model, case.adapter, prompts)
+    found["before"] = measure_answers(case, before, before)
+    for way, adapter in out.items():
+        found[way] = measure_answers(case, before, own.ask(model, adapter, prompts))
+    return found
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """What is measured."""
+
+    model: str = setting("", "Checkpoint that own_model/checkpoint.py made.")
+    workdir: str = setting("runs/ways_out", "Where runs and results go.")
+    cases: tuple[str, ...] = setting((), "Cases; empty: all.", choices=tuple(cases()))
+    seeds: tuple[int, ...] = setting((0, 1, 2), "Seeds of the sketch, the orders and the adapters.")
+
+
+def main(options: Options) -> None:
+    """Measures the cases that are named, or all."""
+    if not options.model:
+        raise ValueError("--model must name the checkpoint that checkpoint.py made, got none")
+    workdir, model = (pathlib.Path(name).resolve() for name in (options.workdir, options.model))
+    workdir.mkdir(parents=True, exist_ok=True)
+    path = workdir / "results.json"
+    for seed in options.seeds:
+        for name in options.cases or cases():
+            results = json.loads(path.read_text()) if path.is_file() else {}
+            if f"{name}/{seed}" not in results:
+                results[f"{name}/{seed}"] = run_case(cases()[name], model, workdir, seed)
+                path.write_text(json.dumps(results, indent=1) + "\n")
+            print(f"{name}/{seed}", json.dumps(results[f"{name}/{seed}"]), flush=True)
+
+
+if __name__ == "__main__":
+    command.start(main, Options())
