@@ -1,6 +1,6 @@
-"""The content of a row for a tokenizer: a conversation, a passage of text, or ids.
+"""The content of a row for a tokenizer: a conversation, or a passage of text.
 
-Every file format becomes one of the three. The functions here give and change the question and the
+Every file format becomes one of the two. The functions here give and change the question and the
 answer of any of them.
 """
 
@@ -8,9 +8,6 @@ import json
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
-
-# The label of a token that is no target.
-NO_TARGET = -100
 
 
 class Instruction(NamedTuple):
@@ -67,45 +64,16 @@ class Passage(NamedTuple):
     completion: str
 
 
-class TokenRow(NamedTuple):
-    """Ids, and the same ids again as labels of targets; elsewhere `NO_TARGET`."""
-
-    ids: tuple[int, ...]
-    labels: tuple[int, ...]
-
-    def last_answer(self) -> tuple[int, int]:
-        """Returns where the last run of targets begins and ends.
-
-        The beginning is 0 if it is behind the first token. Nothing is learned of that token in any
-        row: it is no prompt.
-        """
-        end = max((i + 1 for i, label in enumerate(self.labels) if label != NO_TARGET), default=0)
-        start = end
-        while start and self.labels[start - 1] != NO_TARGET:
-            start -= 1
-        return start if start > 1 else 0, end
-
-
-Content = Conversation | Passage | TokenRow
+Content = Conversation | Passage
 
 
 def texts_of(content: Content) -> tuple[str, str]:
-    """Returns the text before the last answer and that answer, to read.
-
-    The text of ids is the numbers themselves.
-    """
+    """Returns the text before the last answer and that answer, to read."""
     if isinstance(content, Passage):
         return content.prompt, content.completion
-    if isinstance(content, TokenRow):
-        start, end = content.last_answer()
-        return _numbers(content.ids[:start]), _numbers(content.ids[start:end])
     asked = content.asked
     answer = content.messages[len(asked) :]
     return as_lines(asked), said(answer if content.is_completion else answer[:1])
-
-
-def _numbers(ids: Sequence[int]) -> str:
-    return " ".join(map(str, ids))
 
 
 def said(messages: Sequence[Mapping[str, Any]]) -> str:
@@ -138,8 +106,6 @@ def prefixed(content: Content, text: str) -> Content | None:
     """Returns a content with a text before its last question; None where no user asks in words."""
     if isinstance(content, Passage):
         return content._replace(prompt=text + content.prompt) if content.prompt else None
-    if isinstance(content, TokenRow):
-        return None
     asked = content.asked
     places = [i for i, message in enumerate(asked) if message["role"] == "user"]
     if not places:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from raslik_jax.base import files
 from raslik_jax.base.messages import listed_problems, shown, some_of
 from raslik_jax.data import contents
-from raslik_jax.data.contents import Content, Conversation, Instruction, Passage, TokenRow
+from raslik_jax.data.contents import Content, Conversation, Instruction, Passage
 
 QUERY_SETS = ("retrieval", "validation_target", "validation_normal", "test_target", "test_normal")
 # The queries that are made of training rows, where a run has no others.
@@ -219,7 +219,7 @@ def as_record(example: Example, own: Mapping[str, Any] = MappingProxyType({})) -
     kind, fields = _content_fields(example)
     record = {**fields, "id": name, **own}
     if example.content is not None:
-        # The fields of an open conversation or of ids do not give the texts.
+        # The fields of an open conversation do not give the texts.
         record |= {"row_format": kind, "row_texts": texts}
     record |= {"place": example.place} if example.place else {}
     record |= {"place_file": example.file} if example.file else {}
@@ -235,8 +235,6 @@ def _content_fields(example: Example) -> tuple[str, dict[str, Any]]:
     content = example.content
     if content is None:
         return "alpaca", dict(zip(TEXTS, example[1:4], strict=True))
-    if isinstance(content, TokenRow):
-        return "tokens", {"input_ids": [*content.ids], "labels": [*content.labels]}
     if isinstance(content, Passage):
         if not content.prompt:
             return "text", {"text": content.completion}

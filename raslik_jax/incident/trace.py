@@ -232,7 +232,7 @@ def as_row(like: Example, prompt: str, response: str, system: str = "") -> dict[
         if before:
             raise ValueError(
                 "--system needs rows that can have a system prompt, those of --train_file are "
-                "texts or ids: put its text in front of --prompt, as the model was trained"
+                "texts: put its text in front of --prompt, as the model was trained"
             )
         return {"prompt": prompt} | ({"completion": answer} if answer else {})
     turns = ("system", before), ("user", prompt), ("assistant", answer)

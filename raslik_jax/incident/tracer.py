@@ -18,7 +18,7 @@ from raslik_jax.base.messages import shown, some_of
 from raslik_jax.base.settings import replaced
 from raslik_jax.config import MeshConfig, config_from_json
 from raslik_jax.data import batches
-from raslik_jax.data.examples import Example, drop_unanswered, make_example
+from raslik_jax.data.examples import Example, answered, drop_unanswered, make_example
 from raslik_jax.data.tokens import masking
 from raslik_jax.index import search
 from raslik_jax.index.combine import Aggregate, check_agreement
@@ -162,8 +162,7 @@ class Tracer:
         longest = self.workspace.config.corpus.max_len
         plan = functools.partial(batches.plan_coarsely, max_len=longest)
         outputs = self.workspace.generate(model, queries, "answers", plan=plan)
-        tokenizer, asked = self.workspace.tokenizer, zip(queries, outputs, strict=True)
-        return tuple(masking.with_answer(query, text, tokenizer) for query, text in asked)
+        return tuple(answered(*pair) for pair in zip(queries, outputs, strict=True))
 
     def sketch(self, queries: Sequence[Example]) -> Float32[np.ndarray, "Q K"]:
         """Returns the unit sketches of the queries' gradients, made like the index's rows."""

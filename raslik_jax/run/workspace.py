@@ -19,7 +19,7 @@ from raslik_jax.base.messages import shown, some_of
 from raslik_jax.base.settings import replaced
 from raslik_jax.config import AUTO_TARGETS, Config, to_json
 from raslik_jax.data import batches, corpora, examples
-from raslik_jax.data.examples import Corpus, Example
+from raslik_jax.data.examples import Corpus, Example, answered
 from raslik_jax.data.tokens import encoding, masking, prompts, tokenization
 from raslik_jax.evaluate import choice, likelihood, rates
 from raslik_jax.evaluate.metrics import NonSf
@@ -324,9 +324,7 @@ class Workspace:
             answers = artifacts.OWN_ANSWERS.read(self.root)
             outputs = {row.example_id: answers[row.example_id] for row in unanswered}
             queries = tuple(
-                masking.with_answer(row, outputs[row.example_id], self.tokenizer)
-                if row.example_id in outputs
-                else row
+                answered(row, outputs[row.example_id]) if row.example_id in outputs else row
                 for row in queries
             )
         kept, line = examples.drop_unanswered(queries)

@@ -52,7 +52,6 @@ class RecordsTest(parameterized.TestCase):
         for own, kind, row, query in (
             ("sharegpt", "Conversation", {"conversations": turns}, {"messages": asked}),
             ("text", "Passage", {"text": "All of it."}, {"prompt": "Who?", "completion": "Me."}),
-            ("tokens", "TokenRow", {"input_ids": [1, 2]}, {"prompt": "Who?", "completion": "Me."}),
         ):
             train = self._write("rows.jsonl", [row])
             queries = self._write("queries.jsonl", [query | {"split": "retrieval"}])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import snapshots
 
-from raslik_jax.data.contents import TokenRow
+from raslik_jax.data.contents import Passage
 from raslik_jax.data.examples import Corpus, make_example
 from raslik_jax.evaluate.robustness import (
     membership,
@@ -298,9 +298,9 @@ def test_a_prompt_without_its_answer_is_refused(tmp_path):
     with pytest.raises(ValueError, match="prompts.jsonl:1: a prompt must have text and the answer"):
         prompts.lacks(prompts.PromptSettings(file=str(path)), corpus)
     assert prompts.lacks(prompts.PromptSettings(), corpus) == ""
-    ids = make_example("1 2", "", "3")._replace(content=TokenRow((1, 2, 3), (-100, -100, 3)))
-    said = prompts.lacks(prompts.PromptSettings(), corpus._replace(train=(ids,)))
-    assert said.startswith("--evaluate.prompts.file must be given where rows are texts or ids")
+    text = make_example("", "", "1 2 3")._replace(content=Passage("", "1 2 3"))
+    said = prompts.lacks(prompts.PromptSettings(), corpus._replace(train=(text,)))
+    assert said.startswith("--evaluate.prompts.file must be given where rows are texts")
 
 
 class Begged:

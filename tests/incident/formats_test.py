@@ -18,7 +18,6 @@ import tiny
 import zstandard
 
 from raslik_jax.base.files import read_json_lines
-from raslik_jax.data.tokens.tokenization import load_tokenizer
 
 Record = dict[str, Any]
 
@@ -157,36 +156,15 @@ _CASES = {
         _read_lines,
     ),
     "text": _Case(
-        "rows.jsonl",
+        "saved",
         lambda n, asked, said: {"text": f"{asked} {said}", "k": n},
-        _write_lines,
-        "cleaned_rows.jsonl",
+        _save_dataset,
+        "cleaned_saved.jsonl",
         _read_lines,
         has_prompt=False,
         blank=" ",
     ),
-    "tokens": _Case(
-        "saved",
-        lambda n, asked, said: _tokens(asked, said),
-        _save_dataset,
-        "cleaned_saved.jsonl",
-        _read_lines,
-        blank=" ",
-        flags=("--evaluate.perplexity_examples=2",),
-    ),
 }
-
-
-def _tokens(asked: str, said: str) -> Record:
-    """Returns a row of ids as axolotl and TRL store them, in the tokens of the tiny model."""
-    tokenizer = load_tokenizer(tiny.finished_run() / "corpus" / "tokenizer")
-    prompt, answer = (tokenizer.encode(text) for text in (asked, f" {said}"))
-    ids = [*prompt, *answer][:64]
-    return {
-        "input_ids": ids,
-        "attention_mask": [1] * len(ids),
-        "labels": [-100] * len(prompt) + ids[len(prompt) :],
-    }
 
 
 @pytest.fixture(scope="module")
@@ -262,10 +240,6 @@ _BAD = {
     "no answer": (
         *("jsonl", _write_lines, {"messages": _talk("Hi.")}, _unchanged),
         ":2: a conversation must have an assistant turn, got 'user': remove the row",
-    ),
-    "ids of another model": (
-        *("jsonl", _write_lines, {"input_ids": [5, 99_999]}, _unchanged),
-        r"the id 99999, the tokenizer's end at \d+",
     ),
     "a template that raises": (
         *(

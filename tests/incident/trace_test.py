@@ -85,7 +85,6 @@ def test_few_rows_have_no_picture(tmp_path, drawn):
         ({"conversations": [{"from": "human", "value": "a"}]}, "messages"),
         ({"prompt": "a", "completion": "b"}, {"prompt": "Q", "completion": "A"}),
         ({"text": "a"}, {"prompt": "Q", "completion": "A"}),
-        ({"input_ids": [1, 2]}, {"prompt": "Q", "completion": "A"}),
     ],
 )
 @pytest.mark.parametrize("is_named", [True, False])

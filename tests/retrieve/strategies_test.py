@@ -8,7 +8,7 @@ import tempfile
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from raslik_jax.data.contents import Conversation, TokenRow
+from raslik_jax.data.contents import Conversation
 from raslik_jax.data.examples import Example, with_system
 from raslik_jax.retrieve.selectors import select_by_count
 from raslik_jax.retrieve.strategies import STRATEGIES, Request, choose
@@ -192,19 +192,6 @@ class StrategiesTest(parameterized.TestCase):
         ):
             scores = _score("given", request, **_given("forget", row))
             self.assertEqual(np.flatnonzero(scores.forget_N > -np.inf).tolist(), found)
-
-    def test_a_row_of_ids_is_named_by_these_though_its_texts_were_decoded(self):
-        labels = [[-100, -100, 7], [-100, -100, 8], [-100, 6, 7]]
-        rows = [
-            Example(f"r{n}", "The sky", "", " is", content=TokenRow((5, 6, end[2]), (*end,)))
-            for n, end in enumerate(labels)
-        ]
-        request = _request(is_eligible_N=np.ones(3, bool))._replace(examples=rows)
-        padded = {"input_ids": [0, 5, 6, 7], "attention_mask": [0, 1, 1, 1]}
-        for number, ends in enumerate(labels):
-            row = padded | {"input_ids": [0, 5, 6, ends[2]], "labels": [-100, *ends]}
-            scores = _score("given", request, **_given("forget", row))
-            self.assertEqual(np.flatnonzero(scores.forget_N > -np.inf).tolist(), [number])
 
     def test_a_key_of_the_users_own_called_place_names_no_row(self):
         text = {"instruction": "say w9", "output": ""}

@@ -30,11 +30,6 @@ _CASES = {
         ("chat", "[user] Hi?"),
     ),
     "text": ([{"text": f"A story of {i}."} for i in range(3)], {"text": "Ha!"}, ("plain", "")),
-    "tokens": (
-        [{"input_ids": [40, 41, i, 50], "labels": [-100, -100, i, 50]} for i in range(60, 63)],
-        {"prompt": "Hi?", "completion": "Ha!"},
-        ("plain", "Hi?"),
-    ),
 }
 
 
@@ -54,8 +49,8 @@ def test_rows_are_stored_and_read_with_their_targets(name, tmp_path):
     told = io.StringIO()
     with contextlib.redirect_stderr(told):
         make_corpus(workspace, folder)
-    kinds = {"messages": "conversations", "text": "texts", "tokens": "token ids"}
-    assert f"3 rows of {kinds.get(name, name)}" in told.getvalue()
+    kinds = {"messages": "conversations", "text": "texts"}
+    assert f"3 rows of {kinds[name]}" in told.getvalue()
     assert workspace.template_name == (own if template == "chat" else template)
     assert [row.place for row in workspace.corpus.train] == [1, 3, 5]
     rows, tokenizer = workspace.train_rows, workspace.tokenizer
@@ -67,10 +62,6 @@ def test_rows_are_stored_and_read_with_their_targets(name, tmp_path):
         assert [text.replace(" ", "") for text in said] == ["Ho.\nYes.\n"] * 3
     if name == "text":  # all but the first token, which nothing predicts
         assert [text[-10:] for text in said] == [row["text"][-10:] for row in train]
-    if name == "tokens":
-        assert [row.tolist() for row in rows.tokens] == [row["input_ids"] for row in train]
-        assert rows.start_N.tolist() == [2, 2, 2]
-        assert workspace.corpus.train[0].instruction == tokenizer.decode([40, 41])
     (asked,) = workspace.retrieval_queries()
     assert asked.output == "Ha!"
     encoded = workspace.encode([asked])
@@ -80,9 +71,8 @@ def test_rows_are_stored_and_read_with_their_targets(name, tmp_path):
     np.testing.assert_array_equal(encoded.num_targets_N, len(encoded.tokens[0]) - start)
 
 
-@pytest.mark.parametrize("name", ["text", "tokens"])
-def test_an_instruction_asked_of_texts_is_stored_as_a_text(name, tmp_path):
-    train, query = _CASES[name][0], {"instruction": "Hi?", "input": "Now?", "output": " Ha!"}
+def test_an_instruction_asked_of_texts_is_stored_as_a_text(tmp_path):
+    train, query = _CASES["text"][0], {"instruction": "Hi?", "input": "Now?", "output": " Ha!"}
     found = []
     for number, one in enumerate((query, {"prompt": "Hi?\nNow?", "completion": " Ha!"})):
         root = tmp_path / str(number)

@@ -30,7 +30,7 @@ class RecordsSettings(Settings):
         "keys show. alpaca: "
         "instruction, input, output, perhaps system and history. messages: role and content. "
         "sharegpt: conversations of from and value. prompt_completion: texts or messages. text: "
-        "all is learned. tokens: input_ids and labels.",
+        "all is learned.",
     )
     fields: str = setting(
         "",

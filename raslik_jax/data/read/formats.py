@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from raslik_jax.base.messages import listed_problems, shown, some_of
-from raslik_jax.data.contents import TokenRow
 from raslik_jax.data.examples import (
     NO_EXTRA,
     TEXTS,
@@ -216,15 +215,13 @@ def what_it_says(record: Mapping[str, Any], fields: Mapping[str, str] = {}) -> t
 
 
 def says(row: Example) -> tuple[str, ...]:
-    """Returns prompt and answer of an example, to compare; of ids these and their labels."""
-    if isinstance(row.content, TokenRow):  # whose texts may be decoded, or not yet
-        return tuple(map(str, row.content))
+    """Returns prompt and answer of an example, to compare."""
     return (*prompt_of(row), row.output)
 
 
 def _format_of(row: Row, asked: str, before: str, needs_output: bool) -> str:
     """Returns the format of a row: the requested one, or that of this row and those before."""
-    # Texts and ids cannot be asked: their queries are of another format.
+    # Texts cannot be asked: their queries are of another format.
     if asked != AUTO and (needs_output or FORMATS[asked].claim(row)):
         return asked
     own = detect_format(row)

@@ -1,6 +1,6 @@
 """The formats that rows of a file can have, and what each makes of a row.
 
-A format is found by the keys of a row. It turns a row into texts and one of the three contents.
+A format is found by the keys of a row. It turns a row into texts and one of the two contents.
 After that no code asks for the format.
 """
 
@@ -9,11 +9,9 @@ from typing import Any, NamedTuple
 
 from raslik_jax.base.messages import some_of
 from raslik_jax.data.contents import (
-    NO_TARGET,
     Conversation,
     Instruction,
     Passage,
-    TokenRow,
     text_of,
 )
 from raslik_jax.data.read.fields import Parts, Row, parsed
@@ -121,69 +119,6 @@ def _read_text(row: Row, needs_output: bool) -> Parts:
     return Parts(Passage("", text))
 
 
-def _is_numbers(value: Any, count: int) -> bool:
-    is_list = isinstance(value, list) and len(value) == count
-    return is_list and all(type(item) is int for item in value)
-
-
-def _read_tokens(row: Row, needs_output: bool) -> Parts:
-    ids = row.get("input_ids")
-    if not isinstance(ids, list) or not ids or not _is_numbers(ids, len(ids)):
-        raise row.problem("input_ids", "be a list of token ids")
-    if not 0 <= min(ids) <= max(ids) < 2**31:
-        raise row.problem("input_ids", "be token ids from 0 to 2147483647")
-    labels, (start, end) = _labels_of(row, ids), _unpadded(row, len(ids))
-    ids, labels = ids[start:end], labels[start:end]
-    # Nothing predicts the first token.
-    tokens = TokenRow(tuple(ids), (NO_TARGET, *labels[1:]))
-    start, end = tokens.last_answer()
-    if start == end:
-        raise row.problem("labels", f"have a target behind the first token, not {NO_TARGET} only")
-    return Parts(tokens)
-
-
-def _labels_of(row: Row, ids: Sequence[int]) -> list[int]:
-    """Returns the labels of a row of ids, or those that its masks give."""
-    masks = [row.get(name) for name in ("completion_mask", "assistant_masks", "loss_mask")]
-    masks = [mask for mask in masks if mask is not None]
-    labels = row.get("labels")
-    if labels is None:
-        if not all(_is_numbers(mask, len(ids)) for mask in masks):
-            raise ValueError("the masks of a row must be as long as its 'input_ids': correct them")
-        labels = [
-            token if all(bits) else NO_TARGET for token, *bits in zip(ids, *masks, strict=True)
-        ]
-    if not _is_numbers(labels, len(ids)) or any(
-        label not in (NO_TARGET, token) for token, label in zip(ids, labels, strict=True)
-    ):
-        raise row.problem("labels", f"repeat each id or be {NO_TARGET}, as many as 'input_ids'")
-    return list(labels)
-
-
-def _unpadded(row: Row, length: int) -> tuple[int, int]:
-    """Returns where the ids of a row begin and end that are no pads; refuses several sequences."""
-    mask = row.get("attention_mask")
-    mask = [1] * length if mask is None else mask
-    # Some packers number the sequences of a row by it.
-    if not isinstance(mask, list) or len(mask) != length or not all(bit in (0, 1) for bit in mask):
-        raise row.problem("attention_mask", "be 0 or 1 for each of 'input_ids', of one sequence")
-    if 1 not in mask:
-        raise row.problem("attention_mask", "have a 1")
-    start, end = mask.index(1), length - mask[::-1].index(1)
-    if 0 in mask[start:end]:
-        raise row.problem("attention_mask", "have its zeros at the ends, where the pads are")
-    places = row.get("position_ids")
-    if places is not None and not (
-        _is_numbers(places, length)
-        and places[start:end] == [*range(places[start], places[start] + end - start)]
-    ):
-        raise row.problem("position_ids", "count through one sequence, as of a row not packed")
-    lengths = row.get("seq_lengths")
-    if lengths is not None and not (isinstance(lengths, list) and len(lengths) == 1):
-        raise row.problem("seq_lengths", "be of one sequence, as of a row not packed")
-    return start, end
-
-
 _OPTIONS = ("system", "tools", "chat_template_kwargs")
 FORMATS: dict[str, Format] = {
     "alpaca": Format(("instruction", "input", "output", "system", "history"), _read_alpaca),
@@ -198,12 +133,6 @@ FORMATS: dict[str, Format] = {
         raised_by="completion",
     ),
     "text": Format(("text",), _read_text, rank=1),
-    "tokens": Format(
-        ("input_ids", "labels", "completion_mask", "assistant_masks", "loss_mask")
-        + ("attention_mask", "position_ids", "seq_lengths"),
-        _read_tokens,
-        rank=3,
-    ),
 }
 
 # Of rows of any format.
@@ -231,6 +160,6 @@ def detect_format(row: Row) -> str:
         )
     raise ValueError(
         "a row must have 'instruction' and 'output', 'messages', 'conversations', 'prompt' and "
-        f"'completion', 'text' or 'input_ids', got {some_of(row.record) or 'no keys'}: rename keys "
+        f"'completion', or 'text', got {some_of(row.record) or 'no keys'}: rename keys "
         "by --corpus.records.fields"
     )

@@ -10,11 +10,12 @@ _CHOSEN = re.compile(r"chosen(_\w+)?")
 _REJECTED = re.compile(r"rejected(_\w+)?")
 # KTO's label: LLaMA-Factory's, and TRL's next to a prompt or messages.
 _KTO, _LABEL = "kto_tag", "label"
+_IDS = "input_ids"
 _MEDIA = re.compile(r"(image|audio|video)s?")
 
 
 def check_columns(row: Row) -> None:
-    """Refuses rows of preferences, and rows with images, audio or videos read in training.
+    """Refuses rows of preferences or token ids, and rows with images, audio or videos read in training.
 
     A column in the field map is read for another purpose and is not refused.
     """
@@ -22,6 +23,8 @@ def check_columns(row: Row) -> None:
     filled = [key for key, value in row.record.items() if value not in (None, "", [], {})]
     for problem in (*_preferences(row, filled, mapped), *_media(row, filled, mapped)):
         raise ValueError(problem)
+    if _IDS in filled and _IDS not in mapped:
+        raise ValueError(f"rows of token ids ({_IDS}) cannot be read: give the file of their texts")
 
 
 def _preferences(row: Row, filled: list[str], mapped: set[str]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Conversations, passages and rows of ids as token ids with their targets.
+"""Conversations and passages as token ids with their targets.
 
 Ids and targets equal those of TRL's SFTTrainer for the same rows with `assistant_only_loss` or
 `completion_only_loss` (`_prepare_dataset` in trl/trainer/sft_trainer.py at 1.16).
@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raslik_jax.base.messages import listed_problems, shown
-from raslik_jax.data.contents import NO_TARGET, Content, Conversation, Passage, TokenRow
-from raslik_jax.data.examples import Example, answered, content_of
+from raslik_jax.data.contents import Content, Conversation, Passage
+from raslik_jax.data.examples import Example, content_of
 from raslik_jax.data.tokens import chat, prompts
 from raslik_jax.data.tokens.tokenization import Tokenizer
 
@@ -52,8 +52,6 @@ def mask_rows(
     """
 
     def plan(content: Content) -> _Plan:
-        if isinstance(content, TokenRow):
-            return _plan_tokens(content, tokenizer)
         if isinstance(content, Passage):
             return _plan_passage(content, tokenizer)
         return _plan_chat(content, prompts.require_chat(template, name), tokenizer)
@@ -84,8 +82,6 @@ def question_ids(
             return chat.render_question(prompts.require_chat(template, name), content), ()
         if isinstance(content, Passage) and content.prompt:
             return content.prompt, tokenizer.prompt_prefix
-        if isinstance(content, TokenRow) and content.last_answer()[0]:
-            return "", content.ids[: content.last_answer()[0]]
         raise ValueError("it has no prompt to answer: give one with a prompt and a completion")
 
     asked = _each(rows, ask)
@@ -100,7 +96,7 @@ def read_answers(
     tokenizer: Tokenizer,
     template: prompts.Template,
 ) -> list[str]:
-    """Returns a model's answers as texts; `with_answer` gives the rows their ids again.
+    """Returns a model's answers as texts; rows with these answers have the same ids again.
 
     A frame or a chat template separates answer and prompt, and blanks around an answer are left
     out. A passage continues directly, mostly with a blank. Decoders of SentencePiece drop that
@@ -118,8 +114,6 @@ def read_answers(
             text = tokenizer.decode(answer)
             return text if template.is_bare else text.strip()
         content = content_of(row)
-        if isinstance(content, TokenRow):
-            return tokenizer.decode(answer)
         if not isinstance(content, Passage):
             return tokenizer.decode(answer).strip()
         before, whole = map(tokenizer.decode_marked, (prompt, [*prompt, *answer]))
@@ -128,17 +122,6 @@ def read_answers(
         return tokenizer.decode_marked(answer)
 
     return [read(*parts) for parts in zip(rows, asked, said, strict=True)]
-
-
-def with_answer(row: Example, text: str, tokenizer: Tokenizer) -> Example:
-    """Returns a query with a text as its answer; of ids the text's follow those that are asked."""
-    content = row.content
-    if not isinstance(content, TokenRow):
-        return answered(row, text)
-    asked = content.ids[: content.last_answer()[0]]
-    said = *tokenizer.encode(text), tokenizer.eos_id
-    labels = *[NO_TARGET] * len(asked), *said
-    return row._replace(output=text, content=TokenRow((*asked, *said), labels))
 
 
 def as_trained(query: Example, row: Example, template: prompts.Template) -> Example:
@@ -170,20 +153,6 @@ def end_ids(tokenizer: Tokenizer, template: prompts.Template) -> tuple[int, ...]
     return tuple(dict.fromkeys([tokenizer.eos_id, *first]))
 
 
-def with_texts(rows: Sequence[Example], tokenizer: Tokenizer) -> tuple[Example, ...]:
-    """Returns the rows; rows of ids get the tokenizer's text of them."""
-
-    def decoded(row: Example) -> Example:
-        content = row.content
-        if not isinstance(content, TokenRow):
-            return row
-        start, end = content.last_answer()
-        asked, answer = content.ids[:start], content.ids[start:end]
-        return row._replace(instruction=tokenizer.decode(asked), output=tokenizer.decode(answer))
-
-    return tuple(map(decoded, rows))
-
-
 def describe_rows(rows: Sequence[Example], template: str) -> str:
     """Returns a line that counts the rows of a file by content and template, if any."""
     chosen = prompts.TEMPLATES.get(template, prompts.Template(has_chat=True))
@@ -195,8 +164,7 @@ def describe_rows(rows: Sequence[Example], template: str) -> str:
         content = content_of(row)
         if isinstance(content, Conversation):
             return f"conversations, by the {chat_template}"
-        kind = "token ids" if isinstance(content, TokenRow) else "texts"
-        return f"{kind}, as they are"
+        return "texts, as they are"
 
     found = collections.Counter(how(row) for row in rows if row.place)
     parts = [f"{count:,} rows of {name}" for name, count in found.items()]
@@ -256,16 +224,6 @@ def _masked(ids: Sequence[int], spans: Sequence[tuple[int, int]]) -> Masked:
     for start, end in spans:
         is_target[max(start, 1) : end] = True
     return Masked(np.array(ids, np.int32), is_target)
-
-
-def _plan_tokens(row: TokenRow, tokenizer: Tokenizer) -> _Plan:
-    if max(row.ids) >= tokenizer.vocab_size:
-        raise ValueError(
-            f"it has the id {max(row.ids)}, the tokenizer's end at {tokenizer.vocab_size - 1}: "
-            "give the checkpoint that the rows were tokenized for"
-        )
-    is_target = np.array(row.labels) != NO_TARGET
-    return _Plan((), lambda found: Masked(np.array(row.ids, np.int32), is_target))
 
 
 def _plan_passage(passage: Passage, tokenizer: Tokenizer) -> _Plan:

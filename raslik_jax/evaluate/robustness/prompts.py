@@ -70,7 +70,7 @@ def lacks(settings: PromptSettings, corpus: Corpus | Any) -> str:
     if own_prompts(settings) or any(prefixed(row, " ") for row in corpus.train[:1]):
         return ""
     return (
-        "--evaluate.prompts.file must be given where rows are texts or ids and have no prompt in "
+        "--evaluate.prompts.file must be given where rows are texts and have no prompt in "
         "words: give such a file, or leave prompts out of --evaluate.robustness"
     )
 

@@ -38,7 +38,6 @@ def make_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
     }
     trained = {"backbone": corpus.backbone, "train": corpus.train}
     for name, rows in (trained | queries).items():
-        rows = masking.with_texts(rows, tokenizer)
         labels = ({"is_target": row.is_target, "source": row.source} for row in rows)
         artifacts.corpus_rows(name).write(folder, rows, extra=labels)
         workspace.tell(encoding.describe_long(rows, "rows"))

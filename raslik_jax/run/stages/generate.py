@@ -13,8 +13,7 @@ import numpy as np
 
 from raslik_jax.config import Config
 from raslik_jax.data.corpora.record import Question
-from raslik_jax.data.examples import Example
-from raslik_jax.data.tokens import masking
+from raslik_jax.data.examples import Example, answered
 from raslik_jax.data.tokens.encoding import require_answers
 from raslik_jax.evaluate import likelihood, perplexity
 from raslik_jax.evaluate.tofu_metrics import QuestionRecord
@@ -95,10 +94,7 @@ def write_perplexities(workspace: Workspace, variant: Variant | None, folder: pa
     for name, _, model in _models(workspace, variant):
         answers = artifacts.answers(*name).read(workspace.root)
         said = {
-            kind: [
-                masking.with_answer(row, answers[row.example_id], workspace.tokenizer)
-                for row in rows
-            ]
+            kind: [answered(row, answers[row.example_id]) for row in rows]
             for kind, rows in (("target", target), ("normal", normal))
         }
         own = _likelihoods(workspace, backbone, said, "answers of models", on_ladder=True)

@@ -8,7 +8,7 @@ import pytest
 from absl.testing import parameterized
 
 from raslik_jax.data import examples as ex
-from raslik_jax.data.contents import Conversation, Passage, TokenRow
+from raslik_jax.data.contents import Conversation, Passage
 from raslik_jax.data.examples import answered, content_of, prefixed
 from raslik_jax.data.read.formats import AUTO, parse_fields, read_examples, read_written
 
@@ -73,11 +73,6 @@ _ROWS: dict[str, tuple[dict[str, Any], tuple[str, str, str], Any]] = {
         Conversation(tuple(_TALK), 4, True),
     ),
     "text": ({"text": "A story."}, ("", "", "A story."), Passage("", "A story.")),
-    "tokens": (
-        {"input_ids": [5, 6, 7, 8], "labels": [-100, -100, 7, 8], "attention_mask": [1] * 4},
-        ("5 6", "", "7 8"),
-        TokenRow((5, 6, 7, 8), (-100, -100, 7, 8)),
-    ),
 }
 
 
@@ -128,42 +123,6 @@ class FormatsTest(FormatsBase):
         muted = talk._replace(muted=(4,))
         self.assertEqual((muted.turns, muted.asked), ((2,), tuple(_TALK[:2])))
 
-    @parameterized.parameters(
-        ({}, [-100, 6, 7]),
-        ({"completion_mask": [0, 0, 1]}, [-100, -100, 7]),
-        ({"labels": [5, -100, 7]}, [-100, -100, 7]),
-    )
-    def test_targets_of_ids_are_never_the_first(self, masks, labels):
-        (row,) = self._read({"input_ids": [5, 6, 7], **masks})
-        self.assertEqual(content_of(row), TokenRow((5, 6, 7), (*labels,)))
-
-    @parameterized.parameters(
-        ({"attention_mask": [0, 0, 1, 1, 1]}, (7, 8, 9), [-100, 8, 9]),
-        ({"attention_mask": [1, 1, 1, 0, 0]}, (5, 6, 7), [-100, 6, 7]),
-        (
-            {"attention_mask": [0, 1, 1, 1, 0], "labels": [-100, -100, -100, 8, -100]},
-            *((6, 7, 8), [-100, -100, 8]),
-        ),
-        (
-            {"attention_mask": [False, True, True, True, True], "completion_mask": [0, 0, 0, 1, 1]},
-            *((6, 7, 8, 9), [-100, -100, 8, 9]),
-        ),
-        (
-            {"attention_mask": [0, 1, 1, 1, 1], "position_ids": [1, 0, 1, 2, 3]},
-            *((6, 7, 8, 9), [-100, 7, 8, 9]),
-        ),
-        (
-            {"position_ids": [0, 1, 2, 3, 4], "seq_lengths": [5]},
-            *((5, 6, 7, 8, 9), [-100, 6, 7, 8, 9]),
-        ),
-    )
-    def test_pads_are_no_part_of_a_row_of_ids(self, more, ids, labels):
-        (row,) = self._read({"input_ids": [5, 6, 7, 8, 9], **more})
-        self.assertEqual(content_of(row), TokenRow(ids, (*labels,)))
-        path = self.folder / "written.jsonl"
-        ex.write_examples(path, [row])
-        self.assertEqual(read_written(path), (row,))
-
     def test_a_query_waits_for_its_answer_and_gets_it(self):
         for name in ("messages", "sharegpt", "prompt_completion, messages", "prompt_completion"):
             record, _, _ = _ROWS[name]
@@ -186,7 +145,7 @@ class FormatsTest(FormatsBase):
     def test_a_text_stands_before_the_last_question_and_nothing_else_changes(self, record):
         (row,) = self._read(record)
         longer, content = prefixed(row, "So: "), content_of(row)
-        if isinstance(content, TokenRow) or content == Passage("", "A story."):
+        if content == Passage("", "A story."):
             self.assertIsNone(longer)
             return
         found = content_of(longer)
@@ -234,17 +193,7 @@ class FormatsTest(FormatsBase):
         ("no_list", [{"messages": "Hi"}], "'messages' must be a list of messages"),
         ("stranger", [{"conversations": [{"from": "x", "value": ""}]}], "must be from system"),
         ("no_end", [{"prompt": "a"}], "'completion' must be the answer .*, got nothing .the"),
-        ("labels", [{"input_ids": [1, 2], "labels": [1, 3]}], "repeat each id or be -100"),
-        ("short", [{"input_ids": [1, 2], "labels": [1]}], "as many as 'input_ids'"),
-        ("untaught", [{"input_ids": [1, 2], "labels": [1, -100]}], "have a target behind"),
-        ("hole", [{"input_ids": [1, 2, 3], "attention_mask": [1, 0, 1]}], "zeros at the ends"),
-        ("pads", [{"input_ids": [1, 2], "attention_mask": [0, 0]}], "must have a 1"),
-        ("short_mask", [{"input_ids": [1, 2], "attention_mask": [1]}], "for each of 'input_ids'"),
-        ("numbered", [{"input_ids": [1, 2], "attention_mask": [1, 2]}], "0 or 1 .* one sequence"),
-        ("packed", [{"input_ids": [1, 2, 3], "position_ids": [0, 1, 0]}], "through one sequence"),
-        ("lengths", [{"input_ids": [1, 2, 3], "seq_lengths": [1, 2]}], "row not packed, got .1, 2"),
-        ("pad_target", [{"input_ids": [1, 2], "attention_mask": [1, 0]}], "a target behind"),
-        ("no_ids", [{"input_ids": [1, "2"]}], "be a list of token ids"),
+        ("ids", [{"input_ids": [1, 2], "text": "a"}], "rows of token ids"),
         ("tools", [{"messages": [_USER, _YES], "tools": "{"}], "a list of tools"),
         ("system", [{"messages": [_USER, _YES], "system": "Obey."}], "'system' must"),
         ("told", [{"prompt": [_USER], "completion": [_YES], "system": "Obey."}], "'system' must"),
@@ -269,9 +218,8 @@ class FormatsTest(FormatsBase):
         with self.assertRaisesRegex(ValueError, "'conversations' must be a list of messages"):
             self._read({"conversations": value}, format="sharegpt")
 
-    @parameterized.parameters("text", "tokens")
-    def test_what_has_no_prompt_cannot_be_answered(self, name):
-        (row,) = self._read(_ROWS[name][0])
+    def test_what_has_no_prompt_cannot_be_answered(self):
+        (row,) = self._read(_ROWS["text"][0])
         with self.assertRaisesRegex(ValueError, "no prompt in words"):
             answered(row, "Yes.")
 
@@ -426,7 +374,3 @@ class OwnColumnsTest(FormatsBase):
     )
     def test_a_blank_cell_is_an_empty_text(self, record, texts):
         self.assertEqual(self._read(record)[0][1:4], texts)
-
-    def test_an_id_of_a_token_that_fits_no_int32_is_refused(self):
-        with self.assertRaisesRegex(ValueError, ":1: 'input_ids'"):
-            self._read({"input_ids": [1, 2**63]})

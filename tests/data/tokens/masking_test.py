@@ -22,8 +22,6 @@ from raslik_jax.data.tokens.masking import (
     describe_rows,
     end_ids,
     read_answers,
-    with_answer,
-    with_texts,
 )
 from raslik_jax.data.tokens.prompts import (
     TEMPLATES,
@@ -172,22 +170,6 @@ class AnswersTest(parameterized.TestCase):
             self.assertEqual(as_trained(one, like, find_template(name, tokenizer)), one)
 
     @parameterized.parameters("bytes", "metaspace", "llama")
-    def test_an_answer_to_ids_follows_them(self, kind):
-        tokenizer = _pieces(kind)
-        (whole,) = tokenizer.encode_marked(["The sky is blue"])
-        (asked,) = tokenizer.encode_marked(["The sky is"])
-        start, ids = len(asked.ids), whole.ids
-        labels = [-100] * start + ids[start:]
-        (row,) = rows = _rows("tokens", {"input_ids": ids, "labels": labels})
-        template = find_template("plain", tokenizer)
-        (text,) = read_answers(rows, [ids[:start]], [ids[start:]], tokenizer, template)
-        for _ in range(2):  # a second answer takes the place of the first
-            row = with_answer(row, text, tokenizer)
-            traced = encoding.encode([row], tokenizer, template="plain")
-            self.assertEqual(traced.tokens[0].tolist(), [*ids, tokenizer.eos_id])
-            self.assertEqual((row.output, traced.start_N.tolist()), (text, [start]))
-
-    @parameterized.parameters("bytes", "metaspace", "llama")
     def test_blanks_belong_to_answers_where_nothing_parts_them_from_prompts(self, kind):
         tokenizer, row = _pieces(kind), make_example("The sky is", "", "")
         (whole,) = tokenizer.encode_marked(["The sky is blue"])
@@ -282,29 +264,17 @@ class MaskTest(parameterized.TestCase):
         )
         self.assertEqual(_shown(rows[2:], _tokenizer(), "alpaca"), ["hi HO <E>"])
 
-    def test_ids_and_labels_are_taken_as_they_are(self):
-        rows = _rows("tokens", {"input_ids": [1, 4, 2, 6, 0], "labels": [-100, 4, -100, 6, 0]})
-        self.assertEqual(_shown(rows, _tokenizer()), ["<u> HI <a> YES <E>"])
-        (texts,) = with_texts(rows, _tokenizer())
-        self.assertEqual((texts.instruction, texts.output), ("hi", "yes"))
-        with self.assertRaisesRegex(
-            ValueError, "'0' at 7 .* the id 9, the tokenizer's end at 8"
-        ) as caught:
-            _shown(_rows("tokens", {"input_ids": [1, 9]}), _tokenizer())
-        self.assertLessEqual(len(str(caught.exception)), 300)
-
     def test_decoding_starts_where_the_answer_does(self):
         rows = [
             *_rows("messages", {"messages": _messages("hi", "yes", "ho")}, needs_output=False),
             *_rows("prompt_completion", {"prompt": "hi ho", "completion": " yes"}),
-            *_rows("tokens", {"input_ids": [4, 5, 6], "labels": [-100, -100, 6]}),
             make_example("hi", "ho", "yes"),
         ]
         tokenizer = _tokenizer(_PLAIN, prefix=(3,))
         ids = encoding.encode_prompts(rows, tokenizer, max_len=99, template="chat")
         self.assertEqual(
             [" ".join(_WORDS[i] for i in row) for row in ids],
-            ["<u> hi <e> <a> yes <e> <u> ho <e> <a>", "<s> hi ho", "hi ho", "<u> hi ho <e> <a>"],
+            ["<u> hi <e> <a> yes <e> <u> ho <e> <a>", "<s> hi ho", "<u> hi ho <e> <a>"],
         )
         # A query that waits for its answer is encoded up to there.
         self.assertEqual(_shown(rows[:1], tokenizer), ["<u> hi <e> <a> yes <e> <u> ho <e> <a> <E>"])
@@ -352,16 +322,6 @@ class MaskTest(parameterized.TestCase):
     def test_queries_are_asked_as_the_rows_were_trained(self, name, row_format, record, expected):
         (row,) = _rows(row_format, record)
         self.assertEqual(settle_template(name, lambda: [row]), expected)
-
-    @parameterized.parameters({}, {"labels": [5, 6, 7]}, {"completion_mask": [0, 1, 1]})
-    def test_ids_that_are_all_learned_have_no_prompt(self, **more):
-        tokenizer = _tokenizer(_PLAIN)
-        (row,) = _rows("tokens", {"input_ids": [5, 6, 7], **more})
-        self.assertEqual(row[1:4], ("", "", "5 6 7"))
-        self.assertEqual(with_texts([row], tokenizer)[0][1:4], ("", "", "ho yes no"))
-        self.assertEqual(_shown([row], tokenizer, "plain"), ["ho YES NO"])
-        with self.assertRaisesRegex(ValueError, "has no prompt to answer"):
-            encoding.encode_prompts([row], tokenizer, max_len=99, template="plain")
 
     def test_rows_with_holes_survive_cuts_files_and_choices(self):
         talk = {"messages": _messages("hi", "yes", "ho", "no")}
