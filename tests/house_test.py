@@ -31,7 +31,7 @@ _ABOVE = {
     "base": 1200,
     "parallel": 750,
     "config.py": 600,
-    "data": 5750,
+    "data": 5600,
     "models": 5400,
     "retrieve": 1500,
     "train": 1500,

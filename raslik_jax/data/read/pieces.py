@@ -7,13 +7,12 @@ import itertools
 import json
 import pathlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from raslik_jax.base import files
 from raslik_jax.base.messages import some_of
 from raslik_jax.data.read.columns import read_batches
-from raslik_jax.data.read.rows import COMMON, FIELDS
 from raslik_jax.data.read.unpacking import kind_of, read_chunks
 
 csv.field_size_limit(2**31 - 1)
@@ -23,7 +22,6 @@ _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 _NAMED_SEPARATOR = re.compile(r"sep=(.)\r?\n?")
 _LINES = (".jsonl", ".ndjson")
 ENDINGS = (".json", *_LINES, *_OWN_SEPARATOR, ".parquet")
-_ROW_KEYS = frozenset(FIELDS) - {*COMMON}
 _SPACE = re.compile(r"[ \t\r\n]*")
 _PLAIN = json.JSONDecoder()
 
@@ -47,9 +45,9 @@ class Piece(NamedTuple):
 def read_pieces(path: pathlib.Path, origin: str) -> tuple[str, Iterator[Piece]]:
     """Returns the text between a file's name and a place in it, and the pieces of the file.
 
-    That text is ":" for a file of lines and ", row " for any other. The ending names a table or
-    Parquet. A text that begins with "[" is a JSON list. One object alone is a row or has a list of
-    rows. Any other text has an object on each line.
+    The text is ":" for a file of lines and ", row " for any other. The ending names a table or
+    Parquet. A text that begins with "[" is a JSON list. One object alone is a row. Any
+    other text has an object on each line.
     """
     kind = kind_of(path)
     if kind == ".parquet":
@@ -60,14 +58,14 @@ def read_pieces(path: pathlib.Path, origin: str) -> tuple[str, Iterator[Piece]]:
         return ", row ", _table_pieces(_lines_of(chunks), origin, _OWN_SEPARATOR[kind])
     begin, chunks = _peek(chunks)
     if begin and begin[0].startswith("["):
-        return ", row ", _list_pieces(chunks, origin)
+        return ", row ", _list_pieces("".join(chunks), origin)
     lines = _lines_of(chunks)
     if kind in _LINES or not (begin and begin[0].startswith("{")):
         return ":", _line_pieces(lines)
     text, record = _single_object(lines, origin)
     if record is None:
         return ":", _line_pieces(text)
-    return ", row ", _object_pieces("".join(text), record, origin)
+    return ", row ", iter((Piece(1, record, "".join(text)),))
 
 
 def _lines_of(chunks: Iterable[str]) -> Iterator[str]:
@@ -112,101 +110,49 @@ def _line_pieces(lines: Iterable[str]) -> Iterator[Piece]:
 # JSON --------------------------------------------------------------------------------------------
 
 
-class _Scanner:
-    """The values of a JSON text. It holds one at a time."""
-
-    def __init__(self, chunks: Iterator[str], origin: str):
-        self._chunks, self._origin = chunks, origin
-        self._text, self._at, self._line = "", 0, 1
-
-    def _more(self) -> bool:
-        """Reads at least as much as is held; returns whether there was any."""
-        parts, length = [self._text[self._at :]], 0
-        self._line += self._text.count("\n", 0, self._at)
-        while length < max(len(parts[0]), 1) and (chunk := next(self._chunks, "")):
-            parts.append(chunk)
-            length += len(chunk)
-        self._text, self._at = "".join(parts), 0
-        return length > 0
-
-    def _take(self, end: int) -> str:
-        text, self._at = self._text[self._at : end], end
-        return text
-
-    def space(self) -> str:
-        """Returns the next white space; then a character is held or the text ends."""
-        found = ""
-        while True:
-            match = _SPACE.match(self._text, self._at)
-            found += self._take(match.end() if match else self._at)
-            if self._at < len(self._text) or not self._more():
-                return found
-
-    def next_is(self, mark: str) -> bool:
-        """Returns whether a mark comes next; then it passes the mark."""
-        is_next = self._text.startswith(mark, self._at)
-        self._at += len(mark) if is_next else 0
-        return is_next
-
-    def value(self) -> tuple[Any, str]:
-        """Returns the next value (or the ValueError about it) and its text."""
-        while True:
-            try:
-                value, end = files.JSON.raw_decode(self._text, self._at)
-            except json.JSONDecodeError as error:
-                if self._more():
-                    continue
-                raise self.problem(error.msg, error.pos) from None
-            except (ValueError, RecursionError) as error:
-                value, end = self._skipped(error)
-            if end < len(self._text) or not self._more():
-                return value, self._take(end)
-
-    def _skipped(self, error: Exception) -> tuple[ValueError, int]:
-        """Returns the problem of a value that Python's own decoder can read, and its end."""
-        while True:
-            try:
-                end = _PLAIN.raw_decode(self._text, self._at)[1]
-                return ValueError(f"a row must be JSON, got {error}"), end
-            except json.JSONDecodeError as plain:
-                if not self._more():
-                    raise self.problem(plain.msg, plain.pos) from None
-            except RecursionError:
-                raise self.problem("it is nested too deeply") from None
-
-    def end(self) -> str:
-        """Returns the white space at the end; refuses more text."""
-        space = self.space()
-        if self._at < len(self._text):
-            raise self.problem("Extra data")
-        return space
-
-    def problem(self, reason: str, at: int | None = None) -> ValueError:
-        """Returns the error of a place in the text, by its line."""
-        line = self._line + self._text.count("\n", 0, self._at if at is None else at)
-        return ValueError(f"{self._origin} must be JSON, line {line} is not ({reason}): correct it")
-
-
-def _list_pieces(chunks: Iterator[str], origin: str) -> Iterator[Piece]:
+def _list_pieces(text: str, origin: str) -> Iterator[Piece]:
     """Yields the rows of a JSON list."""
-    begin = next(chunks)
-    mark = "\ufeff" if begin.startswith("\ufeff") else ""
-    scanner = _Scanner(itertools.chain((begin.removeprefix(mark),), chunks), origin)
-    head = mark + scanner.space()
-    scanner.next_is("[")
-    yield Piece(0, text=f"{head}[{scanner.space()}")
-    between = after = ""
-    if not scanner.next_is("]"):
-        for number in itertools.count(1):
-            record, text = scanner.value()
-            yield Piece(number, record, text, between)
-            after = scanner.space()
-            if scanner.next_is("]"):
-                break
-            if not scanner.next_is(","):
-                raise scanner.problem("Expecting ',' delimiter")
-            between = f"{after},{scanner.space()}"
-    yield Piece(0, text=f"{after}]{scanner.end()}")
+
+    def skip(at: int) -> int:
+        found = _SPACE.match(text, at)
+        return found.end() if found else at
+
+    def problem(reason: str, at: int) -> ValueError:
+        line = text.count("\n", 0, at) + 1
+        return ValueError(f"{origin} must be JSON, line {line} is not ({reason}): correct it")
+
+    def value(at: int) -> tuple[Any, int]:
+        """Returns a value, or the ValueError that says what is wrong with it, and its end."""
+        try:
+            try:
+                return files.JSON.raw_decode(text, at)
+            except json.JSONDecodeError:
+                raise
+            except ValueError as error:  # Python's own decoder reads it
+                return ValueError(f"a row must be JSON, got {error}"), _PLAIN.raw_decode(text, at)[
+                    1
+                ]
+        except json.JSONDecodeError as error:
+            raise problem(error.msg, error.pos) from None
+        except RecursionError:
+            raise problem("it is nested too deeply", at) from None
+
+    at = end = skip(text.index("[") + 1)
+    yield Piece(0, text=text[:at])
+    is_over = text.startswith("]", at)
+    for number in itertools.count(1):
+        if is_over:
+            break
+        before, (record, end) = end, value(at)
+        yield Piece(number, record, text[at:end], text[before:at])
+        at = skip(end)
+        is_over = text.startswith("]", at)
+        if not is_over and not text.startswith(",", at):
+            raise problem("Expecting ',' delimiter", at)
+        at = at if is_over else skip(at + 1)
+    if (last := skip(at + 1)) < len(text):
+        raise problem("Extra data", last)
+    yield Piece(0, text=text[end:])
 
 
 def _single_object(
@@ -236,60 +182,6 @@ def _single_object(
             return iter(text), None
         raise
     return iter(text), record
-
-
-def _object_pieces(text: str, record: dict[str, Any], origin: str) -> Iterator[Piece]:
-    """Yields the rows of a list within an object, or the object as the only row."""
-    key = _key_of_rows(record, origin)
-    if key is None:
-        yield Piece(1, record, text)
-        return
-    start, end = _span_of(text, key)
-    yield Piece(0, text=text[:start])
-    yield from _list_pieces(iter((text[start:end],)), origin)
-    yield Piece(0, text=text[end:])
-
-
-def _key_of_rows(record: Mapping[str, Any], origin: str) -> str | None:
-    """Returns the key of the list of rows in an object; None where the object is a row."""
-    columns = [*record.values()]
-    is_by_number = [isinstance(one, dict) and [*one][:1] == ["0"] for one in columns]
-    is_texts = [isinstance(one, list) and {*map(type, one)} == {str} for one in columns]
-    if columns and (all(is_by_number) or all(is_texts)):
-        raise ValueError(
-            f"{origin} must have rows, got columns {some_of(record)}: write rows, as with "
-            'DataFrame.to_json(FILE, orient="records", lines=True)'
-        )
-    if _ROW_KEYS & record.keys():
-        return None
-    lists = [
-        name
-        for name, value in record.items()
-        if isinstance(value, list) and value and all(isinstance(row, dict) for row in value)
-    ]
-    if len(lists) > 1 and "train" not in lists:
-        raise ValueError(
-            f"{origin} must have one list of rows, got {some_of(lists)}: call that of the training "
-            "rows train, or write it alone"
-        )
-    return ("train" if "train" in lists else lists[0]) if lists else None
-
-
-def _span_of(text: str, key: str) -> tuple[int, int]:
-    """Returns where the value of a key begins and ends in the text of an object."""
-
-    def skip(at: int) -> int:
-        found = _SPACE.match(text, at)
-        return found.end() if found else at
-
-    at = text.index("{") + 1
-    while True:
-        name, at = _PLAIN.raw_decode(text, skip(at))
-        start = skip(skip(at) + 1)
-        at = _PLAIN.raw_decode(text, start)[1]
-        if name == key:
-            return start, at
-        at = skip(at) + 1
 
 
 # tables ------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ _MEDIA = re.compile(r"(image|audio|video)s?")
 
 
 def check_columns(row: Row) -> None:
-    """Refuses rows of preferences or token ids, and rows with images, audio or videos read in training.
+    """Refuses rows of preferences or ids, and rows with images, audio or videos.
 
     A column in the field map is read for another purpose and is not refused.
     """

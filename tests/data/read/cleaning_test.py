@@ -149,14 +149,6 @@ def test_several_files_become_a_folder(tmp_path, packed):
         shutil.rmtree(target)
 
 
-def test_a_list_of_rows_in_an_object_keeps_all_around_it(tmp_path):
-    rows = ", ".join(json.dumps(row, ensure_ascii=False) for row in _ROWS[:3])
-    raw = f'\ufeff{{"v": 1.10, "train": [ {rows} ],\n "test": []}}\n'
-    first = json.dumps(_ROWS[0], ensure_ascii=False) + ", "
-    left, found = _without(tmp_path, "rows.json", raw.encode(), {1})
-    assert (left, found.decode()) == (2, raw.replace(first, "", 1))
-
-
 def test_groups_and_packing_of_parquet_are_kept(tmp_path):
     path, target = tmp_path / "rows.parquet", tmp_path / "left.parquet"
     table = pyarrow.table({"output": ["a"] * 10})

@@ -122,18 +122,14 @@ Say.,"He said ""no"".",false,talk
             path = self.write_file(f"rows{ending}", text.encode(encoding))
             self._refused(path, f"rows{ending}':{line} .*iconv -f {name} -t UTF-8")
 
-    def test_an_object_around_one_list_of_rows_is_read(self):
+    def test_an_object_alone_is_a_row(self):
         row = {"instruction": "q", "output": "a"}
         for indent in (None, 2):
-            for held in ({"data": [row, row]}, {"v": "1", "train": [row, row], "test": [row]}):
-                path = self.write_file("rows.json", json.dumps(held, indent=indent))
-                self.assertEqual([r.place for r in read_examples(path, format=AUTO)], [1, 2])
             path = self.write_file("rows.json", json.dumps({"messages": _TALK}, indent=indent))
             self.assertEqual([r.output for r in read_examples(path, format=AUTO)], ["Yes."])
         for held, message in (
-            ({"a": [row], "b": [row]}, "must have one list of rows, got 'a', 'b'"),
-            ({name: {"0": "q", "1": "r"} for name in row}, "got columns 'instruction', 'output'"),
-            ({name: ["q", "r"] for name in row}, "got columns 'instruction', 'output'"),
+            ({"data": [row]}, "row 1: a row must have .*, got 'data': rename"),
+            ({name: ["q", "r"] for name in row}, "'instruction' must be text, got .'q', 'r'."),
         ):
             self._refused(self.write_file("rows.json", json.dumps(held)), message)
         several = json.dumps(row, indent=1) * 2
@@ -182,15 +178,14 @@ Say.,"He said ""no"".",false,talk
 
     def test_a_file_is_read_no_further_than_asked(self):
         row = '{"instruction": "q", "output": "%s"}' % ("a" * 1000)
-        for name, begin, between in (("a.jsonl", "", "\n"), ("a.json", "[", ",")):
-            path = self.write_file(name, begin + between.join([row] * 20_000))
-            tracemalloc.start()
-            with contextlib.closing(placed_records(path)) as rows:
-                found = sum(1 for _ in itertools.islice(rows, 19_000))
-            most = tracemalloc.get_traced_memory()[1]
-            tracemalloc.stop()
-            self.assertEqual(found, 19_000)
-            self.assertLess(most, 8_000_000)
+        path = self.write_file("a.jsonl", "\n".join([row] * 20_000))
+        tracemalloc.start()
+        with contextlib.closing(placed_records(path)) as rows:
+            found = sum(1 for _ in itertools.islice(rows, 19_000))
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        self.assertEqual(found, 19_000)
+        self.assertLess(most, 8_000_000)
 
 
 class FoldersTest(FolderTest):
