@@ -22,6 +22,8 @@ sys.path.insert(0, str(_HERE.parents[1]))
 from experiments.studies.behaviors import page as behaviors
 from experiments.studies.geometry import page as geometry
 from experiments.studies.own_model import page as own_model
+from experiments.studies.quickstart import page as quickstart
+from experiments.studies.retrieval_quality import page as retrieval_quality
 from experiments.studies.sets import page as sets
 from experiments.studies.smollm2 import page as smollm2
 from experiments.studies.theorem import page as theorem
@@ -47,6 +49,8 @@ PAGES = {
     "behaviors": Page("behaviors", behaviors.page_tables),
     "geometry": Page("geometry", geometry.page_tables),
     "own_model": Page("own_model", own_model.page_tables),
+    "quickstart": Page("quickstart", quickstart.page_tables),
+    "retrieval_quality": Page("retrieval_quality", retrieval_quality.page_tables),
     "sets": Page("sets", sets.toy_tables),
     "sets_smollm2": Page("sets/smollm2", sets.smollm2_tables),
     "smollm2": Page("smollm2", smollm2.page_tables),
