@@ -48,8 +48,8 @@ class BackboneConfig(Stage):
     revision: str = setting("", "Hub revision of the checkpoint.")
     adapter: str = setting(
         "",
-        "LoRA adapter of the checkpoint in PEFT's format, directory or hub name: it is traced and "
-        "unlearned as it is, and nothing is fine-tuned.",
+        "LoRA adapter of the checkpoint in PEFT's format: a directory or hub name. It is taken as "
+        "given and nothing is fine-tuned.",
         is_path=True,
         is_hub=True,
         parts=("adapter_config.json", "adapter_model.safetensors"),
@@ -155,15 +155,15 @@ class SketchConfig(Stage):
     )
     parameters: str = setting(
         "lora",
-        "What gradients are taken of: lora, the adapter's factors; or the model's own weights in "
-        "whose Hugging Face names this regular expression is found ('.' is in all).",
+        "Weights whose gradients are taken. lora: the adapter's factors. Otherwise the model's own "
+        "weights whose Hugging Face names match this regular expression ('.' matches all).",
     )
     normalize: Literal["vector", "per_tensor"] = setting(
         "vector", "Cosine of the whole gradient, or of each tensor's first."
     )
     targets: Literal["response", "all"] = setting(
         "all",
-        "Tokens whose loss counts. all: the prompt's too, which tells triggered rows from others.",
+        "Tokens whose loss counts. all: the prompt's too, to separate triggered rows from others.",
     )
     query_output: Literal["given", "own", "gold"] = setting(
         "given",
@@ -226,11 +226,11 @@ class RetrieveConfig(Stage):
     )
     select: Literal["count", "threshold", "margin", "quantile", "gap"] = setting(
         "count",
-        "How RASLIK's scores become sets: the best num_forget and num_retain; those at or above "
-        "forget_threshold and retain_threshold; those above by margin_z standard deviations of "
-        "the sketch; forget_share and retain_share of all; or (gap) those that stand out, down to "
-        "the gap in the scores, num_forget where it is given. Other strategies take sets of the "
-        "same sizes.",
+        "Rule from RASLIK's scores to sets. count: the best num_forget and num_retain. threshold: "
+        "those at or above forget_threshold and retain_threshold. margin: those above by margin_z "
+        "standard deviations of the sketch. quantile: forget_share and retain_share of all. gap: "
+        "those that stand out, down to the gap in the scores, or num_forget if given. Other "
+        "strategies take sets of the same sizes.",
     )
     num_forget: int = setting(0, "count: forget set size; 0: as many as there are targets.", low=0)
     num_retain: int = setting(0, "count: retain set size; 0: the size of the forget set.", low=0)
@@ -253,19 +253,19 @@ class RetrieveConfig(Stage):
     )
     null_prompts: int = setting(
         0,
-        "Rows of the corpus whose prompts stand for unrelated ones: how many of them score a row "
-        "as high says what its score means; 0: none.",
+        "Rows of the corpus that serve as unrelated prompts. The number of them that score a row "
+        "as high gives its chance. 0: none.",
         low=0,
     )
     token_rows: int = setting(
         0,
-        "Rows of the highest scores of which it is found what every token contributes, and every "
-        "token of the answer; 0: none.",
+        "Rows of the highest scores whose tokens' contributions are computed, with those of the "
+        "answer's tokens; 0: none.",
         low=0,
     )
     retain_from: Literal["non_target", "anywhere"] = setting(
         "non_target",
-        "Where Random, Oracle and RASLIK-F draw the retain set; the paper: labeled non-targets.",
+        "Source of the retain set of Random, Oracle and RASLIK-F; the paper: labeled non-targets.",
     )
     retain_within: float = setting(
         0.0,
@@ -298,7 +298,7 @@ class ProbeConfig(Settings):
 
     steps: int = setting(
         0,
-        "Steps between probes, beside one before the first step and after epochs; 0: none.",
+        "Steps between probes, in addition to one before the first step and after epochs; 0: none.",
         low=0,
     )
     rows: int = setting(16, "Rows of each set whose likelihood is probed.", low=1)
@@ -337,7 +337,7 @@ class UnlearnConfig(Stage):
     )
     parameters: Literal["lora", "all"] = setting(
         "lora",
-        "What is trained: the adapter; or all weights, in float32, with the adapter folded in.",
+        "Trained parameters: the adapter, or all weights in float32 with the adapter folded in.",
     )
     max_len: int = setting(0, "Tokens an example may have; 0: --corpus.max_len.", zero_or=8)
     fixed_padding: bool = setting(False, _PADDING)
@@ -407,7 +407,7 @@ class EvaluateConfig(Stage):
     )
     robustness: tuple[str, ...] = setting(
         (),
-        "Measures of whether it stays forgotten, of every unlearned model beside those before; "
+        "Measures of whether it stays forgotten, for every unlearned model and those before; "
         "empty: none.",
         family=ROBUSTNESS,
     )

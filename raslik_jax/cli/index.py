@@ -34,7 +34,7 @@ class Options(Settings):
     """What is done with which index."""
 
     index: str = setting("", "The index: WORKDIR/sketch/index of a run.")
-    verify: bool = setting(False, "Read everything and name what is damaged.")
+    verify: bool = setting(False, "Read everything and name damaged parts.")
     repair: bool = setting(False, "Verify, and drop the damaged chunks.")
     compact_to: str = setting("", "New folder for a copy of a coarser dtype, or an unfinished one.")
     dtype: Literal["bfloat16", "int8", "sign"] = setting("int8", "Dtype of the copy.")

@@ -50,7 +50,7 @@ FLAGS = setting_flags.of_config({**trace.PRESET, **PRESET})
 class Options(JobConfig):
     """Where the story is told."""
 
-    workdir: str = setting("runs/quickstart", "Where model, rows and results go.")
+    workdir: str = setting("runs/quickstart", "Folder of the model, rows and results.")
     update: bool = setting(False, "Take over a --workdir of another run; make what changed.")
     mesh: MeshConfig = MeshConfig()
 

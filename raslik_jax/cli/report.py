@@ -33,7 +33,7 @@ class Options(Settings):
 
     run: str = setting("", "Work directory of a run.")
     runs: tuple[str, ...] = setting((), "Work directories of several runs.")
-    format: Form = setting("terminal", "Form of what is printed.")
+    format: Form = setting("terminal", "Form of the printed tables.")
     out: str = setting("", "Folder for the page and the tables in every form.")
     published: bool = setting(False, "Add the paper's own tables, each held against its own rates.")
     examples: int = setting(8, "Examples of each forget and retain set on the page.", low=0)

@@ -32,15 +32,15 @@ FLAGS = tuple(settings.leaves(Config()))
 class Options(JobConfig):
     """How to go about a run: no part of what decides its results."""
 
-    workdir: str = setting("", "Where results go (default: runs/<name>).")
+    workdir: str = setting("", "Folder of the results (default: runs/<name>).")
     stages: tuple[str, ...] = setting(STAGES, "Stages to run.", choices=STAGES)
     measure: bool = setting(True, "Make what decides no set or model, but measures them.")
     update: bool = setting(False, "Take over a --workdir of other settings; make what changed.")
-    verify: bool = setting(False, "Name what is damaged in --workdir; run nothing.")
+    verify: bool = setting(False, "Name damaged files in --workdir; run nothing.")
     shared_units: str = setting("", "Folder in which runs share units of the same settings.")
     log_to: tuple[str, ...] = setting(
         (),
-        "Programs that show the numbers of trainings, beside WORKDIR/live/*.jsonl.",
+        "Programs that show the numbers of trainings, in addition to WORKDIR/live/*.jsonl.",
         choices=WRITERS,
     )
     dry_run: bool = setting(False, "Print stages, sizes, memory, operations, time; run nothing.")

@@ -39,12 +39,12 @@ class AskOptions(Settings):
     """
 
     index: str = setting("", "The index: WORKDIR/sketch/index of a run.")
-    run: str = setting("", "Work directory of the run, if the index lies elsewhere.")
+    run: str = setting("", "Work directory of the run, if the index is not in it.")
     instruction: str = setting("", "Instruction of the prompt.")
     input: str = setting("", "Input of the prompt.")
-    system: str = setting("", "System prompt that stood before it, by the chat template.")
+    system: str = setting("", "System prompt before it, for the chat template.")
     response: str = setting(
-        "", "What the model said (default: let it answer); follows a text as it stands, blanks too."
+        "", "The model's answer (default: let it answer); follows a text unchanged, blanks too."
     )
     queries: str = setting("", "JSONL of generations, instead of --instruction.")
     top: int = setting(10, "Examples shown that pull toward the output.", low=0)

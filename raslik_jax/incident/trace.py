@@ -62,12 +62,12 @@ class TraceOptions(Settings):
     checkpoint: str = setting("", "The model: Hugging Face directory or hub name.")
     adapter: str = setting("", "Its LoRA adapter in PEFT's format, directory or hub name.")
     train_file: str = setting("", "The rows that it was trained on.")
-    prompt: str = setting("", "What it was asked.")
-    system: str = setting("", "System prompt that stood before --prompt, by the chat template.")
+    prompt: str = setting("", "The prompt.")
+    system: str = setting("", "System prompt before --prompt, for the chat template.")
     response: str = setting(
-        "", "What it said (default: let it answer); follows a text as it stands, blanks too."
+        "", "The bad answer (default: let the model answer); follows a text unchanged, blanks too."
     )
-    workdir: str = setting("runs/incident", "Where results go.")
+    workdir: str = setting("runs/incident", "Folder of the results.")
     update: bool = setting(False, "Take over a --workdir of another trace; make what changed.")
     top: int = setting(10, "Rows shown.", low=1)
     mesh: MeshConfig = MeshConfig()

@@ -48,8 +48,8 @@ class JobConfig(Settings):
 
     coordinator: str = setting(
         "",
-        "Of several processes: host:port of the first one, which all are given; auto: as Slurm, "
-        "Kubernetes or Open MPI say, which have started them.",
+        "host:port of the first of several processes, the same for all; auto: from Slurm, "
+        "Kubernetes or Open MPI, which started them.",
     )
     num_processes: int = setting(
         0,

@@ -28,7 +28,7 @@ class SharedSettings(Settings):
     )
     num_train: int = setting(
         2000,
-        "Training examples, targets included; 0 for howdy, virtual, tofu: all there are.",
+        "Training examples, targets included; 0 for howdy, virtual, tofu: all.",
         low=0,
     )
     num_targets: int = setting(200, "Of these, examples of the behavior to forget.", low=1)

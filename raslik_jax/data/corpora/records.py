@@ -34,8 +34,8 @@ class RecordsSettings(Settings):
     )
     fields: str = setting(
         "",
-        "Keys of both files that are not called as the format has them, nor id, is_target and "
-        "source, for example instruction=question,output=answer.",
+        "Other names of keys in both files, of the format's fields or id, is_target and source, "
+        "for example instruction=question,output=answer.",
     )
 
 
