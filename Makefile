@@ -97,6 +97,11 @@ snapshots: $(VENV)/.installed-dev
 	rm -rf tests/snapshots
 	RASLIK_RECORD_SNAPSHOTS=1 $(BIN)/python -m pytest -q -m "" $$(grep -rl "^from snapshots" tests --include='*_test.py')
 
+# Takes the pictures of the report's first screen that the documents show.
+.PHONY: screenshots
+screenshots: $(VENV)/.installed-parity browser
+	$(BIN)/python docs/make_screenshots.py
+
 house: $(VENV)/.installed-dev
 	$(BIN)/python tests/house_test.py
 
