@@ -12,15 +12,14 @@ import sys
 import tempfile
 
 _HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(_HERE.parent / "tests" / "fixtures"))
-
-import browser
-
 _SIZES = {"laptop": (1440, 900), "phone": (390, 844)}
 
 
 def main() -> None:
     """Writes report-SIZE-SCHEME.png next to this file."""
+    sys.path.insert(0, str(_HERE.parent / "tests" / "fixtures"))
+    import browser
+
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
         command = [sys.executable, "-m", "raslik_jax.cli.main", "quickstart", f"--workdir={root}/q"]
