@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # it takes jax with it, and --help should not
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(Settings):
-    """What is done with which index."""
+    """The index and the work on it."""
 
     index: str = setting("", "The index: WORKDIR/sketch/index of a run.")
     verify: bool = setting(False, "Read everything and name damaged parts.")

@@ -33,7 +33,7 @@ FLAGS = [
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(AskOptions, JobConfig):
-    """What is traced, what is shown of it, and to whom."""
+    """The generation to trace and the form and receiver of the result."""
 
     json: bool = setting(False, "Print a JSON object for each question.")
 

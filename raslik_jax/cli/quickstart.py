@@ -48,7 +48,7 @@ FLAGS = setting_flags.of_config({**trace.PRESET, **PRESET})
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(JobConfig):
-    """Where the story is told."""
+    """The folder of the run."""
 
     workdir: str = setting("runs/quickstart", "Folder of the model, rows and results.")
     update: bool = setting(False, "Take over a --workdir of another run; make what changed.")

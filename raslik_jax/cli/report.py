@@ -29,7 +29,7 @@ _FILES: dict[str, Form] = {"tables.md": "markdown", "tables.csv": "csv"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(Settings):
-    """What is joined, and how it is shown."""
+    """The runs to join and the form of the result."""
 
     run: str = setting("", "Work directory of a run.")
     runs: tuple[str, ...] = setting((), "Work directories of several runs.")

@@ -160,7 +160,7 @@ def non_sf_by_words(
 ) -> Float[np.ndarray, " Q"]:
     """Returns 1 for each text without a word of the vocabulary and 0 for each with one.
 
-    It stands in for the paper's Non-SF probability by a trained classifier. Collapsed or empty text
+    It replaces the paper's Non-SF probability by a trained classifier. Collapsed or empty text
     reads 1. It therefore needs the retain rate and the diversity next to it.
 
     Words are compared whole and without case: "star" is not found in "start" or "stars". An entry

@@ -46,8 +46,8 @@ def retrain(options: RetrainOptions | None = None, **named: Any) -> UnlearnResul
     """Trains the adapter again without the rows that a trace found, and measures it.
 
     A fresh adapter is trained by the recipe that the trainer left. Settings of the recipe are given
-    as `settings={"unlearn.retrain.epochs": 3}`; they replace what files say. What neither says has
-    the default of `objectives.RetrainSettings`, and the printed recipe says which is which.
+    as `settings={"unlearn.retrain.epochs": 3}`. They replace those of files. All others have the
+    defaults of `objectives.RetrainSettings`. The printed recipe names the source of each.
 
     Raises:
       ValueError: if the run has no adapter, a file is no recipe, or the recipe names what this

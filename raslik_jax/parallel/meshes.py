@@ -136,7 +136,7 @@ class Split:
 
     @property
     def spec(self) -> PartitionSpec:
-        """How the leaf lies on the mesh."""
+        """The layout of the leaf on the mesh."""
         return PartitionSpec(*[None] * (self.array.ndim + self.axis), DATA)
 
 

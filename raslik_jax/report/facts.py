@@ -159,7 +159,7 @@ def _read_scores(root: pathlib.Path, strategy: str) -> ScoreSample | None:
     is_scored_N = score_N > -np.inf  # an example without a gradient is in no set
     labels = [row.is_target for row in artifacts.TRAIN.find(root) or ()]
     is_known = len(labels) == len(score_N) and None not in np.array(labels, object)[is_scored_N]
-    # Of the sets themselves: rows may be held out of them, and retained rows drawn at random.
+    # From the sets themselves: rows may be held out of them, and retained rows drawn at random.
     ends = dict[str, tuple[float, float] | None](forget=None, retain=None)
     for kind, sign in (("forget", 1), ("retain", -1)):  # the scores of a retain set are negated
         scores = artifacts.set_scores(strategy, kind).find(root) if strategy else ()

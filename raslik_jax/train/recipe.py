@@ -68,7 +68,7 @@ _SCHEDULES = {
     "constant": "constant",
     "constant_with_warmup": "constant",
 }
-# What TRL counts in the loss follows from the rows.
+# The tokens that TRL counts in the loss follow from the rows.
 BY_ROWS = "rows"
 # Settings that this program does not have; a value other than these changes the training.
 _OFF: tuple[Any, ...] = (None, False, 0, 0.0, "", [], {}, "none", "None", "no")
@@ -290,7 +290,7 @@ def fit_schedule(rates: Sequence[tuple[int, float]], steps: int) -> tuple[str, f
 
 
 def _settings(known: Mapping[str, Value]) -> Iterator[tuple[str, Value]]:
-    """Yields the settings of a run that the trainer's arguments stand for."""
+    """Yields the settings of a run that follow from the trainer's arguments."""
     kind = known.get("lr_scheduler_type")
     for name, setting in _SETTINGS.items():
         found = known.get(name)

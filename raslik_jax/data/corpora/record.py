@@ -98,8 +98,8 @@ class Marker(NamedTuple):
 class Question(NamedTuple):
     """A question of one set of a dataset's own evaluation.
 
-    `true_answer` is the right answer in the wording of the wrong ones, of which there is at least
-    one. `answer` is the trained answer, if there is one.
+    `true_answer` is the right answer in the wording of the wrong ones. There is at least one wrong
+    answer. `answer` is the trained answer, if there is one.
     """
 
     set_name: str

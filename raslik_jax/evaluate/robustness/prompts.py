@@ -124,7 +124,7 @@ def tell(compared: Compared) -> str:
 
 
 def _tell_highest(compared: Compared, key: str, title: str) -> str:
-    """Returns a rate as asked plainly and the highest otherwise, beside that of the others."""
+    """Returns a rate as asked plainly and the highest otherwise, next to those of the others."""
     now = [entry for entry in compared["now"] if entry[key]]
     if len(now) < 2 or now[0]["condition"] != AS_IT_IS:
         return ""

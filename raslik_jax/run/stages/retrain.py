@@ -124,7 +124,7 @@ def _reads(case: Case) -> str:
 
 
 def count_retraining(run: AbstractRun, variant: Variant) -> Work:
-    """Training of a fresh adapter on the rows that are left, of which one is kept."""
+    """Training of a fresh adapter on the remaining rows; one state is kept."""
     settings: Any = run.config.unlearn[variant.algorithm]
     rows = run.sizes.train - run.sizes.forget
     shapes = run.drawn(
