@@ -7,7 +7,7 @@
   raslik index --index=... --compact_to=/data/sign --dtype=sign --center
 
 --verify reads everything, checks every checksum and ends with status 1 at damage. --repair drops
-damaged chunks. `raslik run` or `raslik sketch_job` then makes these chunks again and no others. The
+damaged chunks. `raslik run` then makes these chunks again and no others. The
 same --compact_to makes the missing chunks of a copy again. Only this mends a damaged mean of
 centered signs, and the status is 1.
 

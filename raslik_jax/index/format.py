@@ -9,7 +9,6 @@ The layout is the same in a local folder and below a `gs://` or `s3://` prefix:
     center             what 1-bit rows had subtracted before their signs were taken
     commits/<i>.json   the commit record of chunk i, written after everything else of the chunk:
                        its checksums, and that of the manifest it was made for
-    claims/            of running jobs only, see `raslik_jax.index.claims`
 
 A chunk file is the raw row block, little endian. A local reader maps it into memory. A sketch is
 noise: zstd would save 22 % and take 20 times as long to read. Every segment begins with a new

@@ -96,32 +96,8 @@ class Place:
             kv = ts.KvStore.open(self._spec, context=_LOCKING).result()
             return bool(kv.write(name, value, if_equal=if_equal).result().generation)
 
-    def create(self, name: str, value: bytes, *, if_equal: bytes) -> bytes:
-        """Writes a file that was not there for `look`; as `write`, but one of many succeeds."""
-        if self.local is None:
-            return self.write(name, value, if_equal=if_equal)
-        # Exclusive creation: of many that start at once one has it, without a lock.
-        with self._explained(name):
-            path = self.local / name
-            path.parent.mkdir(exist_ok=True)
-            try:
-                with path.open("xb") as file:
-                    file.write(value)
-            except FileExistsError:
-                return b""
-        return self.look(name).generation
-
-    def delete_folder(self, folder: str) -> None:
-        """Deletes all files of a folder and the folder."""
-        with self._explained(folder):
-            self._kv.delete_range(_within(folder)).result()
-        if self.local is not None:
-            with contextlib.suppress(OSError):  # a slow job may be looking at its claim
-                (self.local / folder).rmdir()
-
     def clear_unfinished(self) -> None:
-        """Deletes the unfinished files of processes that are dead or too late."""
-        # Not rglob, which fails where another job removes a folder under its feet.
+        """Deletes the unfinished files of dead processes."""
         for folder, _, names in os.walk(self.local) if self.local else ():
             for name in names:
                 if name.endswith(_UNFINISHED):

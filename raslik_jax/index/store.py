@@ -182,14 +182,6 @@ class SketchStore:
                 self._records[chunk] = self.manifest.read_record(chunk, value, self.path)
         return tuple(i for i in range(self.num_chunks) if i not in self._records)
 
-    def is_missing(self, chunk: int) -> bool:
-        """Says whether a chunk is still to be made; it looks at no other chunk."""
-        if chunk not in self._records:
-            value = self.place.read(record_file(chunk))
-            with contextlib.suppress(ValueError):
-                self._records[chunk] = self.manifest.read_record(chunk, value, self.path)
-        return chunk not in self._records
-
     def require_complete(self) -> None:
         """Raises a ValueError that names the missing chunks, if there are any."""
         missing = self.missing_chunks()
@@ -232,16 +224,10 @@ class SketchStore:
         if self.place.read(file) not in (None, record):
             self.place.write(file, None)  # missing until all of the other bytes are there
         self.forget(chunk)
-        try:
-            for name, values in arrays.items():
-                self.place.write(self.manifest.chunk_file(name, chunk), values.tobytes())
-            self.require_current(chunk)
-            self.place.write(file, record)
-        except OSError:
-            # Another process made the same chunk and finished the index. It removed the files that
-            # this one was writing. The chunk is there.
-            if self.place.read(file) != record:
-                raise
+        for name, values in arrays.items():
+            self.place.write(self.manifest.chunk_file(name, chunk), values.tobytes())
+        self.require_current(chunk)
+        self.place.write(file, record)
 
     def finish(self) -> None:
         """Clears away what killed or waiting jobs left; refuses where a chunk is missing."""
@@ -249,9 +235,6 @@ class SketchStore:
         for file, value in self.manifest.zarr_files().items():
             if self.place.read(file) != value:
                 self.place.write(file, value)
-        # Another job that drops its claim meanwhile will clear the rest: it ends with this, too.
-        with contextlib.suppress(OSError):
-            self.place.delete_folder("claims")
         self.place.clear_unfinished()
 
     def forget(self, chunk: int) -> None:

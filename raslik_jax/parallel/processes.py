@@ -18,7 +18,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -330,19 +330,6 @@ def when_visible(read: Callable[[], _T]) -> _T:
             return read()
         time.sleep(0.1)
     return read()
-
-
-def each_from_first(items: Iterable[_T]) -> Iterator[_T]:
-    """Yields in every process the items of the first one, which alone iterates."""
-    own, no_more = iter(items), {"end": True}
-    while (found := from_first(lambda: _next(own))) != no_more:
-        yield found["item"]
-
-
-def _next(items: Iterator[_T]) -> dict[str, Any]:
-    for item in items:
-        return {"item": item}
-    return {"end": True}
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ def _call(monkeypatch, *arguments):
 def test_help_names_the_commands(monkeypatch, capsys, arguments):
     assert _call(monkeypatch, "raslik", *arguments) == 0
     said = capsys.readouterr()
-    assert "sketch_job" in said.out and said.err == ""
+    assert "retrain" in said.out and said.err == ""
 
 
 @pytest.mark.parametrize("name", ["version", "--version"])
@@ -41,8 +41,8 @@ def test_the_version_is_the_one_of_the_package(monkeypatch, capsys, name):
 
 def test_help_of_a_command_is_that_command_with_help(monkeypatch, started):
     _call(monkeypatch, "raslik", "help", "trace")
-    _call(monkeypatch, "raslik", "sketch-job", "--workdir=x")
-    assert started == [("trace", "--help"), ("sketch_job", "--workdir=x")]
+    _call(monkeypatch, "raslik", "retrain", "--run=x")
+    assert started == [("trace", "--help"), ("retrain", "--run=x")]
 
 
 @pytest.mark.parametrize(("name", "near"), [("trce", "trace"), ("unlern", "unlearn"), ("", "none")])

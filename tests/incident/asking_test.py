@@ -19,7 +19,6 @@ from index_cases import tree_bytes
 from raslik_jax.base.files import read_json, write_json
 from raslik_jax.base.settings import SettingsError, replaced
 from raslik_jax.cli import asking as loops
-from raslik_jax.cli import sketch_job
 from raslik_jax.config import MeshConfig, config_from_json, to_json
 from raslik_jax.data.contents import Passage
 from raslik_jax.data.examples import write_examples
@@ -34,7 +33,6 @@ from raslik_jax.models import checkpoint
 from raslik_jax.retrieve import chance
 from raslik_jax.run import memory
 from raslik_jax.run.stages import sketch as sketch_stage
-from raslik_jax.run.units import making_folder
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.sketch import projections
 
@@ -357,12 +355,8 @@ class QueryTest(parameterized.TestCase):
         write_json(copy / "config.json", to_json(other.config))
         self.enter_context(mock.patch.object(checkpoint, "load_model", mock.Mock()))
         self.enter_context(mock.patch.object(memory, "device_bytes", lambda: 10**5))
-        for ask in (
-            lambda: trace.Tracer(copy / "sketch" / "index"),
-            lambda: sketch_job.run(sketch_job.Options(workdir=str(copy))),
-        ):
-            with self.assertRaisesRegex(ValueError, "--sketch.parameters matches too many weights"):
-                ask()
+        with self.assertRaisesRegex(ValueError, "--sketch.parameters matches too many weights"):
+            trace.Tracer(copy / "sketch" / "index")
 
     def test_refuses_a_corpus_that_changed_since_it_was_sketched(self):
         """An edited text under an old id would be shown for a gradient that is not its own."""
@@ -430,10 +424,6 @@ class QueryTest(parameterized.TestCase):
         self.assertEqual(done.returncode, 1, msg=done.stderr)
         self.assertIn("damaged   rows/c/2/0: ", done.stdout)
         self.assertIn("1 chunks dropped", self.script("index", f"--index={index}", "--repair"))
-        made = self.script("sketch_job", f"--workdir={copy}")
-        self.assertIn("the index is complete, 16 of 120 sketches were made here", made)
-        # A unit that is not finished lies apart, and takes its place when the run agrees to it.
-        self.assertEqual(tree_bytes(making_folder(copy, "sketch") / "index"), before)
         self.script("run", *tiny.FLAGS, "--stages=sketch", f"--workdir={copy}")
         self.assertEqual(tree_bytes(index), before)
 

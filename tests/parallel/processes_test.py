@@ -53,12 +53,10 @@ class JobTest(parameterized.TestCase):
         processes.join(self.first)
         self.assertEqual(processes.from_first(lambda: {"a": [1, None]}), {"a": [1, None]})
         self.assertEqual(processes.alone(lambda: object).__name__, "object")
-        self.assertEqual([*processes.each_from_first(iter("ab"))], ["a", "b"])
         processes.join(self.other)
         never = mock.Mock()
         self.assertEqual(processes.from_first(never), {"a": [1, None]})
         self.assertIsNone(processes.alone(never))
-        self.assertEqual([*processes.each_from_first(())], ["a", "b"])
         never.assert_not_called()
 
     def test_the_first_one_is_alone_where_the_others_wait(self):

@@ -5,9 +5,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-import os
 import pathlib
-import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +19,6 @@ from raslik_jax.data import batches
 from raslik_jax.data.examples import Example, learned_part
 from raslik_jax.data.tokens import encoding, prompts, tokenization
 from raslik_jax.index import build
-from raslik_jax.index.claims import Claims
 from raslik_jax.index.format import INDEX_FORMAT
 from raslik_jax.index.store import SketchStore
 from raslik_jax.models import checkpoint, decoder
@@ -247,7 +244,7 @@ def model_identity(workspace: Workspace, adapters: Sequence[Tree]) -> dict[str, 
 
 
 def fill_index(workspace: Workspace, folder: pathlib.Path) -> tuple[SketchStore, int]:
-    """Makes the missing rows of a run's index with other jobs; returns it and the number."""
+    """Makes the missing rows of a run's index; returns it and the number."""
     settings = workspace.config.sketch
     encoded = workspace.cut(workspace.train_rows, "training examples", targets=settings.targets)
     plans = plan_batches(workspace, encoded)
@@ -263,15 +260,13 @@ def fill_index(workspace: Workspace, folder: pathlib.Path) -> tuple[SketchStore,
         processes.alone(lambda: _create(folder, described))
         store = processes.when_visible(lambda: SketchStore.open(folder / "index"))
         left = sum(len(store.ids[store.chunk_positions(chunk)]) for chunk in store.missing_chunks())
-        # The bar counts the rows of this job; with other jobs it ends short of the total.
         with contextlib.closing(progress(None, "sketches", total=left, unit="example")) as bar:
-            claims = Claims(store, worker=f"{socket.gethostname()}-{os.getpid()}")
             made = build.fill_store(
                 store,
                 encoded,
                 plans,
                 sketch,
-                chunks=processes.each_from_first(claims.chunks()),
+                chunks=processes.from_first(lambda: list(store.missing_chunks())),
                 count=bar.update,
             )
     processes.alone(store.finish)
