@@ -20,6 +20,7 @@ _HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(_HERE.parents[1]))
 
 from experiments.studies.behaviors import page as behaviors
+from experiments.studies.counterfactual import page as counterfactual
 from experiments.studies.geometry import page as geometry
 from experiments.studies.own_model import page as own_model
 from experiments.studies.quickstart import page as quickstart
@@ -47,6 +48,7 @@ class Page(NamedTuple):
 
 PAGES = {
     "behaviors": Page("behaviors", behaviors.page_tables),
+    "counterfactual": Page("counterfactual", counterfactual.page_tables),
     "geometry": Page("geometry", geometry.page_tables),
     "own_model": Page("own_model", own_model.page_tables),
     "quickstart": Page("quickstart", quickstart.page_tables),

@@ -1,4 +1,4 @@
-"""The counterfactual study: its score against SciPy and by hand, the stored results, the text."""
+"""The counterfactual study: its score against SciPy and by hand, and the stored results."""
 
 import collections
 import json
@@ -6,11 +6,9 @@ import json
 import numpy as np
 import pytest
 
-from experiments.studies.counterfactual import measure
+from experiments.studies.counterfactual import measure, page
 from experiments.studies.own_model.measure import behaviors
 from raslik_jax.data.ordering import shuffled
-
-_TEXT = (measure.HERE.parents[2] / "docs" / "studies" / "counterfactual.md").read_text()
 
 
 def test_the_score_is_the_mean_correlation_of_ranks():
@@ -56,44 +54,9 @@ def test_halves_have_or_lack_whole_groups_of_neighbors():
     assert [*single] == sorted(shuffled(range(12), seed=0, label="half")[:6])
 
 
-def _read(name):
-    return json.loads((measure.HERE / f"{name}.json").read_text())
-
-
-def _line(method, kinds, sign=""):
-    cells = (
-        f"{m:{sign}.2f} [{low:{sign}.2f}, {high:{sign}.2f}]" for m, low, high in kinds.values()
-    )
-    return f"| {method} | {' | '.join(cells)} |"
-
-
-def test_what_is_said_of_the_toy_is_what_was_measured():
-    found = _read("toy")
-    shape = np.array(found["nll"]).shape
-    assert f"{shape[0]} random halves" in _TEXT and f"the {shape[1]} answers" in _TEXT
-    sd_Q = np.array(found["nll"]).std(axis=0)
-    kinds = measure.kinds_of(found)
-    assert all(f"{sd_Q[kinds[kind]].mean():.3f}" in _TEXT for kind in ("target", "normal"))
-    for method, scores in measure.judge(found).items():
-        # No interval is on one side of 0, which the text says of all.
+def test_on_the_toy_no_interval_is_on_one_side_of_zero():
+    for scores in measure.judge(page.read_case("toy")).values():
         assert all(low < 0 < high for _, low, high in scores.values())
-        assert _line(method, scores) in _TEXT, method
-
-
-def test_what_is_said_of_smollm2_is_what_was_measured():
-    found = _read("smollm2")
-    nll_SQ, again_RQ = np.array(found["nll"]), np.array(found["again"])
-    assert f"{len(nll_SQ)} random halves of 57 groups" in _TEXT
-    assert f"the {nll_SQ.shape[1]} answers, with {len(nll_SQ)} halves" in _TEXT
-    assert f"--halves={len(nll_SQ)} --again={len(again_RQ)}" in _TEXT
-    above = measure.judge(found, "raslik")
-    for method, scores in measure.judge(found).items():
-        assert _line(method, scores) in _TEXT, method
-        assert method == "raslik" or _line(method, above[method], "+") in _TEXT, method
-    kinds = measure.kinds_of(found)
-    for kind in ("target", "normal"):
-        best = measure.ceiling(nll_SQ[:, kinds[kind]], again_RQ[:, kinds[kind]])
-        assert f"{best:.2f} {'of a behavior' if kind == 'target' else 'for ordinary ones'}" in _TEXT
 
 
 def test_answers_are_to_prompts_that_no_row_has():

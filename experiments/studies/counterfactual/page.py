@@ -1,0 +1,99 @@
+"""Makes the tables of docs/studies/counterfactual.md from the stored results."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from experiments.studies.counterfactual import measure
+from experiments.studies.reports import markdown_table
+
+# How the page names kinds of answers in each case.
+_KINDS = {
+    "smollm2": {"all": "all answers", "target": "of a behavior", "normal": "ordinary"},
+    "toy": {"all": "all answers", "target": "of the behavior", "normal": "normal"},
+}
+
+
+def read_case(case: str) -> dict[str, Any]:
+    """Returns the stored results of a case."""
+    return json.loads((measure.HERE / f"{case}.json").read_text("utf-8"))
+
+
+def _cells(kinds: Mapping[str, Sequence[float]], sign: str = "") -> list[str]:
+    return [f"{m:{sign}.2f} [{low:{sign}.2f}, {high:{sign}.2f}]" for m, low, high in kinds.values()]
+
+
+def score_table(case: str) -> str:
+    """Returns the score of every method, by kind of answers."""
+    judged = measure.judge(read_case(case))
+    rows = [[method, *_cells(kinds)] for method, kinds in judged.items()]
+    return markdown_table(["method", *_KINDS[case].values()], rows)
+
+
+def less_table(case: str) -> str:
+    """Returns RASLIK's score less that of every other method."""
+    judged = measure.judge(read_case(case), "raslik")
+    rows = [[method, *_cells(kinds, "+")] for method, kinds in judged.items()]
+    return markdown_table(["raslik less", *_KINDS[case].values()], rows)
+
+
+def behaviors_table() -> str:
+    """Returns the scores of SmolLM2's behaviors, their rows in a half and nats a token."""
+    found = read_case("smollm2")
+    lines = (measure.HERE / "answers.jsonl").read_text("utf-8").splitlines()
+    own = [row["behavior"] for row in map(json.loads, lines) if row["split"] == "test_target"]
+    target_SQ, nll_SQ = (np.array(part) for part in (found["predicted"]["labels"], found["nll"]))
+    places = np.flatnonzero(found["is_target"])
+    rows = []
+    for name in dict.fromkeys(own):
+        mine = places[[one == name for one in own]]
+        count_S, level_S = target_SQ[:, mine[0]], nll_SQ[:, mine].mean(axis=1)
+        scores = [
+            measure.correlations(np.array(predicted)[:, mine], nll_SQ[:, mine]).mean()
+            for predicted in found["predicted"].values()
+        ]
+        rows.append(
+            [
+                name.replace("_", " "),
+                f"{count_S.min():.0f} to {count_S.max():.0f}",
+                f"{level_S.min():.2f} to {level_S.max():.2f}",
+                *(f"{score:.2f}" for score in scores),
+            ]
+        )
+    head = ["behavior", "its rows in a half", "nats a token", *found["predicted"]]
+    return markdown_table(head, rows)
+
+
+def halves_table() -> str:
+    """Returns how far the answers' nats a token differ between halves, and the noise of training.
+
+    The last column is the score of a prediction free of error, from halves that were trained again.
+    """
+    rows = []
+    for case, titles in _KINDS.items():
+        found = read_case(case)
+        nll_SQ, again_RQ = np.array(found["nll"]), np.array(found.get("again", []))
+        for kind, is_kind_Q in measure.kinds_of(found).items():
+            if kind == "all":
+                continue
+            own_SQ = nll_SQ[:, is_kind_Q]
+            best = "-"
+            if len(again_RQ):
+                best = f"{measure.ceiling(own_SQ, again_RQ[:, is_kind_Q]):.2f}"
+            spread = f"{own_SQ.std(axis=0).mean():.3f}"
+            rows.append([case, titles[kind], f"{own_SQ.mean():.2f}", spread, best])
+    head = ["case", "answers", "nats a token", "standard deviation over halves"]
+    return markdown_table([*head, "score without error"], rows)
+
+
+def page_tables() -> Mapping[str, Callable[[], str]]:
+    """Returns what makes the tables of the study, by name."""
+    return {
+        "SmolLM2, scores": lambda: score_table("smollm2"),
+        "SmolLM2, RASLIK less others": lambda: less_table("smollm2"),
+        "SmolLM2, behaviors": behaviors_table,
+        "the toy, scores": lambda: score_table("toy"),
+        "what halves change": halves_table,
+    }
