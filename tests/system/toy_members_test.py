@@ -170,6 +170,8 @@ MEMBERS = (
         SECTIONS,
         Section(
             "Only counted",
+            "method",
+            "method",
             lambda page: {"number": len(page.views)},
             "<p>{{ number }} experiment is <i>counted</i>.</p>",
         ),
