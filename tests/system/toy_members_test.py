@@ -171,7 +171,6 @@ MEMBERS = (
         Section(
             "Only counted",
             "method",
-            "method",
             lambda page: {"number": len(page.views)},
             "<p>{{ number }} experiment is <i>counted</i>.</p>",
         ),
@@ -266,5 +265,5 @@ def test_they_go_through_dry_run_run_and_report(tmp_path, capsys):
     assert "Found of now, finetuned, backbone." in (root / "report" / "report.md").read_text()
     assert "Longest answer" in (root / "report" / "report.md").read_text()
     html = (root / "report" / "report.html").read_text()
-    assert '<a href="#added">Only counted</a>' in html
+    assert '<section id="added"' in html and ">Only counted</h2>" in html
     assert "<p>1 experiment is <i>counted</i>.</p>" in html
