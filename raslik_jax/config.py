@@ -506,6 +506,13 @@ class Config(Settings):
             yield f"--unlearn.algorithms={again[0]} {needs}, got {given}: choose ga_klr"
         if again and self.unlearn.parameters == "all":
             yield f"--unlearn.algorithms={again[0]} needs --unlearn.parameters=lora, got all"
+        for name in (name for name in again if OBJECTIVES[name].repeats in again):
+            first, own = self.unlearn[OBJECTIVES[name].repeats], self.unlearn[name]
+            decide = [one.name for one in dataclasses.fields(own) if one.metadata["decides"]]
+            differ = [key for key in decide if getattr(own, key) != getattr(first, key)]
+            if differ != ["seed"]:
+                must = f"must differ from --unlearn.{OBJECTIVES[name].repeats} in its seed alone"
+                yield f"--unlearn.{name} {must}, got {', '.join(differ) or 'no difference'}"
         form = self.sketch.base_format
         form = self.backbone.format if form == "same" else form
         if self.sketch.parameters != "lora" and form != "plain":

@@ -107,6 +107,15 @@ class ConfigTest(parameterized.TestCase):
             },
             "--unlearn.choice has no effect with --unlearn.probe.stop=forgotten",
         ),
+        (
+            {
+                "backbone__checkpoint": "x",
+                "backbone__adapter": "y",
+                "unlearn__algorithms": ("retrain", "retrain_again"),
+                "unlearn__retrain__epochs": 1.0,
+            },
+            "--unlearn.retrain_again must differ from --unlearn.retrain in its seed .*, seed",
+        ),
         ({"name": "../run"}, "--name must be printable, without / or"),
         ({"name": "--seed"}, None),
     )

@@ -37,7 +37,7 @@ _ABOVE = {
     "evaluate": 3350,
     "run": 8100,
     "report": 4250,
-    "incident": 1900,
+    "incident": 1950,
 }
 
 

@@ -130,10 +130,11 @@ def _read_run(
         metrics = artifacts.read_metrics(root)
         found = {Variant(e["strategy"], e["algorithm"], e["epoch"]): e for e in metrics["methods"]}
         return config_from_json(metrics["settings"]), metrics, {**found}
-    config = open_run(root, name).config
-    epochs = config.unlearn.stored_epochs
-    made = itertools.product(config.retrieve.strategies, config.unlearn.algorithms, epochs)
-    return config, None, dict.fromkeys(Variant(*names) for names in made)
+    workspace = open_run(root, name)
+    config = workspace.config
+    pairs = itertools.product(config.retrieve.strategies, config.unlearn.algorithms)
+    made = (Variant(*pair, epoch) for pair in pairs for epoch in workspace.epochs(*pair))
+    return config, None, dict.fromkeys(made)
 
 
 def _find_variant(

@@ -16,10 +16,11 @@ from raslik_jax.incident.unlearn import UnlearnOptions, UnlearnResult, train_fil
 from raslik_jax.models import storage
 from raslik_jax.parallel import processes
 from raslik_jax.train import recipe
-from raslik_jax.train.objectives import RetrainSettings
+from raslik_jax.train.objectives import OBJECTIVES, RetrainSettings
 
 ALGORITHM = "retrain"
 _NAMES = [f"unlearn.{ALGORITHM}.{field.name}" for field in dataclasses.fields(RetrainSettings)]
+_AGAIN = tuple(name for name, one in OBJECTIVES.items() if one.repeats == ALGORITHM)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,12 @@ class RecipeOptions(Settings):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RetrainOptions(RecipeOptions, UnlearnOptions):
     """The run to go on with, the recipe, and the files to write."""
+
+    other_seed: bool = setting(
+        False,
+        "Train a second adapter with the next seed too. The distance between the two is the noise "
+        "floor of all distances to a retrained model. It doubles the training.",
+    )
 
 
 def retrain(options: RetrainOptions | None = None, **named: Any) -> UnlearnResult:
@@ -67,7 +74,8 @@ def retrain(options: RetrainOptions | None = None, **named: Any) -> UnlearnResul
     given = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
     kept = {field.name for field in dataclasses.fields(UnlearnOptions)}
     given = {name: value for name, value in given.items() if name in kept}
-    given["settings"] = {**settings, "unlearn.algorithms": (ALGORITHM,)}
+    algorithms = (ALGORITHM, *(_AGAIN if options.other_seed else ()))
+    given["settings"] = {**settings, "unlearn.algorithms": algorithms}
     return unlearn(UnlearnOptions(**given))
 
 
@@ -113,6 +121,10 @@ def read_settings(
     steps, epochs = (f"unlearn.{ALGORITHM}.{name}" for name in ("steps", "epochs"))
     if epochs in given and steps not in given:
         settings[steps] = 0  # a number of steps would decide in place of the epochs that are given
+    for name in _AGAIN:
+        own = {f"unlearn.{name}.{key}": settings[f"unlearn.{ALGORITHM}.{key}"] for key in plain}
+        seed = {f"unlearn.{name}.seed": settings[f"unlearn.{ALGORITHM}.seed"] + 1}
+        settings = {**own, **seed, **settings}
     if processes.is_first():
         print(*_lines(folder, found, values, settings), sep="\n", flush=True)
     return settings

@@ -10,7 +10,7 @@ from typing import Any
 
 from raslik_jax.base.files import hash_file
 from raslik_jax.base.messages import one_line, shown
-from raslik_jax.base.settings import Settings, setting
+from raslik_jax.base.settings import Settings, replaced, setting
 from raslik_jax.config import STAGES, Config, MeshConfig, config_from_json, to_json
 from raslik_jax.data.examples import HELD_OUT
 from raslik_jax.data.read.cleaning import cleaned_name, is_folder, write_without
@@ -98,7 +98,7 @@ def unlearn(options: UnlearnOptions | None = None, **named: Any) -> UnlearnResul
         raise ValueError("--run and --out must be given: give --run=WORKDIR and --out=DIR")
     root, folder = pathlib.Path(options.run), pathlib.Path(options.out)
     config = make_config(options)
-    (strategy,), (algorithm,) = config.retrieve.strategies, config.unlearn.algorithms
+    (strategy,), algorithm = config.retrieve.strategies, config.unlearn.algorithms[0]
     if config.unlearn.parameters == "all" and not options.merged:
         raise ValueError("--unlearn.parameters=all trains more than an adapter has: give --merged")
     source = train_file(config)
@@ -145,7 +145,7 @@ def _outcome_lines(root: pathlib.Path, config: Config) -> Iterator[str]:
     """Yields lines about the outcome by the traced answers and the rule."""
     from raslik_jax.run.workspace import Workspace
 
-    (strategy,), (algorithm,) = config.retrieve.strategies, config.unlearn.algorithms
+    (strategy,), algorithm = config.retrieve.strategies, config.unlearn.algorithms[0]
     epoch = Workspace(root, config).epochs(strategy, algorithm)[-1]
     after = artifacts.traced(epoch, artifacts.Variant(strategy, algorithm)).read(root)
     yield from ("\nbefore unlearning", *answers_before(root))
@@ -217,25 +217,47 @@ def _told(
 
 
 def make_config(options: UnlearnOptions) -> Config:
-    """Returns the settings of the run with the changes of the options."""
+    """Returns the settings of the run with the changes of the options.
+
+    The algorithm that is asked for comes first. The run keeps a model of the other kind (steps, or
+    training again) and measures it too if that model is up to date under these settings.
+    """
     root = pathlib.Path(options.run)
     recorded = artifacts.CONFIG.read(root, "give the folder of a trace")
     given = dict(options.settings)
-    used = recorded["unlearn"]["algorithms"]
-    if all(name in OBJECTIVES and OBJECTIVES[name].retrains for name in used):
-        given = {"unlearn.algorithms": PRESET["unlearn.algorithms"], **given}  # it was retrained
+    used = [name for name in recorded["unlearn"]["algorithms"] if name in OBJECTIVES]
+    stepped = [name for name in used if not OBJECTIVES[name].retrains]
+    given.setdefault("unlearn.algorithms", tuple(stepped or PRESET["unlearn.algorithms"]))
     if options.forget_file:
         names = {"forget_file": options.forget_file, "retain_file": options.retain_file}
         given |= {f"retrieve.given.{name}": path for name, path in names.items()}
         given["retrieve.strategies"] = ("given",)
-    config = making.changed(config_from_json(with_own_query(recorded, root)), given)
+    run = config_from_json(with_own_query(recorded, root))
+    config = making.changed(run, given)
+    asked = config.unlearn.algorithms
     for name, chosen in (
         ("retrieve.strategies", config.retrieve.strategies),
-        ("unlearn.algorithms", config.unlearn.algorithms),
+        ("unlearn.algorithms", [one for one in asked if OBJECTIVES[one].repeats not in asked]),
     ):
         if len(chosen) > 1:
             raise ValueError(f"--{name} must be one, the run has {', '.join(chosen)}: choose one")
-    return config
+    is_other = not OBJECTIVES[asked[0]].retrains
+    others = [n for n in used if OBJECTIVES[n].retrains == is_other or OBJECTIVES[n].repeats]
+    others = [name for name in others if name not in asked]
+    if not others or config.unlearn.parameters == "all":
+        return config
+    config = making.changed(run, {**given, "unlearn.algorithms": (*asked, *others)})
+    from raslik_jax.run.plan import Plan, plan_units  # it takes jax with it
+    from raslik_jax.run.workspace import Workspace
+
+    done = Plan(root, plan_units(config, Workspace(root, config))).survey().done
+    (strategy,) = config.retrieve.strategies
+    places = {name: f"unlearn/{artifacts.Variant(strategy, name)}" for name in others}
+    for name, place in places.items():
+        if place not in done and (root / place).is_dir():
+            print(f"left out: {name}, which was made with other rows or settings")
+    kept = [name for name in others if places[name] in done]
+    return replaced(config, {"unlearn.algorithms": (*asked, *kept)})
 
 
 def with_own_query(recorded: dict[str, Any], root: pathlib.Path) -> dict[str, Any]:

@@ -95,6 +95,8 @@ class Objective(NamedTuple):
       forget_mean: what the mean of the forget term is over; None as the run has it.
       retrains: whether a fresh adapter is trained on all rows but those to forget, in place of
         steps on the adapter; the terms are not read then.
+      repeats: the objective that it is with another seed: the distance between the two models is
+        the yardstick for other distances. It is "" for all others.
     """
 
     title: str
@@ -104,6 +106,7 @@ class Objective(NamedTuple):
     reads_backbone: bool = False
     forget_mean: Mean | None = None
     retrains: bool = False
+    repeats: str = ""
     settings: ObjectiveSettings = ObjectiveSettings()
 
 
@@ -181,6 +184,13 @@ OBJECTIVES: dict[str, Objective] = {
         settings=NPOKLSettings(learning_rate=3e-5),
     ),
     "retrain": Objective("Retrained", descend, retrains=True, settings=RetrainSettings()),
+    "retrain_again": Objective(
+        "Retrained, other seed",
+        descend,
+        retrains=True,
+        repeats="retrain",
+        settings=RetrainSettings(seed=1),
+    ),
     "simnpo": Objective(
         "SimNPO", prefer_not_by_mean, descend, forget_mean="examples", settings=SimNPOSettings()
     ),

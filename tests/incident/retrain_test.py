@@ -69,10 +69,13 @@ def test_a_fresh_adapter_is_trained_on_what_is_left(traced):
     assert len(log) == 2 * -(-len(left) // 16)
     card = (out / "README.md").read_text()
     assert "trained again without" in card and "driven down" not in card
-    # Nothing is made twice, and `unlearn` goes back to unlearning.
+    # Nothing is made twice, and `unlearn` goes back to unlearning, next to what is there.
     again = tiny.run_command("retrain", f"--run={run}", f"--out={out}")
     assert "unlearn/raslik-retrain: up to date" in again.stdout
     options = unlearn.UnlearnOptions(run=str(run), out=str(out))
+    assert unlearn.make_config(options).unlearn.algorithms == ("base_klr", "retrain")
+    # With other rows it is no model to compare with.
+    options = unlearn.UnlearnOptions(**vars(options) | {"settings": {"retrieve.num_forget": 5}})
     assert unlearn.make_config(options).unlearn.algorithms == ("base_klr",)
 
 
