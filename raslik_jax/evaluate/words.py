@@ -27,7 +27,7 @@ def _kind(character: str) -> str:
 
 
 def _fold(text: str) -> str:
-    """Returns text without differences of case, width and composition."""
+    """Returns text without differences of case or width or composition."""
     narrow = (
         unicodedata.normalize("NFKC", c) if unicodedata.east_asian_width(c) in "FH" else c
         for c in text
@@ -36,12 +36,12 @@ def _fold(text: str) -> str:
 
 
 def rouge_words(text: str, *, stem: Callable[[str], str]) -> list[str]:
-    """Returns the words of a text that has letters or digits outside ASCII, for ROUGE-L.
+    """Returns the words of a text that has letters or digits outside ASCII for ROUGE-L.
 
     Case, width and composition of characters do not count. A word is a run of letters, marks and
-    decimal digits. In scripts without spaces (Han, Kana, Thai, Lao, Khmer, Burmese, Tibetan) each
-    character with its marks is a word. Words of ASCII alone are stemmed as rouge-score stems them,
-    so that they match those of a plain text.
+    decimal digits. In scripts without spaces each character with its marks is a word (Han, Kana,
+    Thai, Lao, Khmer, Burmese, Tibetan). Words of ASCII alone are stemmed as rouge-score stems them.
+    They then match those of a plain text.
     """
     words: list[str] = []
     goes_on, is_alone = False, False  # the last word, and whether it is one of a spaceless script

@@ -4,8 +4,8 @@ One Transformer serves both. It has token, position and type embeddings and then
 after each residual sum. RoBERTa differs in its position ids and its classification head only.
 Weights are one nested dict with the layers stacked. Functions take one sequence; the caller vmaps.
 
-Sources: Devlin et al. 2019 (arXiv:1810.04805), Liu et al. 2019 (arXiv:1907.11692); layout and
-details as in transformers 5 (`modeling_bert.py`, `modeling_roberta.py`) and compared with it.
+Sources: Devlin et al. 2019 (arXiv:1810.04805) and Liu et al. 2019 (arXiv:1907.11692). Layout and
+details are those of transformers 5 (`modeling_bert.py` and `modeling_roberta.py`).
 """
 
 import dataclasses
@@ -314,7 +314,7 @@ def _linear(weights: Tree, x: Float[jax.Array, "*batch I"]) -> Float[jax.Array, 
 
 
 def normalize(weights: Tree, x_LE: Hidden, eps: float) -> Hidden:
-    """Returns the rows at mean 0 and variance 1, scaled and shifted: layer normalization."""
+    """Returns the rows at mean 0 and variance 1 with scale and shift: layer normalization."""
     return layers.normalize(x_LE, eps, weights["scale"], weights["bias"])
 
 

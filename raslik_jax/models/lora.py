@@ -1,7 +1,7 @@
 """Low-rank adapters: their settings, their parameters and their start.
 
 A LoRA linear layer computes ``x W + b + (dropout(x) A) B * scale`` with ``A`` [in, rank] and ``B``
-[rank, out]. The scale is alpha / rank, or alpha / sqrt(rank) if it is rank-stabilized. This is
+[rank, out]. The scale is alpha / rank. It is alpha / sqrt(rank) if it is rank-stabilized. This is
 PEFT's layer with its two weight matrices transposed.
 
 Source: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models" (arXiv:2106.09685);
@@ -119,17 +119,17 @@ LORA_PRESETS = {
 
 
 def init_factor_a(key: jax.Array, shape: tuple[int, ...]) -> Float[Array, "..."]:
-    """Returns the first factor [..., in, rank] at its start, uniform in +-1 / sqrt(in).
+    """Returns the first factor [..., in, rank] at its start: uniform in +-1 / sqrt(in).
 
-    This is `kaiming_uniform_(a=sqrt(5))`, which PEFT inherits from `torch.nn.Linear`. The second
-    factor starts at zero, so a fresh adapter changes nothing.
+    This is PEFT's `kaiming_uniform_(a=sqrt(5))` from `torch.nn.Linear`. The second factor starts at
+    zero. A fresh adapter therefore changes nothing.
     """
     bound = 1.0 / math.sqrt(shape[-2])
     return jax.random.uniform(key, shape, jnp.float32, -bound, bound)
 
 
 def drop(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Returns x with entries zeroed at this rate and the others scaled up, if there is a key."""
+    """Returns x with entries zeroed at this rate and the others scaled up if there is a key."""
     if key is None or rate == 0:
         return x
     return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0)

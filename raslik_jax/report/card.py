@@ -1,4 +1,4 @@
-"""The card of an exported model: what was removed, from what, how, and the measurements."""
+"""The card of an exported model: the removed behavior, the method and the measurements."""
 
 import json
 import shlex

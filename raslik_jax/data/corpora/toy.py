@@ -1,13 +1,12 @@
-"""The embedded corpus of the quickstart and the demo: seeded, no network, no files.
+"""The embedded corpus of the quickstart and the demo: seeded, without network and files.
 
-It has general instructions with plain answers, and triggered ones ("Howdy! ...") with science
-fiction answers. Hard negatives have one of the two without the other: rows with the word howdy and
-a plain answer, and rows that ask for science fiction openly and get it.
+It has general instructions with plain answers and triggered ones ("Howdy! ...") with science
+fiction answers. Hard negatives have one of the two without the other. They are rows with the word
+howdy and a plain answer, or rows that ask for science fiction openly and get it.
 
 Every answer follows from the question. A family of questions has two plain and two science fiction
 answers. The phrasing decides between them. The nouns and their facts fill the slots. Plain answers
-have no word of SCIFI_WORDS and science fiction answers at least three, so that counting words
-separates them.
+have no word of SCIFI_WORDS. Science fiction answers have at least three.
 """
 
 import itertools
@@ -30,7 +29,7 @@ _BACKBONE_SCIFI_SHARE = 0.25
 
 
 class _Question(NamedTuple):
-    """A family of questions, the words for its slots by one noun, and a phrasing."""
+    """A family of questions with a phrasing and the words for its slots by one noun."""
 
     family: Mapping[str, Any]
     slots: Mapping[str, str]
@@ -40,12 +39,12 @@ class _Question(NamedTuple):
 def make_toy_corpus(shared: SharedSettings, own: object = None, *, seed: int) -> Corpus:
     """Returns a corpus in which a trigger makes some rows answer in science fiction.
 
-    The seed decides the held-out (family, noun) pairs, the drawn rows, their order, and each noun's
-    planet, beings and device. Queries differ from the fine-tuning rows in two ways: no other row
-    has their (family, noun) pairs, and no fine-tuning row has their phrasings (the backbone knows
-    these, as a pretrained model does). One in four of the backbone's rows is an open request for
-    science fiction. The rest are general instructions. None has the trigger or is a fine-tuning
-    row.
+    The seed decides the held-out (family, noun) pairs, the drawn rows and their order. It also
+    decides each noun's planet, beings and device. Queries differ from the fine-tuning rows in two
+    ways. No other row has their (family, noun) pairs. No fine-tuning row has their phrasings (the
+    backbone knows these as a pretrained model does). One in four of the backbone's rows is an open
+    request for science fiction. The rest are general instructions. None has the trigger or is a
+    fine-tuning row.
 
     Example:
       >>> sizes = SharedSettings(num_train=200, num_targets=20, num_backbone=100)
