@@ -189,11 +189,6 @@ class SketchConfig(Stage):
         "most 1,024.",
         low=0,
     )
-    diagnose: int = setting(
-        0,
-        "Training examples to diagnose the projection on; 0: none, 14 or more: a steady figure.",
-        zero_or=2,
-    )
 
     def problems(self) -> Iterator[str]:
         try:

@@ -29,13 +29,13 @@ _PACKAGE, _EXPERIMENTS, _TESTS = 31_000, 2_000, 27_000
 # Rooms above their budget, and the size that each may not exceed. Sizes here only become smaller.
 _ABOVE = {
     "base": 1200,
-    "config.py": 600,
+    "config.py": 550,
     "data": 5600,
     "models": 5400,
     "retrieve": 1500,
     "train": 1500,
     "evaluate": 3350,
-    "run": 8100,
+    "run": 8050,
     "report": 4250,
     "incident": 1950,
 }

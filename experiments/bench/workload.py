@@ -18,7 +18,7 @@ from raslik_jax.models import decoder as decoders
 from raslik_jax.models.lora import LoRAConfig
 from raslik_jax.models.presets import MODEL_PRESETS
 from raslik_jax.run.stages.sketch import program_tokens
-from raslik_jax.sketch import gradients, hashing, head, loss, projections, theory
+from raslik_jax.sketch import families, gradients, hashing, head, loss, projections
 from raslik_jax.sketch.families import PROJECTIONS
 
 
@@ -205,7 +205,9 @@ def signs_and_bins(spec: projections.ProjectionSpec) -> tuple[np.ndarray, np.nda
     """Returns the sign and the bin of every coordinate, for a family that has bins."""
     keys = hashing.stream_keys(spec.seed, hashing.SIGN_STREAM)
     word_P = hashing.counter_hash(np.arange(spec.num_params, dtype=np.uint32), keys)
-    return np.where(word_P >> np.uint32(31) == 1, -1.0, 1.0), theory.bin_of_coordinate(spec)
+    bins = families.PROJECTIONS[spec.family].bins
+    assert bins
+    return np.where(word_P >> np.uint32(31) == 1, -1.0, 1.0), bins(spec)
 
 
 def manifest_order(names: Sequence[str], lora: Any) -> list[int]:

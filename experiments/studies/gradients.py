@@ -32,7 +32,8 @@ from raslik_jax.models import checkpoint
 from raslik_jax.run import artifacts
 from raslik_jax.run.plan import open_run
 from raslik_jax.run.workspace import Workspace
-from raslik_jax.sketch import gradients, probes, projections
+from experiments.studies import probes
+from raslik_jax.sketch import gradients, projections
 
 # In the place of a loss: mean final hidden states, no gradient.
 FEATURES = "features"

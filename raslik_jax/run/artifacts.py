@@ -360,8 +360,6 @@ def read_sigma(root: pathlib.Path, number: int) -> Float[np.ndarray, " N"]:
 _SHARES = {"id": str, "score": float, "row": [list], "query": str, "answer": [list]}
 _SHARES |= {"cosine": float, "alike": [str]}
 TOKEN_SHARES = _json("retrieve/tokens", "tokens.json", lambda path: read_json(path, [_SHARES]))
-DIAGNOSIS = _json("retrieve/diagnosis", "diagnosis.json")
-DIAGNOSIS_TABLE = _text("retrieve/diagnosis", "table.txt")
 # The sizes of all sets, and the ids of the rows that no set may have.
 SIZES = _json(
     "retrieve/sizes",

@@ -78,7 +78,7 @@ def check_inputs(config: Config, *, making: Collection[Unit], layout: str = "rep
             held = dataclasses.replace(config.backbone, format=form, double_quant=is_double)
             memory.lay_out(held, _shapes_of(config), layout)
     if "sketch.parameters" in read:
-        _check_weights(config, _shapes_of(config), rows=config.sketch.diagnose)
+        _check_weights(config, _shapes_of(config))
     for leaf in leaves(config):
         if leaf.metadata["auto"] and leaf.value and leaf.name in read:
             checkpoint.resolve_folder(leaf.value, auto=leaf.metadata["auto"])
@@ -180,15 +180,15 @@ def check_sketching(
     _check_weights(config, shapes)
 
 
-def _check_weights(config: Config, shapes: decoder.ModelConfig, *, rows: int = 0) -> None:
-    """Refuses gradients of weights that do not fit next to the model; `rows` are held together."""
+def _check_weights(config: Config, shapes: decoder.ModelConfig) -> None:
+    """Refuses gradients of weights that do not fit next to the model."""
     if config.sketch.parameters == weights.LORA:
         return
     base = decoder.abstract(shapes, None, jnp.dtype(config.backbone.dtype))[2]
     taken = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(base))
     num_weights = weights.count_weights(weights.choose_weights(config.sketch.parameters, shapes))
     available = memory.device_bytes() - taken
-    weights.check_memory(num_weights, available, rows=rows)
+    weights.check_memory(num_weights, available)
 
 
 def _check_references_base(config: Config, model_config: decoder.ModelConfig) -> None:

@@ -23,7 +23,6 @@ from raslik_jax.run.stages import (
     retrieve,
     robustness,
     scores,
-    sketch,
     tokens,
     unlearn,
 )
@@ -48,7 +47,6 @@ UNITS: dict[str, tuple[Recipe, ...] | Callable[[Config], tuple[Recipe, ...]]] = 
     "scores": scores.scores_of,
     "chance": chance.UNITS,
     "tokens": tokens.UNITS,
-    "sketch": sketch.UNITS,
     "sets": retrieve.UNITS,
     "unlearn": unlearn.UNITS,
     "retrain": retrain.UNITS,

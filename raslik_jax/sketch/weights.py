@@ -77,17 +77,12 @@ def count_weights(chosen: tuple[Chosen, ...]) -> int:
     )
 
 
-def check_memory(num_weights: int, available: int, *, rows: int = 0) -> None:
-    """Refuses weights for whose gradients so many bytes of the device's memory are too few.
-
-    Each takes 16 bytes, and 4 more for each of the rows whose gradients are held together.
-    """
-    each = BYTES_EACH + 4 * rows
-    needed = each * num_weights
+def check_memory(num_weights: int, available: int) -> None:
+    """Refuses weights for whose gradients so many bytes of the device's memory are too few."""
+    needed = BYTES_EACH * num_weights
     if needed > available:
-        sizes = f"{num_weights:,} x {each} bytes = {needed / 1e9:,.1f} GB"
+        sizes = f"{num_weights:,} x {BYTES_EACH} bytes = {needed / 1e9:,.1f} GB"
         what = "weights, gradient, its flat copy and the projection's table"
-        what += f", and the gradients of {rows} rows" if rows else ""
         raise ValueError(
             f"--sketch.parameters matches too many weights: {sizes} for {what}, got "
             f"{available / 1e9:,.1f} GB beside the model: match fewer"

@@ -2,12 +2,12 @@
 
 import numpy as np
 import sketch_formulas
+import theory
 from absl.testing import absltest, parameterized
 from index_cases import IndexCase, unit_rows
 
 from raslik_jax.index import combine, search
 from raslik_jax.retrieve import noise
-from raslik_jax.sketch import theory
 from raslik_jax.sketch.families import PROJECTIONS
 
 

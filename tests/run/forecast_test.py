@@ -105,7 +105,7 @@ def test_every_stage_that_computes_has_its_operations():
     config = dataclasses.replace(
         config,
         retrieve=dataclasses.replace(config.retrieve, strategies=("embedding", "exact")),
-        sketch=dataclasses.replace(config.sketch, query_output="own", diagnose=8),
+        sketch=dataclasses.replace(config.sketch, query_output="own"),
     )
     found = forecast.forecast(config, _NOWHERE)
     without = {step.name for step in found.steps if not step.operations}

@@ -37,7 +37,6 @@ def _config(root: pathlib.Path) -> Config:
         },
     }
     values["backbone"]["checkpoint"] = str(root / "model")
-    values["sketch"]["diagnose"] = 14
     values["retrieve"] |= {
         "strategies": ["embedding", "exact", "raslik"],
         "embedding": {"checkpoint": str(root / "encoder")},
@@ -72,9 +71,9 @@ def _changed(one: dict[str, Any], other: dict[str, Any]) -> set[str]:
 # metrics carry all settings.
 _MODEL = (
     "finetune references/retrieval references/evaluation references/perplexity sketch "
-    "retrieve/queries retrieve/diagnosis retrieve/exact_kernel unlearn/ generate/"
+    "retrieve/queries retrieve/exact_kernel unlearn/ generate/"
 )
-_GRADIENTS = "sketch retrieve/queries retrieve/diagnosis retrieve/exact_kernel"
+_GRADIENTS = "sketch retrieve/queries retrieve/exact_kernel"
 _SETS = "retrieve/embedding$ retrieve/exact$ retrieve/raslik$"
 _LIKELIHOOD = "references/perplexity generate/perplexity"
 # By setting and another value of it: the units that it changes.
@@ -94,9 +93,8 @@ _DECIDES = {
     "generate/ report",
     ("sketch.loss", "next_token"): _GRADIENTS,
     ("sketch.batch_tokens", 64): f"{_GRADIENTS} {_LIKELIHOOD}",
-    ("sketch.size", 64): "sketch retrieve/queries retrieve/diagnosis",
+    ("sketch.size", 64): "sketch retrieve/queries",
     ("sketch.dtype", "bfloat16"): "sketch",
-    ("sketch.diagnose", 20): "retrieve/diagnosis",
     ("sketch.query_output", "own"): "references/retrieval retrieve/queries retrieve/influence "
     f"retrieve/emb retrieve/exact retrieve/raslik {_LIKELIHOOD}",
     ("retrieve.center", False): "retrieve/influence retrieve/exact_kernel",

@@ -124,9 +124,6 @@ class TinyRunTest(absltest.TestCase):
             "report/scores.svg retrieve/raslik/forget.jsonl retrieve/oracle/retain.jsonl"
         ).split():
             self.assertTrue((self.root / name).is_file(), name)
-        diagnosis = json.loads((self.root / "retrieve/diagnosis/diagnosis.json").read_text())
-        self.assertGreater(diagnosis["effective_size"], 0.9 * 64)
-        self.assertIn("effective K", self.stdout)
         metrics = json.loads((self.root / "evaluate/metrics.json").read_text())
         self.assertLen(metrics["methods"], 4 * 2 * 2)
         self.assertEqual(list(metrics["retrieval"]), ["random", "oracle", "raslik_f", "raslik"])

@@ -18,7 +18,6 @@ _TINY = (
     "--corpus.num_backbone=40",
     "--corpus.num_validation=1",
     "--corpus.num_test=4",
-    "--sketch.diagnose=0",
     "--retrieve.strategies=random,raslik",
     "--unlearn.algorithms=ga_gdr",
     "--unlearn.epochs=1",

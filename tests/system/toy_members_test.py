@@ -220,7 +220,7 @@ def _write_checkpoint(folder):
 
 
 def test_their_units_read_what_they_need_and_no_gradient_is_taken(tmp_path):
-    config = _config("--sketch.diagnose=0")
+    config = _config()
     units = {unit.name: unit for unit in plan.plan_units(config, Workspace(tmp_path, config))}
     assert not {"sketch", "retrieve/queries", "retrieve/influence"} & set(units)
     assert units["corpus"].settings["corpus.added.last"] == 60
@@ -245,7 +245,6 @@ def test_they_go_through_dry_run_run_and_report(tmp_path, capsys):
     _write_checkpoint(tmp_path / "model")
     config = _config(
         "--retrieve.strategies=added,raslik",
-        "--sketch.diagnose=0",
         f"--backbone.checkpoint={tmp_path / 'model'}",
         "--finetune.lora_targets=q_proj,v_proj",
     )

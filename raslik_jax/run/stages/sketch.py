@@ -1,4 +1,4 @@
-"""From a fine-tuned model to an index of sketches, those of the queries, and a diagnosis."""
+"""From a fine-tuned model to an index of sketches, and those of the queries."""
 
 import contextlib
 import dataclasses
@@ -28,7 +28,7 @@ from raslik_jax.run.ahead import Ahead
 from raslik_jax.run.programs import AbstractRun, Work, platform_of
 from raslik_jax.run.recipes import Recipe
 from raslik_jax.run.workspace import Workspace
-from raslik_jax.sketch import diagnose, gradients, projections, weights
+from raslik_jax.sketch import gradients, projections, weights
 from raslik_jax.sketch.loss import example_loss
 
 # From a batch to the unit sketches and norms of its rows.
@@ -351,43 +351,6 @@ def make_query_sketches(workspace: Workspace, folder: pathlib.Path) -> None:
     artifacts.QUERY_SKETCHES.write(folder, query_QK)
 
 
-@memory.explained("the diagnosis", "--sketch.diagnose")
-def make_diagnosis(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Writes and prints how the projection does on gradients of some training examples."""
-    settings, adapters = workspace.config.sketch, sketched_adapters(workspace)
-    encoded = workspace.cut(workspace.train_rows, "training examples", targets=settings.targets)
-    spread_M = np.linspace(0, len(encoded.ids) - 1, settings.diagnose).astype(np.int64)
-    plan = batches.plan_rows(encoded, np.unique(spread_M))
-    whole = meshes.place_rows(batches.make_batch(encoded, plan))
-
-    def of_rows(points: tuple[Tree, ...], held: Tree, batch: batches.Batch) -> jax.Array:
-        loss = _loss(workspace, batch)
-
-        def one(row: tuple[jax.Array, jax.Array]) -> jax.Array:
-            return gradients.flat_gradient(loss, points, held, *row, normalize=settings.normalize)
-
-        # One at a time: these flat vectors are handed out, which the sketch never does.
-        return jax.lax.map(one, (batch.tokens_BL, batch.target_mask_BL))
-
-    @jax.jit
-    def flat_gradients(points: tuple[Tree, ...], held: Tree, batch: batches.Batch) -> jax.Array:
-        return meshes.by_rows(of_rows, points, held, rows=batch)
-
-    points, held = differentiated(workspace, adapters, workspace.sketch_model.base)
-    numbered = {f"adapter-{i:03d}": point for i, point in enumerate(points)}
-    found = diagnose.diagnose(
-        make_projection(workspace, adapters),
-        meshes.fetch(flat_gradients(points, held, whole)),
-        projections.gradient_manifest(numbered if len(points) > 1 else points[0]),
-    )
-    artifacts.DIAGNOSIS.write(folder, diagnose.to_json(found))
-    rows = diagnose.table_rows(found)
-    width = max(len(name) for name, _ in rows)
-    lines = [f"{name:<{width}}  {value}\n" for name, value in rows]
-    artifacts.DIAGNOSIS_TABLE.write(folder, "".join(lines))
-    print("".join(f"    {line}" for line in lines), end="")
-
-
 def count_sketches(
     run: AbstractRun, rows: int, disk_bytes: int | float = 0, *, is_exact: bool = False
 ) -> Work:
@@ -434,16 +397,5 @@ GRADIENTS = (
         work=lambda run: count_sketches(
             run, run.queries["retrieval"], 4.0 * run.sketch_size * run.queries["retrieval"]
         ),
-    ),
-)
-UNITS = (
-    Recipe(
-        "retrieve/diagnosis",
-        make_diagnosis,
-        "{tokens} {sketched}",
-        "{sketch} sketch.diagnose",
-        writes=_FORMATS,
-        is_asked=lambda config: config.sketch.diagnose,
-        work=lambda run: count_sketches(run, run.config.sketch.diagnose),
     ),
 )

@@ -9,7 +9,7 @@ import pytest
 from absl.testing import absltest, parameterized
 from support import tiny_model, token_rows
 
-from raslik_jax.sketch import probes
+from experiments.studies import probes
 
 _model = functools.cache(tiny_model)
 
