@@ -30,6 +30,8 @@ def _cell(text: str) -> str:
 
 
 def _value(value: Any) -> str:
+    if value is None:
+        return "as in the run"
     if isinstance(value, tuple):
         value = ",".join(map(str, value))
     return f"`{str(value).lower() if isinstance(value, bool) else value}`" if value != "" else ""
@@ -58,9 +60,11 @@ def _commands() -> str:
     ]
     for name in main.COMMANDS:
         module = importlib.import_module(f"raslik_jax.cli.{name}")
-        first, *more = inspect.cleandoc(module.__doc__ or "").split("\n\n")
-        usage = next((text for text in more if text.startswith("  raslik")), f"  raslik {name}")
+        first, *texts = inspect.cleandoc(module.__doc__ or "").split("\n\n")
+        usage = next((text for text in texts if text.startswith("  raslik")), f"  raslik {name}")
+        more = () if hasattr(module, "GROUP") else getattr(module, "FLAGS", ())
         leaves = [x for x in settings.leaves(module.Options()) if not x.name.startswith("mesh.")]
+        leaves += [x for x in more if "." not in x.name]
         block = f"```\n{textwrap.dedent(usage)}\n```\n"
         title = f"## raslik {name}\n\n{' '.join(first.split())}\n"
         parts.append(f"{title}\n{block}\n{_flags(leaves, {})}")

@@ -12,6 +12,7 @@ _REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 _DOCS = _REPOSITORY / "docs"
 _PAGES = sorted(_DOCS.rglob("*.md"))
 _NOTES = sorted((_DOCS / "notes").glob("*.md"))  # not on the site, so no page links to them
+_FLAG_PAGES = ("commands", "settings")
 _NAV = (_REPOSITORY / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
 
 
@@ -43,6 +44,22 @@ def test_a_how_to_page_has_at_most_120_lines():
 def test_reference_pages_follow_from_the_code():
     for path, text in make_reference.pages().items():
         assert (_DOCS / path).read_text(encoding="utf-8") == text, f"{path}: run `make reference`"
+
+
+def test_flags_that_guides_name_are_flags():
+    named = r"(?<![\w-])--(?:no)?([a-z_]+(?:\.[a-z_0-9]+)*)(?![\w-])"
+    reference = "".join((_DOCS / "reference" / f"{page}.md").read_text() for page in _FLAG_PAGES)
+    known = set(re.findall(r"--([\w.]+)", reference)) | {"flagfile", "helpfull", "keep_compiled"}
+    known |= {"compare", "state", "choose", "flagfiles", "seeds", "vary"}  # of scripts
+    pages = [_REPOSITORY / "README.md", *_DOCS.glob("*.md"), *(_DOCS / "guides").glob("*.md")]
+    pages = [page for page in pages if not page.name.startswith("extending")]  # of toy members
+    wrong = {
+        (page.name, flag)
+        for page in pages
+        for flag in re.findall(named, page.read_text())
+        if flag not in known
+    }
+    assert wrong == set()
 
 
 def test_the_page_of_files_names_each_file():
