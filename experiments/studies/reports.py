@@ -98,8 +98,8 @@ def section(
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Returns a table of finished cells in Markdown, all columns but the first to the right."""
-    lines = [head, ["---"] + ["--:"] * (len(head) - 1), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    first, *others = ("| " + " | ".join(line) + " |" for line in (head, *rows))
+    return "\n".join([first, "|---|" + "--:|" * (len(head) - 1), *others])
 
 
 def read_reported(folder: pathlib.Path) -> dict[str, Callable[[], str]]:

@@ -178,6 +178,40 @@ def ends_table() -> str:
     return markdown_table(["last model", "random retain set less RASLIK"], rows)
 
 
+def objectives_table() -> str:
+    """Returns each objective with ascent less BASE_KLR, with RASLIK's sets."""
+    runs = Reading(OBJECTIVES).runs()
+    rows = []
+    for objective in ASCENT:
+        cells = []
+        for forget in ("F", "shown"):
+            mean = report.volumes(runs, forget=forget)
+            drawn = report.volumes(runs, forget=forget, resamples=_RESAMPLES)
+            names = f"raslik {objective}", f"raslik {OBJECTIVES[0]}"
+            low, high = np.quantile(drawn[names[0]] - drawn[names[1]], [0.025, 0.975])
+            own = float((mean[names[0]] - mean[names[1]])[0])
+            cells.append(f"{own:+.3f} [{low:+.3f}, {high:+.3f}]")
+        rows.append([objective, *cells])
+    return markdown_table(["less base_klr", "by F", "by the share that shows the behavior"], rows)
+
+
+def one_left_out_table() -> str:
+    """Returns RASLIK less the Oracle without French of seed 0, where the Oracle's draw failed."""
+    runs = Reading(OBJECTIVES).runs()
+    runs = [run for run in runs if (run["name"], run["seed"]) != ("language", 0)]
+    return markdown_table(["RASLIK less the Oracle"], [[_differences(runs, "F")["oracle_anywhere"]]])
+
+
+def seeds_table() -> str:
+    """Returns F of the wrong fact after the last step of GA_KLR, by seed."""
+    found = [run for run in Reading(("ga_klr",), ADDED[:1]).runs() if run["name"] == "wrong_fact"]
+    rows = [
+        [_TITLES[one], *(f"{np.mean(run['paths'][f'{one} ga_klr']['F'][-1]):.2f}" for run in found)]
+        for one in ("raslik", "weighted")
+    ]
+    return markdown_table(["sets", *(f"seed {run['seed']}" for run in found)], rows)
+
+
 def toy_tables() -> Mapping[str, Callable[[], str]]:
     """Returns what makes the tables of sets.md, by name."""
 
@@ -207,4 +241,7 @@ def smollm2_tables() -> Mapping[str, Callable[[], str]]:
         **{name: all_of(reading) for name, reading in READINGS.items()},
         "Howdy's prompts that get science fiction after NPO_KLR, of 21": left_table,
         "the last models with a random retain set": ends_table,
+        "objectives with RASLIK's sets, test queries": objectives_table,
+        "all objectives, test queries, without French of seed 0": one_left_out_table,
+        "F of the wrong fact after 12 steps of GA_KLR": seeds_table,
     }

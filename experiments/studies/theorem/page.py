@@ -152,7 +152,7 @@ def summary_table(found: Mapping[str, Results]) -> str:
         shown = [row for row in rows if not row.startswith("| isotropic")]
         lines += [f"| {title} {row}" for row in shown]
     width = head.count("K = ")
-    return "\n".join([f"| sets cut by {head}", "| --- | --- |" + " --: |" * width, *lines])
+    return "\n".join([f"| sets cut by {head}", "|---|---|" + "--:|" * width, *lines])
 
 
 def near_table(found: Mapping[str, Results]) -> str:
