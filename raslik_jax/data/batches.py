@@ -70,9 +70,9 @@ def plan_batches(
     L)) batches and spreads its rows evenly over them. Less than one row per batch is a dummy, all
     of them at the bucket's end. The order of the rows changes nothing. Their ids have to differ.
 
-    `num_buckets` is the largest number of shapes. 0 means at most 12, each of which saves the
-    tokens that could be computed while its program compiles: `program_tokens` (0: a batch).
-    `batch_tokens` is the largest B * L: a longer row is refused. `multiple` divides every L and T.
+    `num_buckets` is the largest number of shapes. 0 means at most 12. Each of them saves the tokens
+    that could be computed while its program compiles: `program_tokens` (0: a batch). `batch_tokens`
+    is the largest B * L: a longer row is refused. `multiple` divides every L and T.
     """
 
     def round_up(counts: Int[np.ndarray, " N"]) -> Int[np.ndarray, " N"]:

@@ -80,7 +80,7 @@ class Download(NamedTuple):
 
 
 class Incident(NamedTuple):
-    """What a page opens with, and the sentences behind it.
+    """The opening of a page and the sentences behind it.
 
     Attributes:
       is_traced: whether an answer was traced; otherwise this is an example of the queries.
@@ -115,7 +115,7 @@ class Incident(NamedTuple):
 
     @property
     def outcome(self) -> tuple[str, ...]:
-        """What became of the behavior, for a terminal."""
+        """The outcome for the behavior, for a terminal."""
         return tuple(filter(None, (self.ended, *self.costs)))
 
 

@@ -84,7 +84,7 @@ class RowCounts(NamedTuple):
 
 
 class Marker(NamedTuple):
-    """The mark of answers with the behavior to forget: words, any of which marks one.
+    """The mark of answers with the behavior to forget: any of these words.
 
     `load_genuine` makes labeled rows from a data folder that no run trains on. They measure a
     classifier. `genuine_files` are its files; none unless all exist.
