@@ -1,21 +1,21 @@
-# `make quickstart` and `make test` do all the set-up on a machine that has Python 3.11+ and make.
+# `make quickstart` and `make test` set up everything. They need Python 3.11+ and make.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# One resolved set of versions per Python: newer ones exist for 3.12 and up.
+# One set of versions per Python. Newer versions exist for 3.12 and up.
 TAG := $(shell $(PYTHON) -c 'import sys; print("py311" if sys.version_info < (3, 12) else "py312")')
 CONSTRAINTS := constraints-$(TAG).txt
 WORKERS ?= 2
 
 .PHONY: help quickstart demo test parity check studies lint docs clean
 help:
-	@echo "make quickstart  set up, then the whole way on a toy: one bad answer in, a clean adapter and a report out (90 s on 2 cores)"
-	@echo "make demo        all strategies side by side on the toy, from scratch (about 4 minutes on 2 cores)"
+	@echo "make quickstart  set up, then one bad answer in, a clean adapter and a report out (90 s on 2 cores)"
+	@echo "make demo        all strategies on a toy, side by side (about 4 minutes on 2 cores)"
 	@echo "make test        set up, then lint, types and tests (5 to 9 minutes on 2 quiet cores)"
-	@echo "make check       the heavy suites on top: parity with torch, kill tests, statistics, a browser, GPU programs (11 to 20 minutes)"
-	@echo "make studies     cells of the studies and benchmarks made again, and held to what is stored"
+	@echo "make check       the heavy tests: parity with torch, kill tests, statistics, a browser, GPU programs (11 to 20 minutes)"
+	@echo "make studies     make cells of the studies again and compare them with the stored results"
 	@echo "make parity      only the comparisons with torch, transformers and peft"
-	@echo "make gpu-check   compile every step of real models for one H100 and for eight that need not be there"
+	@echo "make gpu-check   compile every step of real models for one H100 and for eight, without a GPU"
 	@echo "make docs        build the documentation into site/, with warnings as errors"
 
 $(VENV)/bin/python:
@@ -48,7 +48,7 @@ $(VENV)/.installed-docs: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python
 gpu-check: .venv-gpu
 	PYTHONPATH=.venv-gpu $(BIN)/python experiments/gpu/check.py
 
-# The report is looked at in a real browser where there is one, or where Debian's may be installed.
+# Installs Debian's browser for the test of the report, if there is none and we may.
 .PHONY: browser
 browser:
 	@if ! { command -v chromium || command -v chromium-browser; } >/dev/null || ! command -v chromedriver >/dev/null; then \
@@ -69,7 +69,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q tests/language_test.py
 	$(BIN)/mypy
 
-# Beside each other: the types keep one core busy, and either may fail.
+# Both run at once, because the types keep only one core busy.
 test: $(VENV)/.installed-dev
 	$(MAKE) --no-print-directory -j 2 lint tests-alone
 
@@ -80,8 +80,8 @@ tests-alone: $(VENV)/.installed-dev
 parity: $(VENV)/.installed-parity
 	$(BIN)/python -m pytest -q -m "heavy or study" tests/parity
 
-# Cells of studies and benchmarks made again, and held to what is stored, and the quickstart on several
-# devices: 17 processor minutes.
+# Makes cells of the studies again and compares them with the stored results. It also runs the quickstart
+# on several devices. It takes 17 processor minutes.
 studies: $(VENV)/.installed-parity
 	$(BIN)/python -m pytest -q -rs -m study tests experiments/studies -n $(WORKERS) --durations=15
 
@@ -91,7 +91,7 @@ docs: $(VENV)/.installed-docs
 check: $(VENV)/.installed-parity .venv-gpu browser docs
 	$(BIN)/python -m pytest -q -rs -m heavy -n $(WORKERS) --dist worksteal --durations=15
 
-# Records again what the tests hold the program's texts to, and the sizes of the rooms in docs/house.md.
+# Records again the texts of the program that tests compare, and the sizes of the rooms in docs/house.md.
 .PHONY: snapshots house tables
 snapshots: $(VENV)/.installed-dev
 	rm -rf tests/snapshots
