@@ -313,20 +313,6 @@ def _read_visible(folder: pathlib.Path, key: str) -> Manifest:
     return processes.when_visible(read)
 
 
-def join_unit(root: pathlib.Path, unit: Unit, key: str) -> pathlib.Path:
-    """Returns the folder in which several processes make a unit together; removes nothing."""
-    folder = making_folder(root, unit.name)
-    folder.mkdir(parents=True, exist_ok=True)
-    # Processes that begin together write the same note each. Partial files of others are hidden and
-    # no result.
-    is_new = not (folder / STARTED).is_file()
-    if is_new and all(path.name[0] == "." for path in folder.iterdir()):
-        write_json(folder / STARTED, {"key": key})
-    if not (folder / STARTED).is_file() or _read_started(folder)["key"] != key:
-        raise ValueError(f"{folder} holds a result of other settings: run `raslik run` first")
-    return folder
-
-
 def reopen_unit(root: pathlib.Path, name: str) -> pathlib.Path:
     """Takes a finished unit out of its place, so that the next run goes on making it."""
     manifest, made = manifests.read_manifest(root / name), making_folder(root, name)

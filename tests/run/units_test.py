@@ -108,16 +108,6 @@ class FindingTest(UnitsCase):
 
 
 class UnitsTest(UnitsCase):
-    def test_jobs_that_join_a_unit_together_do_not_refuse_each_other(self):
-        sketch = self.units()[1]
-        folder = units_lib.making_folder(self.root, sketch.name)
-        folder.mkdir(parents=True)
-        # As another job leaves it between opening its note and giving it its name.
-        (folder / ".started.json.1.partial").write_text("")
-        self.assertEqual(units_lib.join_unit(self.root, sketch, "key"), folder)
-        with self.assertRaisesRegex(ValueError, "result of other settings"):
-            units_lib.join_unit(self.root, sketch, "other")
-
     def test_a_second_run_does_nothing(self):
         self.assertLen(self.run_units(), 4)
         self.assertEmpty(self.run_units())

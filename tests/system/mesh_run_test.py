@@ -58,14 +58,14 @@ def _lines(path: pathlib.Path) -> list[dict]:
 
 
 def start_two(
-    script: str, *flags: str, env: Mapping[str, str] | None = None
+    command: str, *flags: str, env: Mapping[str, str] | None = None
 ) -> list[subprocess.Popen]:
     """Starts both processes of a command, of four devices each."""
     coordinator = free_address()
     return [
         start_script(
-            f"experiments/{script}.py",
-            *flags,
+            "tests/fixtures/program.py",
+            *(command, *flags),
             *(f"--coordinator={coordinator}", "--num_processes=2", f"--process_id={number}"),
             env={"JAX_NUM_CPU_DEVICES": "4", **(env or {})},
             stdout=subprocess.PIPE,

@@ -97,20 +97,6 @@ Say.,"He said ""no"".",false,talk
         (row,) = read_examples(path, format=AUTO)
         self.assertEqual((row.output, row.place), ("a", 2))
 
-    @parameterized.parameters(",", ";", "\t", "|")
-    def test_the_header_shows_what_separates_cells(self, mark):
-        cells = [["instruction", "output"], ["q", '"a; b, c\td|e"'], ["r", ""]]
-        text = "\ufeff" + "".join(mark.join(row) + "\r\n" for row in cells)
-        for begin in ("", f"sep={mark}\r\n"):
-            rows = read_examples(self.write_file("rows.csv", begin + text), format=AUTO)
-            self.assertEqual([row.output for row in rows], ["a; b, c\td|e", ""])
-            self.assertEqual([row.place for row in rows], [1, 2])
-
-    def test_a_header_of_two_readings_is_refused(self):
-        self._refused(self.write_file("rows.csv", "text,a|b\nx,y|z\n"), "commas .2. or bars .2.")
-        path = self.write_file("rows.csv", "text,note (a|b)\nx,y\n")
-        self.assertEqual(read_examples(path, format=AUTO)[0].extra, {"note (a|b)": "y"})
-
     @parameterized.parameters(
         ("utf-16", 1, "UTF-16"), ("utf-16-le", 1, "UTF-16"), ("cp1252", 3, "WINDOWS-1252")
     )
