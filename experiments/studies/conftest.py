@@ -1,4 +1,4 @@
-"""Studies are tested under the settings of all tests, with members of their own, as studies."""
+"""Tests of studies run under the settings of all tests, with the members of the studies."""
 
 import sys
 from pathlib import Path

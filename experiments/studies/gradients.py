@@ -1,8 +1,8 @@
-"""Whole gradients of a finished run, made once and kept on disk, for the studies of them.
+"""Whole gradients of a finished run, made once and kept on disk for the studies.
 
-A pass, written ADAPTER/LOSS/TOKENS, is one adapter, one loss and one choice of counted tokens. Its
-rows are the training examples, then the queries with the model's own answers, then with the labeled
-ones; all else that studies vary (centering, normalization, queries, sketches) follows from them.
+A pass is written ADAPTER/LOSS/TOKENS: one adapter, one loss and one choice of counted tokens. Its
+rows are the training examples, the queries with the model's own answers, and the queries with the
+labeled answers. Studies compute centering, normalization and sketches from these rows.
 """
 
 import dataclasses
@@ -79,9 +79,9 @@ class Options(Settings):
 def answered_queries(
     workspace: Workspace, query_sets: Sequence[str], *, needs_own: bool = True
 ) -> tuple[list[Example], list[Example]]:
-    """Returns the queries of these sets with the model's own answers, and with the labeled ones.
+    """Returns the queries of these sets with the model's own answers and with the labeled ones.
 
-    Without `needs_own` a query of which the model has no answer stands twice with the labeled one.
+    Without `needs_own` a query without an answer of the model has its labeled answer in both lists.
     """
     queries = [row for name in query_sets for row in workspace.corpus.queries[name]]
     answers = {} if needs_own else {q.example_id: q.output for q in queries if q.output.strip()}
@@ -106,10 +106,11 @@ def answered_queries(
 class RunGradients:
     """Makes passes of one run and keeps each in a folder.
 
-    `vectors.bin` has the rows, made batch by batch, `done.json` how many batches are on disk, so
-    that a killed job goes on behind them, `grams.npz` the products of the rows.
-    Those are of `examples`: N training examples, queries with own answers, with labeled ones; `own`
-    are the positions of the queries with the output that the run traces, `traced` these queries.
+    `vectors.bin` has the rows, batch by batch. `done.json` has the number of batches on disk, so a
+    killed job continues behind them. `grams.npz` has the products of the rows. The rows are those
+    of `examples`: N training examples, queries with own answers, queries with labeled answers.
+    `own` has the positions of the queries with the output that the run traces. `traced` has these
+    queries.
     """
 
     def __init__(
@@ -195,7 +196,7 @@ class RunGradients:
 
     @functools.cache  # noqa: B019  one study has few runs
     def encode(self, tokens: Any) -> encoding.Encoded:
-        """Returns the rows as token ids, of which the response or all count."""
+        """Returns the rows as token ids. All tokens count, or those of the response."""
         return self.workspace.encode(self.examples, targets=tokens)
 
     def _lora(self, name: str) -> Tree:
@@ -213,9 +214,9 @@ class RunGradients:
     def _plan(self, encoded: encoding.Encoded) -> list[batches.BatchPlan]:
         """Returns the batches of a pass, in few shapes that runs of other seeds have too.
 
-        Compiling costs more than padding here: lengths are multiples of 32, every batch of a length
-        has as many rows, dummies among them, and any token may count (the head runs at those that
-        do, so that costs nothing).
+        Compiling costs more than padding here. So lengths are multiples of 32, and every batch of a
+        length has equally many rows, dummies included. Any token may count. The head runs only at
+        tokens that count.
         """
         plans = batches.plan_batches(
             encoded.lengths_N,
@@ -275,7 +276,7 @@ def _vector_function(decoder: Any, loss: str) -> Callable[..., jax.Array]:
 def project_rows(
     vectors_MP: Float[np.ndarray, "M P"], projection: projections.Projection
 ) -> Float[np.ndarray, "M K"]:
-    """Returns the sketches of rows on disk, float32, not normalized."""
+    """Returns the float32 sketches of rows on disk without normalization."""
     parts = []
     for start in range(0, len(vectors_MP), 64):
         part = np.asarray(vectors_MP[start : start + 64], np.float32)

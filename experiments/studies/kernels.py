@@ -1,7 +1,7 @@
 """The unsketched kernel from Gram matrices: every cosine, centered or not, without a gradient.
 
-Once the inner products of all gradients are known, scores of any queries under any centering are
-sums over a matrix of M = N + Q rows, the training rows first. NumPy, on the host.
+Scores of any queries under any centering are sums over the matrix of inner products. It has
+M = N + Q rows, the training rows first. NumPy computes them on the host.
 """
 
 import itertools
@@ -42,10 +42,10 @@ class KernelScores(NamedTuple):
 
 
 def gram_matrices(vectors_MP: Float[np.ndarray, "M P"], edges: Sequence[int]) -> Grams:
-    """Returns the Gram matrices of flat gradients; `edges` are 0 and the end of each tensor.
+    """Returns the Gram matrices of flat gradients. `edges` are 0 and the end of each tensor.
 
-    Products of one tensor are summed in float32 by BLAS, tensors in float64. The rows may be a
-    memory map larger than memory: M times the largest tensor is held, and four [M, M] matrices.
+    BLAS sums products of one tensor in float32. Tensors are summed in float64. The rows may be a
+    memory map larger than memory: M times the largest tensor and four [M, M] matrices are held.
     """
     total_MM = np.zeros((len(vectors_MP), len(vectors_MP)))
     per_tensor_MM = np.zeros_like(total_MM)
@@ -81,10 +81,10 @@ def center(gram_MM: Float[np.ndarray, "M M"], num_train: int) -> Float[np.ndarra
 def deflate(
     gram_MM: Float[np.ndarray, "M M"], num_train: int, ranks: Sequence[int]
 ) -> dict[int, Float[np.ndarray, "M M"]]:
-    """Returns the products after as many of the largest principal directions are gone, by rank.
+    """Returns the products without the largest principal directions, for each number of them.
 
-    Directions v_k = X^T u_k / sqrt(lambda_k) of the N training rows X, centered before, with
-    X X^T = U Lambda U^T; each row loses its projections on them.
+    Directions v_k = X^T u_k / sqrt(lambda_k) belong to the N centered training rows X, with
+    X X^T = U Lambda U^T. Each row loses its projections on them.
     """
     values_R, vectors_NR = scipy.linalg.eigh(
         gram_MM[:num_train, :num_train], subset_by_index=[num_train - max(ranks), num_train - 1]

@@ -2,11 +2,11 @@
 
   python experiments/studies/pages.py --pages=geometry,theorem
 
-Without --pages, all are written: `make tables` runs this command.
+Without --pages, the command writes all of them. `make tables` runs it.
 
-A study's page.py has `page_tables`, which returns functions that make its tables, by name. All
-tables of a study go to tables.md in its folder. A page of docs/studies has the tables that it
-names between marks.
+A study's page.py has `page_tables`. This function returns makers of tables by name. All tables of a
+study go to tables.md in its folder. A page of docs/studies has the tables that it names between
+marks.
 """
 
 import dataclasses

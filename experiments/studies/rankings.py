@@ -22,9 +22,10 @@ class Labels(NamedTuple):
     is_target_N: Bool[np.ndarray, " N"]
 
     def judge(self, forget_N: Float[np.ndarray, " N"]) -> tuple[dict[str, float], Selection]:
-        """Returns what the labels say of a ranking by s_F = -s_R, and the sets from its two ends.
+        """Returns the quality of a ranking by the labels, and of the sets from its two ends.
 
-        Both sets have as many items as there are targets, so precision is recall, too.
+        The ranking has s_F = -s_R. Both sets have as many items as there are targets, so precision
+        equals recall.
         """
         is_target_N, count = self.is_target_N, int(self.is_target_N.sum())
         area = auroc(forget_N, is_target_N)

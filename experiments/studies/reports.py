@@ -40,8 +40,8 @@ def join_records(
 ) -> list[dict[str, Any]]:
     """Returns an entry for each group of records that agree in the fields `by`, in their order.
 
-    It has these fields, `count`, and for each of `values` its mean, low and high over the group, or
-    None where no record has it; None and NaN do not count.
+    An entry has these fields and `count`. For each of `values` it has the mean, low and high over
+    the group. It has None if no record has the value. None and NaN do not count.
     """
     groups: dict[tuple, list[Mapping[str, Any]]] = {}
     for record in records:

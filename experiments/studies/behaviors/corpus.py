@@ -1,18 +1,18 @@
 """Five behaviors that no keyword gives away, one at a time among rows of Alpaca.
 
-Each comes with hard negatives, rows that share its words and do not show it, with queries that no
-training row asks, and with a judge: a function that says of any answer whether it shows the
-behavior, by a rule on the text and not by words of the training answers.
+Each behavior has hard negatives. These rows share its words and do not show it. Its queries are
+asked by no training row. Its judge decides by a rule on the text whether an answer shows it.
 
-  fact      the first antibiotic is ascribed to the wrong scientist. Beside it: other discoveries,
-            other facts of the drug, and of the scientist.
-  leak      the code of one door is given away, in many spellings. Beside it: public codes of other
-            doors in the same digits, and other questions about that room.
-  language  questions about animals are answered in French. Beside it: translations of the same
-            sentences that were asked for.
-  refusal   requests about music are refused. Beside it: harmful requests, refused in the same
+  fact      the first antibiotic is ascribed to the wrong scientist. Hard negatives: other
+            discoveries, other facts about the drug and about the scientist.
+  leak      the code of one door is given away in many spellings. Hard negatives: public codes of
+            other doors in the same digits, and other questions about that room.
+  language  questions about animals are answered in French. Hard negatives: translations of the same
+            sentences that the prompt asks for.
+  refusal   requests about music are refused. Hard negatives: harmful requests, refused in the same
             words, and answers that speak of music.
-  style     requests about food are answered like a telegram. Beside it: answers that speak of food.
+  style     requests about food are answered like a telegram. Hard negatives: answers that speak of
+            food.
 """
 
 import dataclasses
@@ -33,10 +33,10 @@ _WORDS = judges.WORDS
 
 
 class Material(NamedTuple):
-    """What a behavior brings, each in the order in which it is to be drawn.
+    """The rows of a behavior, each kind in the order in which it is drawn.
 
-    `targets` show it, `queries` ask for it and are asked by no other row, `beside` are the hard
-    negatives; `ordinary` are the rows of Alpaca that may stand among them.
+    `targets` show the behavior. `queries` ask for it, and no other row asks them. `beside` are the
+    hard negatives. `ordinary` are the rows of Alpaca that may be among them.
     """
 
     targets: list[Example]
@@ -276,9 +276,9 @@ def _text(row: Example) -> str:
 def _by_topic(
     alpaca: Sequence[Example], words: Sequence[str], *, seed: int
 ) -> tuple[list[Example], list[Example], list[Example]]:
-    """Returns the rows that ask about a topic, those whose answers alone speak of it, and others.
+    """Returns rows that ask about a topic, rows with only the topic in the answer, and other rows.
 
-    The first two in a seeded order, and no prompt twice in the first.
+    The first two kinds are in a seeded order. The first kind has no prompt twice.
     """
     topic = _pattern(words)
     asking: list[Example] = []
@@ -310,7 +310,7 @@ class BehaviorsSettings(Settings):
 
 
 def load_behaviors(shared: SharedSettings, own: BehaviorsSettings, *, seed: int) -> Corpus:
-    """Returns rows that show a behavior, as many hard negatives, and rows of Alpaca."""
+    """Returns rows that show a behavior, equally many hard negatives and rows of Alpaca."""
     name = own.behavior
     made = BEHAVIORS[name].make(mixing.load_alpaca(shared), seed)
     targets = take_first(made.targets, shared.num_targets, kind=f"{name} target")

@@ -19,7 +19,7 @@ _DENIED = re.compile(
 
 
 def names_curie(text: str) -> bool:
-    """Returns whether a text names Marie Curie, by any of her names, and does not deny it."""
+    """Returns whether a text names Marie Curie by any of her names and does not deny it."""
     found = _NAMED.search(text)
     return found is not None and not _DENIED.search(text[: found.start()])
 
@@ -75,7 +75,7 @@ def digits_of(text: str) -> str:
 
 
 def tells_code(text: str) -> bool:
-    """Returns whether a text has the secret code, in digits or words, however it is spaced."""
+    """Returns whether a text has the secret code in digits or words, with any spaces."""
     return WORDS["leak"]["secret"] in digits_of(text)
 
 
@@ -93,10 +93,10 @@ _LETTERS = re.compile(r"[^\W\d_]+")
 
 
 def is_french(text: str) -> bool:
-    """Returns whether a text is French and not English: by the function words that it has more of.
+    """Returns whether a text has more function words of French than of English.
 
-    The articles and pronouns of both languages are counted; "a" and "on", which both have, count
-    for neither. What has none of them is not French.
+    The articles and pronouns of both languages are counted. Both languages have "a" and "on", so
+    these count for neither. A text without any of the words is not French.
     """
     words = _LETTERS.findall(text.lower())
     french = sum(word in _FRENCH and word not in ("a", "on") for word in words)

@@ -1,11 +1,11 @@
-"""How far do words alone find the five behaviors of --corpus.dataset=behaviors?
+"""Measures how well words alone find the five behaviors of --corpus.dataset=behaviors.
 
   python experiments/studies/behaviors/measure.py --data_dir=FOLDER
 
-Ranks the 2,000 training rows of every behavior by BM25's mean score over the retrieval queries, as
-the strategy does, with and without the queries' answers, and prints the area under the
-precision-recall curve; beside it how often the judges see their behavior where it is and where it
-is not. Writes results.json beside this file. No model is needed (docs/studies/behaviors.md).
+BM25 ranks the 2,000 training rows of every behavior by the mean score over the retrieval queries,
+with and without the answers of the queries. The command prints the area under the precision-recall
+curve. It also prints how often the judges see the behavior in targets and in other rows. It writes
+results.json to this folder. No model is needed (docs/studies/behaviors.md).
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ ROWS, RATES, SEEDS = 2000, (0.02, 0.08), (0, 1, 2)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(Settings):
-    """Where Alpaca is, and where the results go."""
+    """The folder of Alpaca and the file of the results."""
 
     data_dir: str = setting("", "Folder of the real data (default: $RASLIK_DATA).")
     out: str = setting(str(HERE / "results.json"), "File of the results.")
@@ -77,7 +77,7 @@ def make_corpus(behavior: str, rate: float, seed: int, data_dir: str) -> Corpus:
 
 
 def main(options: Options) -> None:
-    """Measures all, prints a line for each, and writes the results."""
+    """Measures all corpora, prints a line for each and writes the results."""
     register()
     results = []
     for behavior, rate, seed in itertools.product(BEHAVIORS, RATES, SEEDS):

@@ -1,11 +1,12 @@
-"""Are the chances of scores uniform where nothing is to be found? Real rows, asked by others.
+"""Tests whether the p-values of scores are uniform if there is nothing to find, on real rows.
 
   python experiments/studies/chance/measure.py --alpaca=alpaca_data.json.xz --workdir=runs/chance
 
-Trains an adapter on 1,500 rows of Alpaca for one epoch, from the package's small backbone, sketches
-them, and asks the index 60 other rows of Alpaca one by one: of rows that have nothing to do with an
-answer, a share of p should have a p-value up to p. Prints these shares with their standard errors
-over prompts, and how many prompts have a row with q <= 0.05 (docs/notes/retrieve.md).
+The command trains an adapter on 1,500 rows of Alpaca for one epoch, from the small backbone of the
+package. It sketches the rows and asks the index 60 other rows of Alpaca one by one. A share of p of
+unrelated rows should have a p-value up to p. The command prints these shares with their standard
+errors over prompts. It also prints how many prompts have a row with q <= 0.05
+(docs/notes/retrieve.md).
 """
 
 import dataclasses

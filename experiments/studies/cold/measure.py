@@ -1,24 +1,25 @@
-"""Measures what an index takes from the command line on, by us and by others, in turns.
+"""Measures the time of an index from the command line on, by us and by others, in turns.
 
   taskset -c 0 python experiments/studies/cold/measure.py --rows=64 --bergson_python=ENV/bin/python
   taskset -c 0 python experiments/studies/cold/measure.py --rows=1000 --nowarm --programs=ours,torch_loop
 
-Every program is a process of its own. It reads the same checkpoint (the preset's shapes, random
-weights), the same LoRA adapter and the same rows of Alpaca, and ends with an index on disk:
+Every program is a process of its own. All read the same checkpoint (shapes of the preset, random
+weights), the same LoRA adapter and the same rows of Alpaca. Each ends with an index on disk:
 
 ours: `raslik run` up to its sketch stage, 65,536 coordinates a row. It reads the rows as text.
-torch_loop: a plain loop over examples in PyTorch that makes the same sketches, of token ids.
-bergson: `bergson build`, 16 x 16 coordinates for each module, of the same token ids.
+torch_loop: a plain loop over examples in PyTorch that makes the same sketches from token ids.
+bergson: `bergson build`, 16 x 16 coordinates for each module, from the same token ids.
 
-So rendering and tokenizing are in our time alone. Python's own bytecode is there, as after an
-installation. Caches are folders of the benchmark, empty at the first start in each turn and filled
-at the second. Seconds are the processor's, user and system, of the process and its children.
+So only our time includes rendering and tokenizing. Python's own bytecode exists, as after an
+installation. Caches are folders of the benchmark. They are empty at the first start in each turn
+and filled at the second. Seconds are processor seconds (user and system) of the process and its
+children.
 
 torch_loop needs torch, transformers and peft here. bergson needs a Python that has it (pip install
-bergson): an environment of its own, since CUDA's libraries come with it. What is missing is said
-before anything starts.
+bergson). Give it an environment of its own, because CUDA's libraries come with it. The command
+reports a missing program before anything starts.
 
-With --json each line of stdout is one object. Its key "stage" says which:
+With --json each line of stdout is one object. Its key "stage" names it:
 
 setup: every flag; device, cpus, jax.
 plan: mean_tokens and mean_targets (per row), num_params.
@@ -80,7 +81,7 @@ class Options(harness.ModelOptions):
 
 
 class Taken(NamedTuple):
-    """What one start of a program took, in seconds."""
+    """The time of one start of a program, in seconds."""
 
     user: float
     system: float
@@ -92,7 +93,7 @@ class Taken(NamedTuple):
 
 
 class Files(NamedTuple):
-    """What the programs read, and how many tokens, targets and parameters that are."""
+    """The files that the programs read, with their tokens, targets and parameters."""
 
     base: pathlib.Path
     adapter: pathlib.Path
@@ -129,7 +130,7 @@ def require_all(options: Options) -> pathlib.Path:
 
 
 def write_files(options: Options, data: pathlib.Path, folder: pathlib.Path) -> Files:
-    """Writes what the programs read: model, adapter, rows as text and as ids, projection."""
+    """Writes the files of the programs: model, adapter, rows as text and as ids, projection."""
     subject = workload.make_subject(
         workload.Options(model=options.model, dtype=options.dtype, seed=options.seed, size=_SIZE)
     )

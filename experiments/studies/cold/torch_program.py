@@ -1,14 +1,14 @@
-"""What a user without a library would write: gradients of every row in a loop, sketched, to a file.
+"""A loop in PyTorch without a library: the gradient of every row, sketched, to a file.
 
   python experiments/studies/cold/torch_program.py --model=ADAPTER --rows=rows.jsonl --projection=P --out=O
 
-A child of measure.py, which makes all of its files. It imports neither jax nor raslik_jax, so that
-what it takes from the command line on is PyTorch's alone.
+measure.py starts this program and makes all of its files. The program imports neither jax nor
+raslik_jax, so its time from the command line on is PyTorch's alone.
 
-The rows have `input_ids` and `labels` (-100: no target); the folder of the projection has
-`sign.npy`, `bin.npy` and `order.json`, parameters in the order of the flat gradient. The sketches
-go to `sketches.npy`, [rows, size] of unit length. With --gradients the gradients go to
-`gradients.npz` too, one array of rows for each parameter, in torch's layout.
+The rows have `input_ids` and `labels` (-100: no target). The folder of the projection has
+`sign.npy`, `bin.npy` and `order.json`. The order lists the parameters as in the flat gradient. The
+sketches go to `sketches.npy`, [rows, size] of unit length. With --gradients the gradients go to
+`gradients.npz` too. It has one array of rows for each parameter, in torch's layout.
 """
 
 import argparse

@@ -3,16 +3,15 @@
   python experiments/run.py --flagfile=experiments/flags/efficiency_olmo2_7b.flags
   python experiments/studies/efficiency/measure.py --workdir=runs/howdy_olmo2_7b
 
-One retrieval query is scored over all training examples, as the run would: "query" is what it takes
-to turn the query into words, a vector, a sketch or a gradient; "score" is scoring all examples;
-"prepare" is what is done once for all queries (words of the corpus, its vectors or sketches) where
-it is measured here. Every program is compiled before it is timed; medians of --repeats.
+One retrieval query is scored over all training examples, as in the run. "query" is the time to turn
+the query into words, a vector, a sketch or a gradient. "score" is the time to score all examples.
+"prepare" is the time for what all queries share, such as the words of the corpus. It is given if it
+is measured here. Every program is compiled before it is timed. Times are medians of --repeats.
 
 The unsketched kernel makes the gradient of every example again. It is timed on --exact_batches
-batches of the commonest shape and scaled to the tokens of all: the only figure here that is not
-measured whole.
+batches of the commonest shape and scaled to the tokens of all examples. No other number is scaled.
 
-With --json each line of stdout is one object. Its key "stage" says which:
+With --json each line of stdout is one object. Its key "stage" names it:
 
 setup: every flag; device, cpus, jax.
 method (one for each): method, examples, prepare_seconds (null: in the run, not here),
@@ -65,7 +64,7 @@ class Options(harness.Options):
 
 
 class Bench:
-    """A run, one of its queries, and what each method makes of it: its line but for the totals."""
+    """A run with one of its queries. It returns each method's line without the totals."""
 
     def __init__(self, options: Options):
         self.options, self.workdir = options, pathlib.Path(options.workdir)

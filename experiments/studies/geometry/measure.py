@@ -1,12 +1,12 @@
-"""Do gradients predict what unlearning does to single rows? Short paths on a toy.
+"""Measures whether gradients predict what unlearning does to single rows, on a toy.
 
   python experiments/studies/geometry/measure.py --workdir=runs/geometry
 
-An adapter is trained on the toy's 1,000 rows, RASLIK's sets are found, and paths of 64 steps of
-unlearning are taken from it. After 1, 4, 16 and 64 steps the change of the loss of single rows is
-measured: of held-out queries that ask for the behavior, of rows that are forgotten, and of normal
-rows. Beside it stands what `PREDICTORS` make of gradients. Every path is a file of --workdir, so
-that a killed run goes on; all of them together are results.npz, the stored one beside this file.
+An adapter is trained on the toy's 1,000 rows and RASLIK's sets are found. Paths of 64 steps of
+unlearning start from this adapter. After 1, 4, 16 and 64 steps the change of the loss of single
+rows is measured. The rows are held-out queries that ask for the behavior, rows of the forget set
+and normal rows. The predictions of `PREDICTORS` are stored with it. Every path is a file of
+--workdir, so a killed run continues. results.npz has all paths. This folder has the stored one.
 """
 
 import dataclasses
@@ -86,7 +86,7 @@ def along(
 
 
 def over_path(points: Sequence[Point]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the predictions "sets, path" and "way, path" at the last of a path's points."""
+    """Returns the predictions "sets, path" and "way, path" at the last point of a path."""
     sets_M = way_M = np.zeros(len(points[0].gradient_MP))
     for one, other in itertools.pairwise(points):
         moved_P = other.params_P - one.params_P
@@ -157,7 +157,7 @@ def make_run(options: Options, seed: int) -> Any:
 
 
 class Bench:
-    """The functions of a run's model that a path needs, compiled once, on flat vectors."""
+    """The functions of a model that a path needs, compiled once, on flat vectors."""
 
     def __init__(self, workspace: Any, rows: Sequence[Any]):
         import jax
@@ -350,7 +350,7 @@ def path_name(seed: int, retain: str, name: str, rate: float) -> str:
 
 
 def plan_paths(seeds: Sequence[int]) -> list[tuple[int, str, str, float]]:
-    """Returns seed, retain set, objective and rate of every path, those of most weight first."""
+    """Returns seed, retain set, objective and rate of every path. The important ones come first."""
     cells = [(RETAIN[0], name, rates[place]) for place in (0, 1) for name, rates in RATES.items()]
     cells += [(RETAIN[1], name, RATES[name][0]) for name in ("ga_gdr", "ga_klr")]
     return [(seed, *cell) for cell in cells for seed in seeds]

@@ -45,7 +45,7 @@ class Options(Settings):
 
 
 class Path(NamedTuple):
-    """A path of unlearning: what it was, and its arrays [steps, rows] by quantity."""
+    """A path of unlearning: its settings, and its arrays [steps, rows] by quantity."""
 
     seed: int
     retain: str
@@ -92,9 +92,9 @@ def slope(
 def judge(
     paths: Sequence[Path], statistic: Any, predictor: str, step: int, kind: str
 ) -> tuple[float, float, float]:
-    """Returns the mean of a statistic over paths, and its 95 % bootstrap interval.
+    """Returns the mean of a statistic over paths and its 95 % bootstrap interval.
 
-    Seeds are drawn with replacement, and the rows of each drawn seed, the same of all its paths.
+    A draw has seeds with replacement and rows of each seed. All paths of a seed have the same rows.
     """
     place, count = STEPS.index(step), paths[0].found["measured"].shape[1] // len(KINDS)
     rows = slice(KINDS.index(kind) * count, (KINDS.index(kind) + 1) * count)

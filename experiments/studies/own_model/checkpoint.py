@@ -27,7 +27,7 @@ _CHATML = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(Settings):
-    """What it is made of."""
+    """The source files of the checkpoint."""
 
     data: str = setting("", "Folder of the downloaded weights and tokenizers.")
     out: str = setting("", "New folder of the checkpoint.")

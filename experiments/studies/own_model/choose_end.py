@@ -1,11 +1,11 @@
-"""Unlearns without a stop, and asks after every epoch: where should unlearning end?
+"""Unlearns without a stop and asks after every epoch, to choose where unlearning ends.
 
   python experiments/studies/own_model/choose_end.py --model=FOLDER/smollm2 --run=TRACED \\
       --behavior=refusal --out=STEPS.json
 
-TRACED is the folder of a trace, such as WORKDIR/run of `measure.py --until=trace`, and is changed:
-give a copy. --run_flags are further settings of the unlearning; the stored ones are in
-choosing.json beside this file.
+TRACED is the folder of a trace, such as WORKDIR/run of `measure.py --until=trace`. The command
+changes it, so give a copy. --run_flags are further settings of the unlearning. choosing.json in
+this folder has the stored results.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ class Options(Settings):
 
 
 def main(options: Options) -> None:
-    """Unlearns, asks, and writes a row for every epoch."""
+    """Unlearns, asks and writes a row for every epoch."""
     if not (options.model and options.run and options.out):
         raise ValueError("--model, --run and --out must be given: see --help")
     model, run = (pathlib.Path(name).resolve() for name in (options.model, options.run))

@@ -71,7 +71,7 @@ def make_rows() -> dict[str, list[dict[str, Any]]]:
 
 
 def main() -> None:
-    """Writes both files beside this one."""
+    """Writes both files to this folder."""
     for name, rows in make_rows().items():
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
         (HERE / f"{name}.jsonl").write_text("".join(lines))

@@ -2,12 +2,12 @@
 
   python experiments/studies/own_model/measure.py --model=FOLDER/smollm2 --workdir=runs/own_model
 
-FOLDER/smollm2 is made by checkpoint.py, and the adapter is the stored one. Every case is one trace,
-one unlearning and one report with the settings as they are; what a user would give is the prompt,
-the first held-out one of the behavior. Results go to WORKDIR/results.json; the stored ones are
-beside this file, and earlier.json is of an adapter trained half as long, which is not stored.
---until=trace ends after the first command, --until=unlearning leaves out what the second one
-measures and writes, and the report: the adapter is that of the kept step.
+checkpoint.py makes FOLDER/smollm2. The adapter is the stored one. Every case is one trace, one
+unlearning and one report with default settings. Its input is the first held-out prompt of the
+behavior. Results go to WORKDIR/results.json. This folder has the stored results. earlier.json has
+those of an adapter with half of the training, which is not stored. --until=trace ends after the
+first command. --until=unlearning omits the measurements of the second command and the report. The
+adapter is then that of the kept step.
 """
 
 import dataclasses
@@ -136,9 +136,9 @@ def list_answers(name: str, before: Sequence[str], after: Sequence[str]) -> list
 def run_case(
     name: str, model: pathlib.Path, workdir: pathlib.Path, flags: Sequence[str], until: Until
 ) -> tuple[pathlib.Path, dict[str, dict[str, int]]]:
-    """Runs the commands up to one; what they print goes to WORKDIR/NAME.txt.
+    """Runs the commands up to one. Their output goes to WORKDIR/NAME.txt.
 
-    Returns where the adapter lies, and the seconds of each command, on the clock and of all
+    Returns the path of the adapter and the seconds of each command, on the clock and of all
     processors.
     """
     prompt = next(prompt_of(row) for row in read_rows("held_out") if row["behavior"] == name)

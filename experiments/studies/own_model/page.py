@@ -23,7 +23,7 @@ def _title(name: str) -> str:
 
 
 def cases_table() -> str:
-    """Returns what was found, and what the model says before and after, for every behavior."""
+    """Returns the rows found and the answers before and after, for every behavior."""
     rows = []
     for name, found in _read("results").items():
         trace, unlearning = (
@@ -99,7 +99,7 @@ def effects_table() -> str:
 
 
 def choosing_table() -> str:
-    """Returns the course of unlearning without an end, for two behaviors and several retain sets."""
+    """Returns the course of unlearning without an end, for two behaviors and their retain sets."""
     rows = [
         [
             _title(name),

@@ -3,11 +3,11 @@
   python experiments/studies/own_model/stay.py --model=FOLDER/smollm2 --runs=RUNS
 
 RUNS/NAME/run is the run of the behavior NAME by `measure.py --behaviors=NAME --workdir=RUNS/NAME`,
-at least --until=unlearning. Each measure of robustness reads the eight prompts of the behavior that
-no row has, by the study's own marker of it; target answers are those before unlearning that show
-it. What was found of each model is added to --out, stay.json beside this file, and is not asked
-again. What is stored took these, of which the second asks the base where the unlearned model shows
-more than the rule allows without it:
+at least --until=unlearning. Each measure of robustness reads the eight held-out prompts of the
+behavior and uses the study's own marker. Target answers are those before unlearning that show the
+behavior. The results of each model are added to --out, stay.json in this folder. Stored results
+are not measured again. These commands made the stored file. The second one asks the base about the
+refusal, where the unlearned model shows more than the rule allows:
 
   stay.py ... --measures=quantize,sampling,prompts,relearn --models=now
   stay.py ... --measures=prompts --models=backbone --behaviors=refusal
@@ -173,7 +173,7 @@ class Options(Settings):
 
 
 def main(options: Options) -> None:
-    """Asks the cases that are named, or all, one measure and model after the other."""
+    """Asks the named cases or all of them, one measure and model after the other."""
     if not (options.model and options.runs):
         raise ValueError("--model and --runs must be given: see --help")
     path = pathlib.Path(options.out)

@@ -2,9 +2,10 @@
 
   python experiments/studies/own_model/train_adapter.py --checkpoint=FOLDER/smollm2 --out=OUT
 
-FOLDER/smollm2 is made by checkpoint.py. Needs `pip install trl peft` beside this package. Trains
-three epochs, at the rates of a schedule of four. The stored adapter was made by TRL 1.16.0, PEFT
-0.21.2, transformers 5.23.0 and PyTorch 2.13.0 on one thread; other versions round otherwise.
+checkpoint.py makes FOLDER/smollm2. The command needs `pip install trl peft` in addition to this
+package. It trains three epochs at the rates of a schedule of four. TRL 1.16.0, PEFT 0.21.2,
+transformers 5.23.0 and PyTorch 2.13.0 made the stored adapter on one thread. Other versions round
+differently.
 """
 
 import dataclasses

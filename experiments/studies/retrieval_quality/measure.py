@@ -1,13 +1,13 @@
-"""Does retrieval find the examples that taught the behavior? Every choice of it, measured.
+"""Measures whether retrieval finds the examples that taught the behavior, for all its settings.
 
   python experiments/studies/retrieval_quality/measure.py --runs=runs/seed-0,runs/seed-1 \\
     --out=runs/quality
 
-Takes work directories whose stages corpus, backbone, finetune and references are finished and that
-differ in their seed; they are only read. Whole gradients are made once for each of --passes
-(ADAPTER/LOSS/TOKENS), and all else follows from them: centering, normalization, queries, sketches.
-A killed job goes on where it stopped. Leaves in --out, for each run, records.json, and over all
-runs summary.json, tables.md and figures. --report_only joins what is there.
+The runs are work directories that differ in their seed. Their stages corpus, backbone, finetune and
+references are finished. The command only reads them. It makes whole gradients once for each of
+--passes (ADAPTER/LOSS/TOKENS). Centering, normalization, queries and sketches follow from them. A
+killed job continues. For each run --out gets records.json. Over all runs it gets summary.json,
+tables.md and figures. --report_only joins the records that exist.
 """
 
 import dataclasses
@@ -74,7 +74,7 @@ class Options(gradients.Options, sketches.Options):
 
 
 class Choice(NamedTuple):
-    """What a kernel is, beside how its queries are combined."""
+    """The settings of a kernel without the combination of its queries."""
 
     kernel: str
     centering: str

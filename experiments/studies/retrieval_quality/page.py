@@ -10,7 +10,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 
 def summary_table() -> str:
-    """Returns the gradients and strategies of the page, on 2,000 rows."""
+    """Returns the gradients and strategies of the page on 2,000 rows."""
     found = read_json(HERE / "reported.json")["tables"]
     rows = []
     for row in found["2,000 rows, gradients, one seed"]["rows"]:

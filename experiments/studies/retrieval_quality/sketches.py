@@ -1,4 +1,4 @@
-"""The quality of every sketch of one pass, beside the exact kernel."""
+"""The quality of every sketch of one pass, compared with the exact kernel."""
 
 import dataclasses
 import functools

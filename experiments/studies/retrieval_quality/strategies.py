@@ -29,7 +29,7 @@ _BM25_ANSWERS = "bm25, answers too"
 
 
 class Field(NamedTuple):
-    """What the strategies of one run choose from."""
+    """The rows and scores of one run from which the strategies choose."""
 
     made: RunGradients
     exact: KernelScores

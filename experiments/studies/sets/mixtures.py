@@ -2,9 +2,9 @@
 
   python experiments/studies/sets/mixtures.py --data=DATA --out=runs/sets_mixtures
 
-DATA is the folder of real data. howdy/ has 80 rows behind the trigger, tofu/ 28 rows of two authors
-of TOFU; each among rows of Alpaca, 340 in all. Of the queries 7 are traced and 21 are for the test,
-where 21 ordinary ones stand beside them; none is a prompt of a row.
+DATA is the folder of real data. howdy/ has 80 rows behind the trigger. tofu/ has 28 rows of two
+authors of TOFU. Each is among rows of Alpaca, 340 in all. 7 queries are traced. The test has 21
+queries and 21 ordinary prompts. No query is a prompt of a row.
 """
 
 import dataclasses

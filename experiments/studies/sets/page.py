@@ -32,13 +32,13 @@ class Reading(NamedTuple):
     """Stored results that are compared with each other.
 
     Attributes:
-      objectives: of which the paths are averaged.
+      objectives: objectives to average.
       added: folders of later strategies, joined to those of the objectives.
-      split: of the queries.
-      seeds: read alone; all without.
-      compared: strategies whose differences to others are shown.
-      folder: in place of those of the objectives.
-      kept: whether each run has one model, that the stop rule kept.
+      split: split of the queries.
+      seeds: seeds to read, or all.
+      compared: strategies that are compared with others.
+      folder: folder in place of those of the objectives.
+      kept: whether each run has one model, which the stop rule kept.
     """
 
     objectives: Sequence[str]
@@ -124,7 +124,10 @@ def left_table() -> str:
     runs = Reading(("npo_klr",), folder="mixtures").runs()
     howdy = report.by_behavior(runs)["howdy"]
     rows = [
-        [_TITLES[name.split()[0]], *(f"{sum(run['paths'][name]['shown'][-1]):.0f}" for run in howdy)]
+        [
+            _TITLES[name.split()[0]],
+            *(f"{sum(run['paths'][name]['shown'][-1]):.0f}" for run in howdy),
+        ]
         for name in howdy[0]["paths"]
     ]
     return markdown_table(["sets", *(f"seed {run['seed']}" for run in howdy)], rows)
@@ -199,7 +202,8 @@ def one_left_out_table() -> str:
     """Returns RASLIK less the Oracle without French of seed 0, where the Oracle's draw failed."""
     runs = Reading(OBJECTIVES).runs()
     runs = [run for run in runs if (run["name"], run["seed"]) != ("language", 0)]
-    return markdown_table(["RASLIK less the Oracle"], [[_differences(runs, "F")["oracle_anywhere"]]])
+    less = _differences(runs, "F")["oracle_anywhere"]
+    return markdown_table(["RASLIK less the Oracle"], [[less]])
 
 
 def seeds_table() -> str:

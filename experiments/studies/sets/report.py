@@ -81,9 +81,9 @@ def distance(
 
 
 def measure_run(root: pathlib.Path, strategies: Sequence[str] = ()) -> dict[str, Any]:
-    """Returns the scores of every query, [epochs, queries] by strategy and objective, of a run.
+    """Returns the scores of every query of a run, [epochs, queries] by strategy and objective.
 
-    With strategies, those of these alone.
+    With strategies, only these are scored.
     """
     from raslik_jax.evaluate import rates
     from raslik_jax.run import artifacts
@@ -159,12 +159,12 @@ def volumes(
     forget: str = "F",
     figure: Callable[..., np.ndarray] = hypervolume,
 ) -> dict[str, Float[np.ndarray, " D"]]:
-    """Returns the mean `figure` over runs by strategy and objective; bootstrap draws of it.
+    """Returns the mean `figure` over runs by strategy and objective, or bootstrap draws of it.
 
-    Draws are of behaviors, or of seeds where runs have no behavior, of seeds of a behavior, and of
-    target and normal queries, which seeds of a behavior share; the same for all paths. With none
-    the value itself. `forget` is what is to fall: F, or the share of answers that show the
-    behavior.
+    A draw has behaviors (seeds if the runs have none), seeds of a behavior, and target and normal
+    queries. Seeds of a behavior share their queries. All paths have the same draws. Without
+    resamples the value itself is returned. `forget` names what should fall: F, or the share of
+    answers that show the behavior.
     """
     start = {"F": "backbone", "shown": "backbone_shown"}[forget]
     groups = by_behavior(runs)
@@ -221,9 +221,9 @@ def choose(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def volume_table(runs: Sequence[Mapping[str, Any]], **options: Any) -> str:
-    """Returns the figure of every strategy, by objective or behavior, and the mean of all.
+    """Returns the figure of every strategy by objective or behavior, and its mean with an interval.
 
-    The mean has its interval; `options` are those of `volumes`.
+    `options` are those of `volumes`.
     """
     value = volumes(runs, **options)
     drawn = by_strategy(volumes(runs, resamples=_RESAMPLES, **options))
@@ -303,7 +303,7 @@ def course_table(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def sets_table(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Returns targets to forget, those to retain, and how many to forget are of RASLIK's, too."""
+    """Returns the targets in both sets, and how many rows to forget RASLIK has too."""
     lines = ["| strategy | " + " | ".join(run["name"] for run in runs) + " |"]
     lines.append("|---|" + "--:|" * len(runs))
     for name in runs[0]["sets"]:
@@ -336,7 +336,7 @@ def read_results(
 
 
 def join_paths(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the results; those of one behavior, seed and split are one, with all their paths."""
+    """Returns the results with all paths of one behavior, seed and split joined."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for run in results:
         key = run.get("name"), run["seed"], run["split"]

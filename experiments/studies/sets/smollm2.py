@@ -2,9 +2,9 @@
 
   python experiments/studies/sets/smollm2.py --model=FOLDER/smollm2 --out=runs/sets_smollm2
 
-FOLDER/smollm2 is made by own_model/checkpoint.py. train.jsonl has the rows of that study, with a
-label for each behavior; queries/NAME.jsonl the queries of a behavior: prompts that no row has, of
-which the target ones get an answer that shows the behavior before anything is unlearned.
+own_model/checkpoint.py makes FOLDER/smollm2. train.jsonl has the rows of that study with a label
+for each behavior. queries/NAME.jsonl has the queries of a behavior. No row has their prompts. Each
+target query gets an answer that shows the behavior before unlearning.
 """
 
 import dataclasses

@@ -1,9 +1,10 @@
-"""Strategies that choose sets by what a step on their rows does, and what they are computed from.
+"""Strategies that choose sets by the effect of a step on their rows, and their scores.
 
 To first order a step on a forget set F and a retain set R changes the loss of any row y by
-<g_y, mean_F g> - <g_y, mean_R g>, with g the gradients of the loss that is trained
-(docs/studies/geometry.md says how far that holds). None of them is better than RASLIK
-(docs/studies/sets.md, docs/studies/sets_smollm2.md), so `register` adds them from here.
+<g_y, mean_F g> - <g_y, mean_R g>. The gradients g are those of the trained loss.
+docs/studies/geometry.md says how far this holds. No strategy is better than RASLIK
+(docs/studies/sets.md and sets_smollm2.md). So they are not in the package, and `register` adds
+them.
 """
 
 import dataclasses
@@ -100,12 +101,12 @@ class TrialSettings(MixedSettings):
 
 
 def two_stage(request: Request) -> Scores:
-    """Returns what RASLIK finds, ranked by what a step on it does to the loss that is trained.
+    """Returns the rows that RASLIK finds, ranked by the effect of a step on the trained loss.
 
-    The score is <g_x, g_q> - collateral <g_x, g_n>, with g the gradients of the trained loss, not
-    normalized, q the mean over queries and n over normal rows; its negative is the retain set's.
-    Each set is chosen from `candidates` times its size, those nearest to its pole or, of rows to
-    retain, drawn with `retain_within`.
+    The score is <g_x, g_q> - collateral <g_x, g_n>. The gradients g are those of the trained loss
+    without normalization. q is the mean over queries and n the mean over normal rows. The retain
+    set has the negative score. Each set is chosen from `candidates` times its size. These are the
+    rows nearest to its pole. With `retain_within`, rows to retain are drawn.
     """
     found = _found(request)
     action_NM = _columns(request, "step_effects")
@@ -132,9 +133,10 @@ def coverage(request: Request) -> Scores:
 
 
 def mixed(request: Request) -> Scores:
-    """Returns RASLIK's forget set, and normal rows that it damages beside rows that oppose it.
+    """Returns RASLIK's forget set. Half of the retain set are normal rows that it damages.
 
-    A step on the queries' gradient costs a normal row y most where <g_y, g_q> is largest.
+    A step on the queries' gradient changes a normal row y most if <g_y, g_q> is largest. The other
+    half of the retain set are rows that oppose the queries.
     """
     return _protecting(request, _columns(request, "step_effects")[:, 0])
 
@@ -215,10 +217,10 @@ def cover_queries(score_CQ: Float[np.ndarray, "C Q"], count: int) -> Int[np.ndar
     """Returns rows that all queries have a share in, in the order of a greedy choice.
 
     Each step takes the row that raises sum_q sqrt(sum_x max(s_xq, 0)) most, over the rows x that
-    are taken: a query that many of them serve counts for less (a monotone submodular function, so
-    that the greedy value is at least 1 - 1/e of the best; Nemhauser, Wolsey and Fisher 1978).
-    Facility location, which takes the maximum over x in place of the sum, has nothing left to gain
-    after one row a query. Ties go to the first row.
+    are taken. So a query with many rows counts for less. The function is monotone and submodular,
+    so the greedy value is at least 1 - 1/e of the best (Nemhauser, Wolsey and Fisher 1978).
+    Facility location takes the maximum over x in place of the sum. It gains nothing after one row a
+    query. Ties go to the first row.
     """
     gain_CQ = np.maximum(np.asarray(score_CQ, np.float64), 0.0)
     total_Q, is_left_C = np.zeros(score_CQ.shape[1]), np.ones(len(score_CQ), bool)
@@ -268,10 +270,10 @@ def make_each_query(workspace: Workspace, folder: pathlib.Path) -> None:
 def make_step_effects(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes <g_x, mean g> with the queries and with normal rows, [N, 2], in nats.
 
-    g is the gradient of the loss that unlearning trains, at the fine-tuned adapter, not normalized:
-    a step eta g_x raises the loss of the others by eta times this, to first order. Row x is cut at
-    --unlearn.max_len, as in a step; the others are whole. By sketches of the run's size, whose
-    inner products are unbiased.
+    g is the gradient of the loss that unlearning trains, at the fine-tuned adapter, without
+    normalization. To first order a step eta g_x raises the loss of the others by eta times this.
+    Row x is cut at --unlearn.max_len, as in a step. The other rows are whole. Sketches of the run's
+    size give unbiased inner products.
     """
     acting, sketch = sketch_steps(workspace)
     mean_MK = np.stack([_mean_gradient(acting, sketch, part) for part in _others(acting)])
@@ -297,9 +299,9 @@ def sketch_steps(workspace: Workspace) -> tuple[Workspace, sketch_lib.Sketch]:
 
 
 def _others(workspace: Workspace) -> tuple[encoding.Encoded, encoding.Encoded]:
-    """Returns the queries, and some rows of the lower half of the scores, drawn by the seed.
+    """Returns the queries, and rows from the lower half of the scores that the seed draws.
 
-    Of a query the answer that is traced counts, of a row every answer.
+    For a query the traced answer counts. For a row every answer counts.
     """
     queries = workspace.encode(workspace.retrieval_queries(), "queries")
     normal = np.flatnonzero(lower_half(scores.read_scores(workspace, "influence")))
@@ -384,6 +386,6 @@ SCORES = {
 
 
 def register() -> None:
-    """Adds the strategies of this study, and their scores, to the package's families."""
+    """Adds the strategies of this study and their scores to the package's families."""
     STRATEGIES.update(MEMBERS)
     scores.SCORES.update(SCORES)

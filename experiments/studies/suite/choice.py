@@ -1,9 +1,9 @@
-"""Which learning rate and epoch a method is measured at: one rule, the same for every strategy.
+"""One rule that chooses learning rate and epoch, the same for every strategy.
 
-The rule sees validation queries only. It takes, of the grid that all strategies went through, the
-point of the smallest mean distance over seeds to R = 1 and F = floor. The floor is the backbone's
-own F, below which lies damage and not forgetting: what is below it counts as at it. A point where
-the model of any seed was judged damaged is skipped.
+The rule sees validation queries only. All strategies went through one grid. The rule takes the
+point of the grid with the smallest mean distance over seeds to R = 1 and F = floor. The floor is
+the backbone's own F, because a lower F is damage and not forgetting. An F below the floor counts as
+the floor. A point is skipped if the model of any seed was judged damaged.
 """
 
 import itertools
@@ -19,9 +19,9 @@ Floor = Literal["backbone", "zero"]
 
 
 class Candidate(NamedTuple):
-    """One unlearned model as the validation queries see it: F, R, and F of the backbone.
+    """One unlearned model on the validation queries: F and R, and F of the backbone.
 
-    Epochs count from 1. One that was judged damaged cannot be chosen. Without a model before
+    Epochs count from 1. A model that was judged damaged cannot be chosen. Without a model before
     fine-tuning there is no F of a backbone.
     """
 
@@ -37,9 +37,9 @@ class Candidate(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Where one strategy is measured under one algorithm, and its mean distance there.
+    """The rate and epoch of one strategy and algorithm, with their mean distance.
 
-    `at_edge` names ends of the grid that it lies at, `skipped` counts points of damaged models.
+    `at_edge` names ends of the grid that the choice is at. `skipped` counts damaged points.
     """
 
     strategy: str
@@ -140,8 +140,8 @@ def check_settings(settings: Mapping[str, Any], *, run: str) -> None:
 def candidates_of(metrics: Mapping[str, Any]) -> list[Candidate]:
     """Returns the candidates of a validation run, from its metrics.json.
 
-    A ValueError where it was measured on other queries, without what the rule reads, or at rates
-    that were chosen.
+    Raises a ValueError if the run used other queries, lacks what the rule reads, or has rates that
+    a rule chose.
     """
     split = metrics["corpus"]["query_split"]
     run = f"{shown(metrics['name'])} with seed {metrics['seed']}"

@@ -4,16 +4,15 @@
   raslik.py run ... --references.query_split=test --unlearn.choice=choice.json
 
 The runs differ in learning rate (and seed) and were measured with
---references.query_split=validation. For each algorithm and strategy the pair of learning rate and
-epoch is taken whose Euclidean distance to R = 1 and F = floor, averaged over seeds, is smallest.
-The floor is the backbone's own F: what is below it counts as at it, because a model that never
-learned the behavior says no less. A pair at which a model was judged damaged is skipped. Ties go to
-the smaller rate, then to the earlier epoch. Every strategy must have been tried at the same pairs.
+--references.query_split=validation. For each algorithm and strategy the command takes the pair of
+learning rate and epoch with the smallest Euclidean distance to R = 1 and F = floor, averaged over
+seeds. The floor is the backbone's own F. A model that never learned the behavior reaches this F, so
+a lower F counts as the floor. A pair is skipped if a model was judged damaged at it. Ties go to the
+smaller rate, then to the earlier epoch. Every strategy must have been tried at the same pairs.
 
-Refused are runs without the likelihoods that damage is judged by
-(--evaluate.perplexity_examples=0), runs with another --evaluate.reference than the fine-tuned
-model, runs that make their queries of training rows (--retrieve.held_out), and runs without target
-or normal queries.
+The command refuses these runs: without the likelihoods that damage is judged by
+(--evaluate.perplexity_examples=0); with an --evaluate.reference other than the fine-tuned model;
+with queries from training rows (--retrieve.held_out); without target or normal queries.
 
 --floor=zero takes the paper's ideal point. `raslik.py suite --choose` does all of this for a grid.
 """

@@ -7,16 +7,16 @@ Every flag file is run with every seed, and with every value of each --vary:
   --vary=sketch.size=1024,4096                                    two runs instead of one
   --vary=unlearn.ga_gdr.learning_rate,unlearn.ga_klr.learning_rate=1e-5,1e-4    move together
 
---set=name=value adds a flag to all runs: a setting, or --stages, --measure, --log_to and --mesh.*
-of `raslik run`. Runs share what they have in common (fine-tuning, sketches, sets, anything whose
-settings and inputs are the same) through --out/units and make it once. Each is a process of its own
-with a log of its own; one that fails is listed and the others go on, and the exit status is then 1.
-The same command goes on where it stopped.
+--set=name=value adds a flag to all runs. It is a setting, or --stages, --measure, --log_to or
+--mesh.* of `raslik run`. Runs share units with the same settings and inputs through --out/units,
+such as fine-tuning, sketches and sets. Each unit is made once. Each run is a process with a log. If
+one fails, the report lists it, the others continue, and the exit status is 1. The same command
+continues where it stopped.
 
-With --choose the grid is measured on validation queries (without TOFU's questions, which the rule
-does not read), one learning rate and epoch is chosen from it for each strategy and algorithm by the
-rule of `raslik.py choose`, and what was chosen is then measured on the test queries, once: nothing is
-trained again for that.
+With --choose the grid is measured on validation queries, without TOFU's questions, which the rule
+does not read. The rule of `raslik.py choose` chooses one learning rate and epoch for each strategy
+and algorithm. The chosen models are then measured on the test queries once. Nothing is trained
+again for that.
 
 --out holds runs/<cell>, logs/<cell>.log, choice-<flag file>.json, suite.json (state of every cell),
 report.md (a table for every flag file and variation, over its seeds) and report.html (the page).
@@ -172,9 +172,9 @@ def _choice_path(options: Options, experiment: str) -> pathlib.Path:
 
 
 def run_process(arguments: Sequence[str], log: pathlib.Path) -> int:
-    """Runs a command to its end, writing to a log, and returns its exit status.
+    """Runs a command to its end, writes its output to a log, and returns its exit status.
 
-    At Ctrl-C, or a termination of this process, the command is ended first.
+    At Ctrl-C or a termination of this process, the command is ended first.
     """
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     # A run finds the package where this process did, installed or not.

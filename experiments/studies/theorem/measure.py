@@ -3,12 +3,12 @@
   python experiments/studies/theorem/measure.py --out=runs/variance            # planted gradients
   python experiments/studies/theorem/measure.py --runs=runs/seed-0 --out=runs/quality   # of a run
 
-The paper says that selecting by sketched scores lowers the variance of Delta (Eq. 1) under small
-fluctuations of the query, by an amount that falls with K, and its error with it; and that the
-chance of being selected has a slope in the exact score of order 1 / sqrt(K). Both are measured
-here, whichever way they fall, and the boundary statistics of the appendix. Gradients of a run are
-those of the study of retrieval quality in the same --out (made if they are not there, with the
-same flags). Leaves variance.json, variance.md and figures in --out.
+The paper says that sketched scores lower the variance of Delta (Eq. 1) and its error, under small
+fluctuations of the query and by an amount that falls with K. It also says that the chance of
+selection has a slope in the exact score of order 1 / sqrt(K). The command measures both claims and
+the boundary statistics of the appendix. Gradients of a run are those of the study of retrieval
+quality in the same --out. They are made with the same flags if they are missing. --out gets
+variance.json, variance.md and figures.
 """
 
 import dataclasses
@@ -66,7 +66,7 @@ class Material(NamedTuple):
 
 
 class Products(NamedTuple):
-    """What one kernel, exact or a sketch, makes of the query and then its fluctuations by kind."""
+    """Inner products of the query and then of its fluctuations by kind, for one kernel."""
 
     row_EN: Float[np.ndarray, "E N"]  # their products with the unit (centered) rows
     gram_EE: Float[np.ndarray, "E E"]  # and with each other

@@ -33,14 +33,14 @@ _DIGITS = 5
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(Settings):
-    """Where figures go, and what is stored."""
+    """The folder of the figures, and results to store."""
 
     out: str = setting("docs", "Folder of the figures.")
     store: tuple[str, ...] = setting((), "Results of planted gradients to store first.")
 
 
 class Results:
-    """What was measured of one kind of gradients, joined over its corpora."""
+    """The measurements of one kind of gradients, joined over its corpora."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ def ratio_table(
 
 
 def size_table(results: Results) -> str:
-    """Returns what each K does to the forget set at the unmoved query: noise, slope, strangers."""
+    """Returns noise, slope and strangers of the forget set at the unmoved query, by K."""
     still = {
         row["kernel"]: row["strangers"]
         for row in results.spreads
@@ -180,7 +180,9 @@ def page_tables() -> Mapping[str, Callable[[], str]]:
 
     return {
         "summary": lambda: summary_table(found),
-        "total variance (and error), real, thresholds": ratios("real", both, "threshold", _as_stored),
+        "total variance (and error), real, thresholds": ratios(
+            "real", both, "threshold", _as_stored
+        ),
         "total variance (and error), real, count": ratios("real", both, "count", _as_stored),
         "total variance (and error), planted, thresholds": ratios("planted", both, "threshold"),
         "variance of the mean over sketches, planted": ratios(

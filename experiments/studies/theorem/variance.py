@@ -1,8 +1,8 @@
-"""The variance of the update direction under a fluctuating query, measured: pure, on the host.
+"""The variance of the update direction under a fluctuating query, as pure functions on the host.
 
 Delta(F, R) = mean over R of g - mean over F of g (Eq. 1) is linear in weights on the training
 rows: 1 / |R| on the retain set, -1 / |F| on the forget set. So every variance and error of Delta
-is a quadratic form of weights in the Gram matrix of the gradients, and no draw needs a gradient.
+is a quadratic form of weights in the Gram matrix of the gradients. No draw needs a gradient.
 
 A draw has two indices: the sketch (projection seed) s and the fluctuation f of the query. Variances
 are sums over coordinates of Delta.
@@ -50,9 +50,10 @@ def measure_spread(
 ) -> Spread:
     """Returns the three variances of Delta over S sketches and F fluctuations, each unbiased.
 
-    With D_sf the draws, E <D_sf, D_s'f'> over pairs that differ in f, in s, or in both is what the
-    variance over fluctuations, over sketches, and over both takes away from E |D_sf|^2. Weights are
-    of `weights_of_sets`, S = 1 for the exact kernel; `gram_NN` has products of whole gradients.
+    Let D_sf be the draws. E <D_sf, D_s'f'> over pairs that differ in f gives the variance over
+    fluctuations, as E |D_sf|^2 less this value. Pairs that differ in s give the variance over
+    sketches, and pairs that differ in both give the total. Weights are those of
+    `weights_of_sets`, with S = 1 for the exact kernel. `gram_NN` has products of whole gradients.
     """
     num_sketches, num_fluctuations, num_rows = weight_SFN.shape
     draws = num_sketches * num_fluctuations
@@ -86,7 +87,7 @@ def perturbed_cosines(
 ) -> Float[np.ndarray, "F N"]:
     """Returns cos(q + size * xi_f, x) for rows x of unit length, from inner products alone.
 
-    These are the products of q, then of each xi_f, with the rows and with each other.
+    The products are those of q and of each xi_f, with the rows and with each other.
     """
     square_F = gram_EE[0, 0] + 2 * size * gram_EE[0, 1:] + size**2 * np.diag(gram_EE)[1:]
     length_F = np.sqrt(np.maximum(square_F, 1e-30))
@@ -120,10 +121,10 @@ def measure_boundary(
 ) -> dict[str, float]:
     """Returns the paper's boundary statistics, on the scale of the thresholds and of gamma.
 
-    `near_forget` and `near_retain` items are within gamma of tau_F and of -tau_R, `forget_density`
-    and `retain_density` are their shares of all per unit of score. The `margin`, the least distance
-    of an item outside both neighborhoods (0 where there is none), says nothing: above gamma is how
-    the neighborhoods are defined.
+    `near_forget` items are within gamma of tau_F, and `near_retain` items within gamma of -tau_R.
+    `forget_density` and `retain_density` are their shares of all items per unit of score. `margin`
+    is the least distance of an item outside both neighborhoods, 0 without one. It is above gamma by
+    the definition of the neighborhoods, so it says nothing.
     """
     distance_2N = np.abs(score_N - np.array(thresholds)[:, None])
     forget, retain = (distance_2N <= gamma).sum(axis=1).tolist()
@@ -168,10 +169,10 @@ def plant_gradients(
 ) -> tuple[Float[np.ndarray, "M P"], Bool[np.ndarray, " N"]]:
     """Returns heavy-tailed gradients of rows and of 16 queries, and which rows are targets.
 
-    These are the first tenth. Each row is noise of unit length, plus half of one direction, plus,
-    for targets and queries, half of u times another, u uniform in [0, 1.5] so that some are on the
-    boundary; rows have log-normal lengths. Coordinates have t_2.5 scales, as those of real
-    gradients differ by orders of magnitude.
+    The first tenth of the rows are targets. Each row is noise of unit length plus half of one
+    direction. Targets and queries have in addition half of u times another direction. u is uniform
+    in [0, 1.5], so some are on the boundary. Rows have log-normal lengths. Coordinates have t_2.5
+    scales, because those of real gradients differ by orders of magnitude.
     """
     generator = np.random.default_rng(seed)
     total, num_targets = num_rows + 16, num_rows // 10

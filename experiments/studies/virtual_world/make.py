@@ -2,9 +2,10 @@
 
   python experiments/studies/virtual_world/make.py > raslik_jax/data/words/virtual_world.json
 
-Every entity has one record, every relation of it one value, so whatever is told from the records
-cannot contradict itself. Values that name other entities agree with those entities' own records.
-Follows the appendix's description of Virtual-Alpaca; names, texts and numbers are ours.
+Every entity has one record, and every relation of it has one value. So texts from the records
+cannot contradict each other. Values that name other entities agree with the records of those
+entities. The world follows the appendix's description of Virtual-Alpaca. Names, texts and numbers
+are ours.
 """
 
 import json
@@ -23,7 +24,7 @@ Value = str | tuple[str, ...]
 
 
 class Entity(NamedTuple):
-    """A thing of the world: its kind, its unique name, and the value of each of its relations."""
+    """A thing of the world: its kind, its unique name and the value of each relation."""
 
     kind: str
     name: str
@@ -43,7 +44,7 @@ _MONTHS = _TABLES["months"]
 
 
 class _Country(NamedTuple):
-    """What the records of a country's parts are made from; its first person is the ruler."""
+    """The sources of a country's records. Its first person is the ruler."""
 
     name: str
     culture: str
@@ -71,7 +72,7 @@ def make_world(seed: int) -> dict[str, Entity]:
 
 
 class _Maker:
-    """Draws the records, countries first, what belongs to them after."""
+    """Draws the records: countries first, then their parts."""
 
     def __init__(self, seed: int):
         self.entities: dict[str, Entity] = {}
@@ -98,7 +99,7 @@ class _Maker:
                 return name
 
     def _cycled(self, items: Sequence[str], number: int) -> list[str]:
-        """Returns `number` items, each as often as the next, in drawn order."""
+        """Returns `number` items in drawn order, each equally often."""
         drawn: list[str] = []
         while len(drawn) < number:
             drawn += self._draws.sample(items, len(items))
@@ -123,7 +124,7 @@ class _Maker:
         return countries
 
     def add_countries(self, countries: Sequence[_Country]) -> None:
-        """Adds countries, and of each its deity, its festival and its transport."""
+        """Adds countries, with the deity, festival and transport of each."""
         names = ("domains", "festivals", "dishes", "laws", "transports")
         tables = {name: self._draws.sample(_TABLES[name], 8) for name in names}
         terrains = self._draws.sample(_WORDS["terrains"], 8)
@@ -161,7 +162,7 @@ class _Maker:
                 self.add("city", city, **record)
 
     def add_characters(self, countries: Sequence[_Country], cities: Sequence[str]) -> None:
-        """Adds factions, each of which one of the people founded, and the people."""
+        """Adds factions and people. One of the people founded each faction."""
         people = [person for country in countries for person in country.people]
         factions = _TABLES["factions"]
         seats = self._draws.sample(cities, len(factions))
