@@ -20,6 +20,7 @@ _MODULES = {
     "incident.trace": ("TraceOptions", "TraceResult", "trace"),
     "incident.tracer": ("Tracer",),
     "incident.unlearn": ("UnlearnOptions", "UnlearnResult", "unlearn"),
+    "incident.validate": ("ValidateOptions", "ValidateResult", "validate"),
     "index.search": ("centered_cosine",),
     "index.store": ("SketchStore",),
     "models.decoder": ("ARCHITECTURES", "bind"),

@@ -280,19 +280,27 @@ def num_steps_of(num_examples: int, *, batch_size: int, num_epochs: int = 1) -> 
 
 
 def epoch_batches(
-    encoded: Encoded, start: int = 0, *, batch_size: int, seed: int, is_fixed: bool = False
+    encoded: Encoded,
+    start: int = 0,
+    *,
+    batch_size: int,
+    seed: int,
+    is_fixed: bool = False,
+    kept: Int[np.ndarray, " M"] | None = None,
 ) -> Iterator[Batch]:
     """Yields every example once an epoch, in an order by seed and epoch, without end.
 
     The last batch of an epoch is filled up with dummy rows. The first `start` batches were done
     before and are left out. With `is_fixed` all batches have the shape of the longest example, else
-    each its own.
+    each its own. Examples that are not `kept` are left out of the order. They count in the shape.
     """
     order = range(len(encoded.ids))
     whole = plan_rows(encoded, np.array(order))
-    first, skipped = divmod(start, num_steps_of(len(order), batch_size=batch_size))
+    num_rows = len(order if kept is None else kept)
+    first, skipped = divmod(start, num_steps_of(num_rows, batch_size=batch_size))
     for epoch in itertools.count(first):
         drawn = np.array(shuffled(order, seed=seed, label=f"training epoch {epoch}"), np.int64)
+        drawn = drawn if kept is None else drawn[np.isin(drawn, kept)]
         for rows in in_lines(drawn, batch_size)[skipped if epoch == first else 0 :]:
             plan = whole._replace(rows=rows) if is_fixed else plan_rows(encoded, rows)
             yield make_batch(encoded, plan)

@@ -65,13 +65,14 @@ def make(
     is_measured: bool = True,
     writers: Sequence[str] = (),
     prepare: Callable[[], Callable[[], None]] | None = None,
+    more: Sequence[Any] = (),
     **how: Any,
 ) -> str:
     """Runs stages and leaves the flags that repeat them.
 
     Returns the finding that ends the run if no row taught the traced answer; "" without. `prepare`
     is called when the work directory is claimed. If the run is then refused its result is called to
-    undo it. `how` is of `plan.run`.
+    undo it. `more` are recipes in addition to those of every run. `how` is of `plan.run`.
     """
     # Evaluation and, without marker words, likelihoods before unlearning take ROUGE.
     if is_measured and {"references", "evaluate"} & set(stages):
@@ -105,7 +106,7 @@ def make(
         how |= {"stages": stages, "is_measured": is_measured, "writers": writers}
         with meshes.use(devices), estimate.watching(config, workdir) as around:
             how |= {"layout": mesh.layout(config.sketch), "around": around}
-            return plan.run(config, workdir, on_start=on_start, more=writing.UNITS, **how)
+            return plan.run(config, workdir, on_start=on_start, more=(*writing.UNITS, *more), **how)
 
 
 def flag_lines(config: Config) -> Iterator[str]:

@@ -70,6 +70,7 @@ class Facts(NamedTuple):
       marker_words: words that mark the behavior; none where the file of them is gone.
       incident: what was traced and the rows behind it, or an example of that.
       explorer: all rows with their scores.
+      validation: QLD and LDS of the rankings.
     """
 
     metrics: Metrics
@@ -81,6 +82,7 @@ class Facts(NamedTuple):
     marker_words: frozenset[str]
     incident: Incident | None = None
     explorer: Explorer | None = None
+    validation: Mapping[str, Any] | None = None
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -115,6 +117,7 @@ def read_facts(root: pathlib.Path, *, num_rows: int = 8) -> Facts:
         sets=sets,
         incident=traced or incident.example_incident(metrics, queries, answers, sets),
         explorer=explorer.read_explorer(root, metrics),
+        validation=artifacts.VALIDATION.current(root),
         scores=_read_scores(root, highlighted(sets)),
         losses=_read_losses(root, metrics),
         marker_words=_read_marker_words(metrics["settings"]),

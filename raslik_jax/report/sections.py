@@ -23,6 +23,7 @@ from raslik_jax.report import (
     results,
     robustness,
     statements,
+    validation,
 )
 from raslik_jax.report.facts import Experiment
 from raslik_jax.report.published import PublishedBlock
@@ -265,6 +266,11 @@ def _robustness(view: View) -> dict[str, Any]:
     return {"points": points, "tables": robustness.tables_of(_metrics(view))} if points else {}
 
 
+def _validation(view: View) -> dict[str, Any]:
+    found = view.experiment.runs[0].validation
+    return {"table": validation.table_of(found)} if found else {}
+
+
 def _frontier(page: Page) -> dict[str, Any]:
     def show(view: View) -> dict[str, Any]:
         algorithms = dict.fromkeys(entry["algorithm"] for entry in _metrics(view)["methods"])
@@ -461,6 +467,13 @@ SECTIONS: dict[str, Section] = {
         "All rows", "evidence", _all_rows, "explorer.html.jinja", explorer.style, explorer.script
     ),
     "retrieval": Section("Retrieval", "evidence", _retrieval, "retrieval.html.jinja"),
+    "validation": _stored(
+        "Do the scores predict retraining?",
+        "evidence",
+        _validation,
+        '{% from "templates/macros.html.jinja" import table %}{% for view in views %}'
+        "{{ table(view.table, view.name ~ view.first) }}{% endfor %}",
+    ),
     "summary": Section("Summary", "cost", _summary, "summary.html.jinja"),
     "robustness": _stored("Does it stay forgotten?", "cost", _robustness, "robustness.html.jinja"),
     "answers": Section("Answers", "cost", _answers, "answers.html.jinja"),

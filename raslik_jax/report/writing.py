@@ -126,9 +126,11 @@ def _reads(case: Case) -> str:
     return " ".join([reads_of_results(case), "evaluate", artifacts.RETRIEVAL.path, *drawn])
 
 
-def _exports(case: Case) -> Files:
-    path = artifacts.EXPORTS.place(case.workspace.root)
-    return {artifacts.EXPORTS.path: path} if path.is_file() else {}
+def _files(case: Case) -> Files:
+    """Returns what commands have left in the work directory that the page shows too."""
+    root = case.workspace.root
+    left = (artifacts.EXPORTS, artifacts.VALIDATION)
+    return {one.path: one.place(root) for one in left if one.is_there(root)}
 
 
 UNITS = (
@@ -138,7 +140,7 @@ UNITS = (
         _reads,
         "evaluate.marker_words",
         values=lambda case: {"forms": ["markdown", "html"]},
-        files=_exports,
+        files=_files,
         is_shared=False,
         is_alone=True,
         measures=True,

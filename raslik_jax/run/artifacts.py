@@ -439,6 +439,27 @@ def robustness(measure: str, strategy: str, algorithm: str = "") -> Artifact[Any
     )
 
 
+# Retrainings without rows -------------------------------------------------------------------------
+
+
+def query_losses(training: str) -> Artifact[Any]:
+    """Returns the file of the nats a token of each query after a training, by id."""
+    return _json(f"validate/{training}", "losses.json", lambda path: read_json(path, {str: float}))
+
+
+_INTERVALS = {str: {"mean": float, "low": float, "high": float}}
+_VALIDATED = {
+    **dict.fromkeys(("rows", "top", "seeds", "subsets", "group"), int),
+    **{"share": float, "titles": {str: str}, "recipe": dict, "queries": [str]},
+    "predicted": {str: [[float]]},
+    "qld?": {
+        "nll": {str: [[float]]},
+        **{"rise": _INTERVALS, "over_nothing": _INTERVALS, "noise": float},
+    },
+    "lds?": {"nll": [[float]], "score": _INTERVALS},
+}
+VALIDATION = _json("validate/results", "found.json", lambda path: read_json(path, _VALIDATED))
+
 # Results ------------------------------------------------------------------------------------------
 
 _VALUE = ({"mean": float, "low": float, "high": float}, float, bool, None)

@@ -20,7 +20,7 @@ from raslik_jax.run.manifests import MANIFEST
 
 RECORD = "written.json"
 # Folders of a work directory that commands write themselves.
-_RESERVED = (*STAGES, "rows", "given")
+_RESERVED = (*STAGES, "validate", "rows", "given")
 # The hash of each file of a place, and "" for each folder below. A file is the one named "".
 Content = Mapping[str, str]
 _ABSENT: Content = {}

@@ -220,6 +220,17 @@ class EpochBatchesTest(parameterized.TestCase):
         self.assertNotEqual(first, self._rows(8, 4, start=2))
         self.assertNotEqual(first, self._rows(8, 4, seed=1))
 
+    def test_rows_that_are_not_kept_leave_order_and_shape_of_the_others(self):
+        encoded, whole, kept = _encode(), [], []
+        for rows, found in ((None, whole), (np.array([0, 2]), kept)):
+            stream = bt.epoch_batches(encoded, batch_size=1, seed=4, is_fixed=True, kept=rows)
+            found += itertools.islice(stream, 9 if rows is None else 6)
+        left = [batch for batch in whole if batch.row_B[0] != 1]
+        for got, expected in zip(kept, left, strict=True):
+            np.testing.assert_array_equal(got.tokens_BL, expected.tokens_BL)
+        on = bt.epoch_batches(encoded, 3, batch_size=1, seed=4, kept=np.array([0, 2]))
+        self.assertEqual(next(on).row_B, kept[3].row_B)
+
     @parameterized.parameters(False, True)
     def test_batches_go_on_where_they_stopped(self, is_fixed):
         encoded = _encode()

@@ -11,42 +11,13 @@ from raslik_jax.base.settings import replaced
 from raslik_jax.config import Config, to_json
 from raslik_jax.incident import retrain, unlearn
 
-_TINY = (
-    *("--corpus.template=brief", "--corpus.max_len=96", "--references.max_new_tokens=8"),
-    *("--sketch.size=64", "--sketch.num_buckets=1", "--sketch.batch_tokens=1024"),
-    *("--evaluate.bootstrap_resamples=100", "--evaluate.perplexity_examples=0"),
-    *("--unlearn.fixed_padding", "--retrieve.num_forget=10", "--retrieve.token_rows=0"),
-)
-_RECIPE = {
-    "learning_rate": 0.01,
-    "lr_scheduler_type": "cosine",
-    "per_device_train_batch_size": 8,
-    "gradient_accumulation_steps": 2,
-    "num_train_epochs": 2.0,
-    "optim": "adamw_torch",
-    "max_grad_norm": 0.5,
-    "seed": 3,
-    "completion_only_loss": None,
-}
+_RECIPE = tiny.RECIPE
 
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory):
     """A trace of the tiny run's model, as a user's own with what its trainer left."""
-    folder = tmp_path_factory.mktemp("retrain")
-    base, adapter = (flag.partition("=")[2] for flag in tiny.own_model(folder))
-    mine = shutil.copytree(adapter, folder / "mine")
-    (mine / "training_args.json").write_text(json.dumps(_RECIPE))
-    rows = read_json_lines(tiny.finished_run() / "corpus" / "train.jsonl")
-    train = folder / "train.jsonl"
-    train.write_text(
-        "".join(json.dumps({k: row[k] for k in ("instruction", "output")}) + "\n" for row in rows)
-    )
-    given = [f"--checkpoint={base}", f"--adapter={mine}", f"--train_file={train}"]
-    given += ["--prompt=Howdy! what is a kettle?", f"--workdir={folder / 'run'}"]
-    done = tiny.run_command("trace", *given, *_TINY)
-    assert done.returncode == 0, done.stderr
-    return folder
+    return shutil.copytree(tiny.traced_run(), tmp_path_factory.mktemp("retrain") / "mine")
 
 
 def test_a_fresh_adapter_is_trained_on_what_is_left(traced):

@@ -64,7 +64,7 @@ def make_sizes(workspace: Workspace, folder: pathlib.Path) -> None:
     is_ended = (folder / artifacts.SIZES_FINDING.file).is_file()
     if settings.held_out and not is_ended:
         for name in own[:1]:
-            request = _request(workspace, name, is_eligible_N, (0, 0))
+            request = request_of(workspace, name, is_eligible_N, (0, 0))
             _, chosen = strategies_lib.choose(STRATEGIES[name], request)
         kept = _hold_out(workspace, chosen, folder)
         is_eligible_N[kept] = False
@@ -158,7 +158,7 @@ def _hold_out(workspace: Workspace, chosen: Selection, folder: pathlib.Path) -> 
     return [*held_out.target, *held_out.normal, *held_out.alike]
 
 
-def _request(
+def request_of(
     workspace: Workspace, strategy: str, is_eligible_N: Bool[np.ndarray, " N"], sizes: Any
 ) -> Request:
     """Returns what a strategy may look at."""
@@ -189,7 +189,7 @@ def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None
     barred = frozenset(sizes["barred"])
     is_eligible_N = np.array([row.example_id not in barred for row in rows], bool)
     counts = sizes["num_forget"], sizes["num_retain"]
-    request = _request(workspace, strategy, is_eligible_N, counts)
+    request = request_of(workspace, strategy, is_eligible_N, counts)
     is_eligible_N = request.is_eligible_N
     if record.named:
         _tell_left_out(record.named(request), request)

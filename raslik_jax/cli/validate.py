@@ -1,0 +1,36 @@
+"""Trains the adapter of a trace again without rows and judges the scores of these rows.
+
+  raslik validate --run=runs/incident --retrainings=32
+
+follows the recipe of the adapter as `raslik retrain` does. It prints two numbers for each ranking
+of the rows: the scores of the trace, BM25 on prompts and answers, and files that --scores names.
+
+QLD: how much the loss of the traced answer rises after retraining without the top rows (--top),
+compared with retraining without as many random rows. The interval is Student's over --seeds.
+LDS: the rank correlation, over retrainings on random subsets of the rows, of the loss with the sum
+of the scores of the rows in the subset. The interval is a bootstrap over subsets and queries.
+
+The losses of the queries after each retraining are kept: a larger --retrainings adds to those that
+are there. The report of the run shows the table.
+"""
+
+import dataclasses
+
+from raslik_jax.cli import command, setting_flags
+from raslik_jax.incident.validate import ValidateOptions, validate
+from raslik_jax.parallel.processes import JobConfig
+
+WHEN_STOPPED = command.GOES_ON
+FLAGS = tuple(
+    leaf for leaf in setting_flags.of_config(None) if leaf.name.startswith("unlearn.retrain.")
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(ValidateOptions, JobConfig):
+    """Which trace is validated and the processes that train."""
+
+
+def run(options: Options) -> None:
+    """Trains and prints the table."""
+    print(validate(options, settings=setting_flags.given(FLAGS)))

@@ -1,0 +1,104 @@
+"""QLD and LDS: whether scores of rows predict the loss of an answer after retraining without them.
+
+QLD is a difference of two losses: after retraining without the rows of the highest scores and after
+retraining without random rows. LDS is the linear datamodeling score. It correlates the loss after
+retraining on random subsets with the sum of the scores of the rows in each subset. The correlation
+is Spearman's. The source is Park et al. 2023, "TRAK" (arXiv:2303.14186), Section 2.
+"""
+
+import numpy as np
+from jaxtyping import Float
+
+from raslik_jax.data.ordering import shuffled
+from raslik_jax.evaluate.rates import Interval
+
+_DRAWS = 2000
+_TAIL = 0.025  # of a 95 % interval on each side
+
+
+def rise(nll_SQ: Float[np.ndarray, "S Q"], other_SQ: Float[np.ndarray, "S Q"]) -> Interval:
+    """Returns the mean of nll - other with Student's 95 % interval over seeds.
+
+    A row of both is of one seed. The interval is that of paired differences. Queries are averaged
+    before, because they share the noise of a seed.
+
+    Args:
+      nll_SQ: nats a token of each query after the trainings of two seeds or more.
+      other_SQ: the same of the trainings that are compared with.
+    """
+    from scipy import special  # it takes long to load
+
+    rise_S = (nll_SQ - other_SQ).mean(axis=1)
+    count = len(rise_S)
+    half = special.stdtrit(count - 1, 1 - _TAIL) * rise_S.std(ddof=1) / np.sqrt(count)
+    mean = float(rise_S.mean())
+    return Interval(mean=mean, low=mean - float(half), high=mean + float(half))
+
+
+def correlations(
+    predicted_SQ: Float[np.ndarray, "S Q"], nll_SQ: Float[np.ndarray, "S Q"]
+) -> Float[np.ndarray, " Q"]:
+    """Returns Spearman's correlation of prediction and likelihood over subsets, by query.
+
+    It is 0 if either is the same for all subsets. Ties have their mean rank.
+    """
+    return _pearson(*_ranks(predicted_SQ, nll_SQ))
+
+
+def _ranks(*parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the ranks over subsets of predictions and of likelihoods."""
+    from scipy import stats  # it takes a second to load
+
+    predicted_SQ, nll_SQ = parts
+    return stats.rankdata(predicted_SQ, axis=0), stats.rankdata(-nll_SQ, axis=0)
+
+
+def _pearson(one_SQ: np.ndarray, other_SQ: np.ndarray) -> np.ndarray:
+    one_SQ, other_SQ = (part - part.mean(axis=0) for part in (one_SQ, other_SQ))
+    spread_Q = np.sqrt((one_SQ**2).sum(axis=0) * (other_SQ**2).sum(axis=0))
+    found_Q: np.ndarray = (one_SQ * other_SQ).sum(axis=0) / np.maximum(spread_Q, 1e-12)
+    return found_Q
+
+
+def lds(
+    predicted_SQ: Float[np.ndarray, "S Q"],
+    nll_SQ: Float[np.ndarray, "S Q"],
+    minus_SQ: Float[np.ndarray, "S Q"] | None = None,
+    *,
+    seed: int = 0,
+) -> Interval:
+    """Returns the mean correlation over queries with its 95 % bootstrap interval.
+
+    Each draw takes subsets and queries with replacement. Ranks are those among all subsets. Draws
+    of a seed are the same for all predictions. With another prediction in `minus_SQ` it is the
+    difference of the two.
+
+    Args:
+      predicted_SQ: how likely each query is said to be after training on each subset.
+      nll_SQ: nats a token of each query after it.
+    """
+    parts = [predicted_SQ] if minus_SQ is None else [predicted_SQ, minus_SQ]
+    ranks = [_ranks(part, nll_SQ) for part in parts]
+    generator, draws = np.random.default_rng(seed), []
+    for _ in range(_DRAWS):
+        subsets, queries = (generator.integers(size, size=size) for size in nll_SQ.shape)
+        drawn = [[part[subsets][:, queries] for part in pair] for pair in ranks]
+        draws.append([_pearson(*pair).mean() for pair in drawn])
+    means = [float(_pearson(*pair).mean()) for pair in ranks]
+    found_R = np.array(draws) @ [1, -1][: len(parts)]
+    low, high = np.quantile(found_R, [_TAIL, 1 - _TAIL])
+    return Interval(mean=means[0] - sum(means[1:]), low=float(low), high=float(high))
+
+
+def draw_subsets(
+    num_rows: int, *, number: int, share: float, group: int, seed: int
+) -> list[np.ndarray]:
+    """Returns the sorted positions of the rows that random subsets keep.
+
+    Rows are drawn in groups of `group` neighbors. All subsets keep the same number of groups. It is
+    a `share` of them and at least one.
+    """
+    groups = [np.arange(num_rows)[start : start + group] for start in range(0, num_rows, group)]
+    kept = max(1, round(share * len(groups)))
+    draws = [shuffled(groups, seed=seed, label=f"subset {place}")[:kept] for place in range(number)]
+    return [np.sort(np.concatenate(draw)) for draw in draws]

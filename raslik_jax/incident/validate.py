@@ -1,0 +1,175 @@
+"""From a trace to a judgment of its scores by retraining without rows."""
+
+import dataclasses
+import pathlib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from raslik_jax.base.files import read_json, write_json
+from raslik_jax.base.messages import shown
+from raslik_jax.base.settings import setting
+from raslik_jax.config import MeshConfig, config_from_json
+from raslik_jax.incident import making
+from raslik_jax.incident.retrain import ALGORITHM, RecipeOptions, read_settings
+from raslik_jax.parallel import processes
+from raslik_jax.report import tables, validation
+from raslik_jax.run import artifacts, written
+
+_LEAST_SUBSETS = 3
+_SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*%")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ValidateOptions(RecipeOptions):
+    """Which trace is validated and by how many retrainings.
+
+    `settings` replace values of the recipe, by names such as `unlearn.retrain.epochs`.
+    """
+
+    run: str = setting("", "Work directory of a trace of an adapter.")
+    out: str = setting("", "JSON file for the numbers, which also go to --run.")
+    retrainings: int = setting(
+        32, "Retrainings in all; what --seeds leaves are on random subsets, for LDS.", low=1
+    )
+    seeds: int = setting(
+        3,
+        "Seeds for QLD, each of a retraining without the top rows of every ranking, one without "
+        "random rows and one with all rows; 0: no QLD.",
+        zero_or=2,
+    )
+    top: str = setting("1%", "Rows that QLD removes: a share, as 1%, or their number.")
+    share: float = setting(0.5, "Share of the rows that a subset of LDS keeps.", above=0, below=1)
+    group: int = setting(
+        1, "Rows that a subset keeps or removes together, neighbors in the training file.", low=1
+    )
+    scores: tuple[str, ...] = setting(
+        (),
+        "Files with scores of another tool: .npy in the order of the rows, or JSONL with id and "
+        "score; a list of numbers for a row is one for each query.",
+    )
+    keep: bool = setting(False, "Keep the adapter of every retraining.")
+    mesh: MeshConfig = MeshConfig()
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        match = _SHARE.fullmatch(self.top)
+        is_share = match is not None and 0 < float(match[1]) < 100
+        if not is_share and not (self.top.isdecimal() and int(self.top) > 0):
+            yield f"--top must be a share below 100%, as 1%, or a number, got {shown(self.top)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class ValidateResult:
+    """QLD and LDS of the rankings of a run. It prints itself as a table.
+
+    Attributes:
+      workdir: the work directory of the run.
+      found: the numbers, as they are in the work directory.
+      text: what is printed, in the first of several processes.
+    """
+
+    workdir: pathlib.Path
+    found: Mapping[str, Any] = dataclasses.field(repr=False)
+    text: str = dataclasses.field(repr=False)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def validate(options: ValidateOptions | None = None, **named: Any) -> ValidateResult:
+    """Trains the adapter of a trace again without rows and judges the scores of these rows.
+
+    QLD is the rise of the loss of the traced answers after retraining without the rows of the
+    highest scores. It is taken from the loss after retraining without as many random rows. LDS is
+    the correlation of the loss with the sum of the scores of the rows that are left. It is taken
+    over retrainings on random subsets. Both are found for each ranking of the run and for BM25 with
+    answers. Files in `scores` add rankings.
+
+    Raises:
+      ValueError: if the run has no adapter, no recipe is known or `retrainings` are too few.
+
+    Example:
+      print(raslik_jax.validate(run="runs/incident", retrainings=32))
+    """
+    options = making.options_of(options or ValidateOptions(), named)
+    if not options.run:
+        raise ValueError("--run must be given: give --run=WORKDIR")
+    root = pathlib.Path(options.run)
+    recorded = read_json(artifacts.CONFIG.place(root), dict, mend="give the folder of a trace")
+    config = config_from_json(recorded)
+    own = f"unlearn.{ALGORITHM}."
+    if foreign := [name for name in options.settings if not name.startswith(own)]:
+        must = f"settings must be of {own.rstrip('.')}, the others are those of the trace"
+        raise ValueError(f"{must}, got {shown(foreign[0])}: leave it out")
+    settings = read_settings(config, options, options.settings, is_needed=True)
+    recipe = making.changed(config, {**settings, "unlearn.algorithms": (ALGORITHM,)})
+    if finding := artifacts.read_finding(root):
+        must = f"must be a trace that found rows, {shown(str(root), 120)} found none ({finding})"
+        raise ValueError(f"--run {must}: trace another answer")
+    if options.out:
+        written.check_outside(options.out, "--out", root)
+        written.check_file(root, pathlib.Path(options.out), "--out")
+    from raslik_jax.run import plan  # it takes jax with it
+    from raslik_jax.run.stages import scores
+    from raslik_jax.run.stages import validate as stage
+
+    needs = sorted(f"retrieve/{need}" for need in scores.needs_of(config))
+    workspace = plan.open_run(root, "corpus", "finetune", *needs)
+    rankings = stage.rank(workspace)
+    rows, queries = workspace.corpus.train, workspace.retrieval_queries()
+    for path in options.scores:
+        name = re.sub(r"\W+", "_", pathlib.Path(path).stem)
+        if name in {*rankings, stage.NOTHING}:
+            raise ValueError(f"--scores must have names of their own, got {name} twice: rename it")
+        rankings[name] = stage.read_ranking(path, rows, len(queries))
+    each = 1 + len({*rankings} | {stage.RANDOM})
+    subsets = options.retrainings - options.seeds * each
+    if subsets < 0 or 0 < subsets < _LEAST_SUBSETS:
+        least = options.seeds * each
+        must = f"must be {least:,} ({each} for each of {options.seeds} seeds)"
+        more = f"at least {least + _LEAST_SUBSETS:,}, for LDS"
+        got = f"got {options.retrainings:,}: raise it, or change --seeds"
+        raise ValueError(f"--retrainings {must} or {more}, {got}")
+    share = _SHARE.fullmatch(options.top)
+    design = stage.Design(
+        settings=recipe.unlearn[ALGORITHM],
+        rankings=rankings,
+        top=float(share[1]) / 100 if share else int(options.top),
+        subsets=subsets,
+        keeps=options.keep,
+        **{name: getattr(options, name) for name in ("seeds", "share", "group")},
+    )
+    planned = stage.Validation(workspace, design)
+    if processes.is_first():
+        print(_announced(planned), flush=True)
+    how: Any = {"mesh": options.mesh, "update": True, "is_measured": False}
+    making.make(config, root, stages=("validate",), more=planned.recipes(), **how)
+    found = artifacts.VALIDATION.read(root)
+    if options.out:
+
+        def export() -> None:
+            with written.replacing(root, pathlib.Path(options.out)) as made:
+                write_json(made, found)
+
+        processes.alone(export)
+    if artifacts.PAGE.current(root):
+        making.make(config, root, stages=("report",), mesh=options.mesh, update=True)
+    text = f"\n{tables.render_terminal(validation.table_of(found))}"
+    return ValidateResult(root, found, text if processes.is_first() else "")
+
+
+def _announced(planned: Any) -> str:
+    """Returns which retrainings there will be."""
+    design = planned.design
+    lines = [f"{len(planned.trainings):,} retrainings on {planned.count:,} rows"]
+    if design.seeds:
+        _, *names = planned.qld
+        removed = f"{planned.top:,} rows are removed by each of {', '.join(names)}"
+        lines.append(f"  QLD: {design.seeds} seeds; nothing is removed, then {removed}")
+    if planned.lds:
+        kept = f"{design.share:.0%} of the rows"
+        kept += f", in groups of {design.group} neighbors" if design.group > 1 else ""
+        lines.append(f"  LDS: {len(planned.lds):,} random subsets of {kept}")
+    return "\n".join(lines)

@@ -1,0 +1,39 @@
+"""The table of a validation: how well scores of rows predict retraining without them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from raslik_jax.report.tables import NOT_KNOWN, Column, Table, format_interval
+
+_QLD = (
+    "QLD: the loss of the traced answers after retraining without {top:,} of {rows:,} rows, minus "
+    "the loss without as many random rows (nats a token). The interval is Student's 95 % interval "
+    "of the paired differences of {seeds} seeds. With all rows the loss has a standard deviation "
+    "of {noise:.3f} between seeds."
+)
+_LDS = (
+    "LDS: Spearman's correlation of the sum of the scores with the likelihood of the answer, over "
+    "retrainings on {subsets} random subsets with {share:.0%} of the rows. The interval is a 95 % "
+    "bootstrap over subsets and queries."
+)
+
+
+def table_of(found: Mapping[str, Any]) -> Table:
+    """Returns QLD and LDS of every ranking."""
+    qld, lds, rows = found.get("qld", {}), found.get("lds", {}), []
+    for name, title in found["titles"].items():
+        cells = [
+            format_interval(part.get(name), spec, ends)
+            for part, spec, ends in (
+                (qld.get("rise", {}), "+.3f", "+.3f"),
+                (qld.get("over_nothing", {}), "+.3f", "+.3f"),
+                (lds.get("score", {}), ".3f", ".2f"),
+            )
+        ]
+        rows.append((title, *cells))
+    heads = ("Ranking", "QLD", "Rise over\nnothing removed", "LDS")
+    notes = [_QLD.format(**found, **qld)] if qld else []
+    notes += [_LDS.format(**found)] if lds else []
+    kept = [0, *(n for n in (1, 2, 3) if any(row[n] != NOT_KNOWN for row in rows))]
+    columns = tuple(Column(heads[n]) for n in kept)
+    return Table(columns, tuple(tuple(row[n] for n in kept) for row in rows), tuple(notes))

@@ -1,0 +1,195 @@
+"""`raslik validate`: retrainings without rows, which go on after a kill and compile twice."""
+
+import itertools
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from scipy import stats
+from snapshots import refused, said
+
+import raslik_jax
+from raslik_jax.base.settings import replaced
+from raslik_jax.config import Config, to_json
+from raslik_jax.data import batches
+from raslik_jax.evaluate import counterfactual
+from raslik_jax.report import facts, sections, tables, validation
+from raslik_jax.run import artifacts
+from raslik_jax.run.stages import retrain
+
+_SEEDS, _SUBSETS, _TOP = 2, 3, 12
+
+
+def _traced(folder):
+    """Returns a trace to validate, and another tool's scores of its rows: those of the trace."""
+    run = shutil.copytree(tiny.traced_run() / "run", folder / "run")
+    shutil.copy(artifacts.INFLUENCE.place(run), folder / "other.npy")
+    return {"run": run, "scores": (str(folder / "other.npy"),)}
+
+
+def _validate(given, **named):
+    # Rankings: the trace's, BM25, random rows, the other tool's; and all rows.
+    sizes = {"retrainings": 5 * _SEEDS + _SUBSETS, "seeds": _SEEDS, "top": str(_TOP)}
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        return raslik_jax.validate(**{**sizes, **given, **named})
+
+
+def _results(run):
+    paths = sorted(path for path in (run / "validate").rglob("*.json") if "losses" in path.name)
+    paths.append(artifacts.VALIDATION.place(run))
+    return {str(path.relative_to(run)): path.read_bytes() for path in paths}
+
+
+@pytest.fixture(scope="module")
+def validated(tmp_path_factory):
+    given = _traced(tmp_path_factory.mktemp("validate"))
+    before = (given["run"] / "config.json").read_bytes()
+    result = _validate(given, out=str(given["run"].parent / "found.json"))
+    assert (given["run"] / "config.json").read_bytes() == before
+    return result
+
+
+def test_scores_are_judged_by_losses_after_retraining(validated):
+    root, found = validated.workdir, validated.found
+    (query,) = found["queries"]
+    number = found["rows"]
+
+    def losses(name):
+        file = root / f"validate/{name}/losses.json"
+        return json.loads(file.read_text())[query]
+
+    seeds = [tiny.RECIPE["seed"] + n for n in range(_SEEDS)]
+    nll = {name: [losses(f"{name}-{seed}") for seed in seeds] for name in found["qld"]["nll"]}
+    for name in ("raslik", "bm25_answers", "other"):
+        rise_S = np.subtract(nll[name], nll["random"])
+        assert found["qld"]["rise"][name]["mean"] == pytest.approx(rise_S.mean())
+        rise_S = np.subtract(nll[name], nll["nothing"])
+        assert found["qld"]["over_nothing"][name]["mean"] == pytest.approx(rise_S.mean())
+    assert found["qld"]["noise"] == pytest.approx(np.std(nll["nothing"], ddof=1))
+    assert len({*nll["nothing"], *nll["random"]}) == 4  # other rows, other seeds
+    # What another tool says as the trace does is judged alike, to the bit.
+    assert nll["other"] == nll["raslik"]
+    kept = counterfactual.draw_subsets(number, number=_SUBSETS, share=0.5, group=1, seed=seeds[0])
+    score_N = artifacts.INFLUENCE.read(root)
+    sums = [score_N[rows].sum(dtype=np.float64) for rows in kept]
+    np.testing.assert_allclose(found["predicted"]["raslik"], np.array(sums)[:, None], rtol=1e-5)
+    said_S = [-losses(f"subset-{n}") for n in range(_SUBSETS)]
+    for name in ("raslik", "other"):
+        expected = stats.spearmanr(sums, said_S).statistic
+        assert found["lds"]["score"][name]["mean"] == pytest.approx(expected)
+    assert json.loads((root.parent / "found.json").read_text()) == found
+    assert str(validated).splitlines()[1].split() == ["Rise", "over"]
+    assert not [*root.rglob("adapter*.safetensors")][1:]  # but that of the trace
+
+
+def test_a_validation_that_was_killed_ends_with_the_same_bytes(validated, tmp_path, monkeypatch):
+    shutil.copytree(validated.workdir.parent, tmp_path, dirs_exist_ok=True)
+    run, limit, own = tmp_path / "run", [10], batches.epoch_batches
+    given = {"run": run, "scores": (str(tmp_path / "other.npy"),)}
+    whole = _results(run)
+    for name in ("random-3", "subset-1", "results"):
+        shutil.rmtree(run / "validate" / name)
+
+    def until_killed(*args, **how):
+        for batch in own(*args, **how):
+            limit[0] -= 1
+            if limit[0] < 0:  # in the second epoch
+                raise KeyboardInterrupt
+            yield batch
+
+    with monkeypatch.context() as patched:
+        patched.setattr(batches, "epoch_batches", until_killed)
+        with pytest.raises(KeyboardInterrupt):
+            _validate(given)
+    assert (run / ".making/validate/random-3/resume/7").is_dir()
+    traces, training = [], retrain.training
+
+    def counted(workspace, settings, *, num_steps):
+        algorithm = training(workspace, settings, num_steps=num_steps)
+
+        def step(*args):
+            traces.append(num_steps)
+            return algorithm.step(*args)
+
+        return algorithm._replace(step=step)
+
+    monkeypatch.setattr(retrain, "training", counted)
+    _validate(given)
+    # All rows but 12 of 120, and half of them, for two epochs of 16 rows a step.
+    assert traces == [14, 8]
+    assert _results(run) == whole
+    # More of them add to those that are there.
+    _validate(given, retrainings=5 * _SEEDS + _SUBSETS + 1)
+    more = _results(run)
+    new = "validate/subset-3/losses.json", "validate/results/found.json"
+    assert {name for name in more if more[name] != whole.get(name)} == {*new}
+
+
+def test_the_table_is_on_the_page(validated):
+    found = artifacts.VALIDATION.current(validated.workdir)
+    assert tables.render_terminal(validation.table_of(found)) in str(validated)
+    run = facts.Facts({}, (), {}, {}, None, {}, frozenset(), validation=found)
+    views = [sections.View(facts.Experiment((run,)), "mine", "", (), (), {}, {})]
+    shown = sections.SECTIONS["validation"].facts(sections.Page(views, (), False))
+    assert shown["views"][0]["table"] == validation.table_of(found)
+    interval = {"mean": 0.25, "low": -0.125, "high": 0.625}
+    qld = {"rise": {"raslik": interval}, "noise": 0.0625}
+    qld["over_nothing"] = dict.fromkeys(("raslik", "random"), interval)
+    lds = {"score": {"raslik": interval, "random": interval}}
+    made_up = {"titles": {"raslik": "RASLIK", "random": "Random"}, "rows": 250, "top": 3}
+    made_up |= {"seeds": 3, "subsets": 20, "share": 0.5}
+    for part in ({"qld": qld, "lds": lds}, {"qld": qld}, {"lds": lds}):
+        said(tables.render_terminal(validation.table_of(made_up | part)))
+
+
+@pytest.mark.parametrize("retrainings", [9, 11, 12])
+def test_too_few_retrainings_are_refused(validated, retrainings):
+    named = {"scores": (str(validated.workdir.parent / "other.npy"),), "retrainings": retrainings}
+    with refused():
+        _validate({"run": validated.workdir, **named})
+
+
+def test_scores_of_other_rows_are_refused(validated, tmp_path):
+    ids = [row.example_id for row in artifacts.TRAIN.read(validated.workdir)]
+    texts = {
+        "short.jsonl": [{"id": name, "score": 0.5} for name in ids[2:]],
+        "wide.jsonl": [{"id": name, "score": [0.5, 0.1]} for name in ids],
+        "ragged.jsonl": [{"id": name, "score": [0.5] * (1 + n % 2)} for n, name in enumerate(ids)],
+    }
+    for name, rows in texts.items():
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    np.save(tmp_path / "few.npy", np.zeros(3))
+    np.save(tmp_path / "nan.npy", np.full(len(ids), np.nan))
+    np.save(tmp_path / "raslik.npy", np.zeros(len(ids)))
+    for name in (*texts, "few.npy", "nan.npy", "raslik.npy"):
+        with refused():
+            _validate({"run": validated.workdir, "scores": (str(tmp_path / name),)})
+
+
+def test_what_is_no_trace_of_an_adapter_with_a_recipe_is_refused(tmp_path):
+    adapter = shutil.copytree(tiny.traced_run() / "mine", tmp_path / "mine")
+    (adapter / "training_args.json").unlink()
+    rows = str(tiny.traced_run() / "train.jsonl")
+    own = {"corpus.records.train_file": rows, "corpus.records.queries_file": rows}
+    own |= {"corpus.dataset": "records", "finetune.epochs": 0}
+    cases = itertools.product(({}, {"backbone.adapter": str(adapter)}), ({}, own))
+    for place, (model, corpus) in enumerate(cases):
+        run = tmp_path / str(place)
+        run.mkdir()
+        if corpus or not model:
+            values = {"backbone.checkpoint": str(tmp_path), **model, **corpus}
+            (run / "config.json").write_text(json.dumps(to_json(replaced(Config(), values))))
+        with refused():
+            raslik_jax.validate(run=run)
+    for named in (
+        {"top": "0"},
+        {"top": "100%"},
+        {"seeds": 1},
+        {"run": run, "settings": {"sketch.size": 8}},
+        {},
+    ):
+        with refused():
+            raslik_jax.validate(**named)
