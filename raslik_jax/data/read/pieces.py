@@ -17,7 +17,6 @@ from raslik_jax.data.read.unpacking import kind_of, read_chunks
 csv.field_size_limit(2**31 - 1)
 _OWN_SEPARATOR = {".csv": ",", ".tsv": "\t"}
 _LINES = (".jsonl", ".ndjson")
-ENDINGS = (".json", *_LINES, *_OWN_SEPARATOR, ".parquet")
 _SPACE = re.compile(r"[ \t\r\n]*")
 _PLAIN = json.JSONDecoder()
 
