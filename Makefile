@@ -14,6 +14,7 @@ help:
 	@echo "make test        set up, then lint, types and tests (5 to 9 minutes on 2 quiet cores)"
 	@echo "make check       the heavy tests: parity with torch, kill tests, statistics, a browser, GPU programs (11 to 20 minutes)"
 	@echo "make studies     make cells of the studies again and compare them with the stored results"
+	@echo "make tables      write the tables of docs/studies again, from the stored results"
 	@echo "make parity      only the comparisons with torch, transformers and peft"
 	@echo "make gpu-check   compile every step of real models for one H100 and for eight, without a GPU"
 	@echo "make docs        build the documentation into site/, with warnings as errors"
@@ -105,7 +106,7 @@ screenshots: $(VENV)/.installed-parity browser
 house: $(VENV)/.installed-dev
 	$(BIN)/python tests/house_test.py
 
-# Writes the tables of the studies again, in docs/studies and beside the stored results.
+# Writes the tables of the studies again, in docs/studies and next to the stored results.
 tables: $(VENV)/.installed-dev
 	$(BIN)/python experiments/studies/pages.py
 # Lowers the limits of tests/language.json to what documents and docstrings have now.
