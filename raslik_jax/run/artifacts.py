@@ -516,4 +516,4 @@ def read_metrics(root: pathlib.Path) -> Metrics:
     return METRICS.read(root)
 
 
-TABLE, REPORT, PAGE = (_text("report", name) for name in ("table.txt", "report.md", "report.html"))
+TABLE, PAGE = (_text("report", name) for name in ("table.txt", "report.html"))

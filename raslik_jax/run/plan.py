@@ -167,5 +167,5 @@ def run(
             shutil.rmtree(workdir / "retrieve" / strategy, ignore_errors=True)
     if not found and "report" in later and units[-1].stage == "report":
         print(f"\n{artifacts.TABLE.read(workdir)}")
-        print(f"report: {artifacts.PAGE.place(workdir)} (and report.md beside it)")
+        print(f"report: {artifacts.PAGE.place(workdir)}")
     return found

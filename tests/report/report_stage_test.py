@@ -40,19 +40,13 @@ class ReportStageTest(absltest.TestCase):
         images = {
             f"{n}.{form}" for n in ("frontier", "scores", "losses") for form in ("png", "svg")
         }
-        self.assertEqual(names, {"report.md", "report.html", "table.txt", *images})
-        markdown = (root / "report" / "report.md").read_text()
-        for name in ("frontier", "scores", "losses"):
-            self.assertIn(f"({name}.png)", markdown)
-        self.assertIn("| **&gt; What is 2?** |  |\n| fine-tuned | (empty) |", markdown)
+        self.assertEqual(names, {"report.html", "table.txt", *images})
         page = (root / "report" / "report.html").read_text()
         self.assertEqual(page.count("<figure>"), 2 * 2 + 2 + 1 + 4)
         self.assertNotIn(str(root), page)
         lead, said = "RASLIK GA_GDR, quantization", "In nf4 the target answers cost 1.25 nats a"
-        self.assertIn(f"- **{lead}**: {said}", markdown.replace("\\", ""))
         self.assertIn(f"<li><b>{lead}: </b>{said}", page)
-        self.assertIn("| nf4 | 1.25 | 0.50 [0.25, 0.75] |", markdown.replace("\\", ""))
-        self.assertEqual(markdown.count("Fine-tuned, by the rows of"), 2)
+        self.assertEqual(page.count("Fine-tuned, by the rows of"), 2)
 
 
 if __name__ == "__main__":

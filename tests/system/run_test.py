@@ -119,7 +119,7 @@ class TinyRunTest(absltest.TestCase):
         self.assertIn("report:", self.stdout)
         for name in (
             "run.flags config.json versions.json evaluate/metrics.json "
-            "report/report.md report/report.html "
+            "report/report.html "
             "report/frontier.png "
             "report/scores.svg retrieve/raslik/forget.jsonl retrieve/oracle/retain.jsonl"
         ).split():
@@ -139,7 +139,7 @@ class TinyRunTest(absltest.TestCase):
                 "likelihood of the answers under the backbone", entry["judgment"]["inputs"]
             )
         self.assertEqual(metrics["behavior"]["by"], "words")
-        self.assertIn("## Perplexity", (self.root / "report/report.md").read_text())
+        self.assertIn("Perplexity", (self.root / "report/report.html").read_text())
 
     def test_every_training_leaves_its_numbers_as_lines(self):
         names = ["backbone", "finetune", "unlearn/raslik-ga_gdr"]

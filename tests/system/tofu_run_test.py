@@ -82,7 +82,7 @@ class TofuRunTest(absltest.TestCase):
             self.assertGreaterEqual(model["tofu"]["model_utility"], 0.0)
             for values in model["tofu"]["sets"].values():
                 self.assertTrue(all(0 <= value <= 1 for value in values.values()), values)
-        report = (root / "own" / "report" / "report.md").read_text()
+        report = (root / "own" / "report" / "report.html").read_text()
         self.assertIn("No forget quality: it takes a retain model", report)
 
         again = self._run(*own, f"--evaluate.retain_run={root / 'retain'}", "--update")
@@ -92,7 +92,7 @@ class TofuRunTest(absltest.TestCase):
         metrics = json.loads((root / "own" / "evaluate" / "metrics.json").read_text())
         qualities = [model["tofu"]["forget_quality"] for model in metrics["methods"]]
         self.assertTrue(all(0 < quality <= 1 for quality in qualities), qualities)
-        self.assertIn("Forget quality", (root / "own" / "report" / "report.md").read_text())
+        self.assertIn("Forget quality", (root / "own" / "report" / "report.html").read_text())
 
 
 if __name__ == "__main__":

@@ -308,7 +308,7 @@ class Suite:
                 else:
                     self.run(cell, labels[cell.name])
         text = self.report(cells)
-        write_text(self.out / artifacts.REPORT.file, text)
+        write_text(self.out / "report.md", text)
         # Where nothing was chosen, the page shows what the choice was to be made from.
         roots = self.measured(tests) or self.measured(grid)
         experiments = facts.group_runs([*map(facts.read_facts, roots)])
@@ -333,7 +333,7 @@ def run(options: Options) -> int:
         return 0
     foreign = [
         name
-        for name in (artifacts.REPORT.file, artifacts.PAGE.file)
+        for name in ("report.md", artifacts.PAGE.file)
         if os.path.lexists(suite.out / name)
     ]
     if foreign and not (suite.out / "suite.json").is_file():
