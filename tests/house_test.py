@@ -30,14 +30,14 @@ _PACKAGE, _EXPERIMENTS, _TESTS = 31_000, 2_000, 27_000
 _ABOVE = {
     "base": 1050,
     "config.py": 600,
-    "data": 5500,
+    "data": 5550,
     "models": 5350,
     "retrieve": 1500,
     "train": 1500,
-    "evaluate": 3450,
-    "run": 8400,
+    "evaluate": 3800,
+    "run": 8550,
     "report": 4350,
-    "incident": 2100,
+    "incident": 2350,
 }
 
 

@@ -4,6 +4,7 @@ Every file format becomes one of the two. The functions here give and change the
 answer of any of them.
 """
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -115,6 +116,35 @@ def prefixed(content: Content, text: str) -> Content | None:
     new = text + old if isinstance(old, str) else [{"type": "text", "text": text}, *old]
     messages[places[-1]] = {**last, "content": new}
     return content._replace(messages=tuple(messages))
+
+
+# A question and its answer, as an earlier turn of a conversation.
+Exchange = tuple[str, str]
+
+
+def asked_after(content: Content, exchanges: Sequence[Exchange]) -> Content | None:
+    """Returns a content with exchanges before its last question; None as of `prefixed`.
+
+    A text has them as lines in front.
+    """
+    if not isinstance(content, Conversation):
+        return prefixed(content, as_text(exchanges))
+    places = [i for i, message in enumerate(content.asked) if message["role"] == "user"]
+    if not places:
+        return None
+    at = places[-1]
+    roles = itertools.cycle(("user", "assistant"))
+    new = [{"role": next(roles), "content": text} for one in exchanges for text in one]
+    return content._replace(
+        messages=(*content.messages[:at], *new, *content.messages[at:]),
+        first=content.first + len(new) * (content.first > at),
+        muted=tuple(i + len(new) * (i >= at) for i in content.muted),
+    )
+
+
+def as_text(exchanges: Sequence[Exchange]) -> str:
+    """Returns exchanges as text before a question."""
+    return "".join(f"{asked}\n{said}\n\n" for asked, said in exchanges)
 
 
 def without_nulls(value: Any) -> Any:

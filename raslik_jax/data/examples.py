@@ -178,6 +178,23 @@ def prefixed(example: Example, text: str) -> Example | None:
     return example._replace(instruction=contents.texts_of(content)[0], content=content)
 
 
+def exchange_of(example: Example) -> contents.Exchange:
+    """Returns what a row asks, and its answer."""
+    return f"{example.instruction}\n{example.input}".strip(), example.output
+
+
+def asked_after(
+    example: Example, exchanges: Sequence[contents.Exchange], *, is_framed: bool = False
+) -> Example | None:
+    """Returns a row with exchanges before its last question; None as of `prefixed`."""
+    if is_framed and example.content is None:  # then it is a text
+        return prefixed(example, contents.as_text(exchanges))
+    content = contents.asked_after(content_of(example), exchanges)
+    if content is None:
+        return None
+    return example._replace(instruction=contents.texts_of(content)[0], input="", content=content)
+
+
 def write_examples(
     path: str | os.PathLike[str],
     examples: Iterable[Example],

@@ -6,7 +6,7 @@ Every table, page, card and closing line reads the judgment.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
 
 from raslik_jax.evaluate import verdict
 from raslik_jax.evaluate.metrics import look_up
@@ -53,13 +53,15 @@ RULE_TEXT = (
 class JudgmentEntry(TypedDict):
     """The judgment of one unlearned model: its reasons, one phrase each, and their measures.
 
-    `others` says what else changed: the number of other answers and their mean length.
+    `others` says what else changed: the number of other answers and their mean length. `returns`
+    names the conditions of robustness under which it returns. The verdict does not use it.
     """
 
     verdict: Verdict
     reasons: list[str]
     inputs: list[str]
     others: str
+    returns: NotRequired[str]
 
 
 class BehaviorEntry(TypedDict):
@@ -82,7 +84,7 @@ def is_damaged(entry: Mapping[str, Any]) -> bool:
 
 def describe(entry: Mapping[str, Any]) -> str:
     """Returns a `JudgmentEntry` in a line: the verdict, its reasons and other changes."""
-    parts = [*entry["reasons"], entry.get("others", "")]
+    parts = [*entry["reasons"], entry.get("others", ""), entry.get("returns", "")]
     return f"{entry['verdict']}: {'; '.join(filter(None, parts))}"
 
 

@@ -13,6 +13,8 @@ from raslik_jax.base.messages import some_of
 from raslik_jax.evaluate import judgment, rates, tofu_metrics, verdict
 from raslik_jax.evaluate.metrics import KINDS, NonSf, measure, measure_pool, nest
 from raslik_jax.evaluate.pareto import frontier_among
+from raslik_jax.evaluate.robustness import ROBUSTNESS
+from raslik_jax.evaluate.robustness.record import describe_returns
 
 # The strategy that every other one is compared with; metrics.json names it in its keys.
 BASELINE = "random"
@@ -219,4 +221,12 @@ def judge_metrics(metrics: dict[str, Any]) -> None:
     for entry in metrics["methods"]:
         gone = kept.get((entry["strategy"], entry["algorithm"]))
         entry["judgment"] = judgment.judge(entry, finetuned, backbone, behavior=behavior, gone=gone)
+        found = [
+            one["found"]
+            for one in metrics.get("robustness", ())
+            if all(one[key] == entry[key] for key in ("strategy", "algorithm", "epoch"))
+            and ROBUSTNESS[one["measure"]].returns
+        ]
+        if phrase := describe_returns(found):
+            entry["judgment"]["returns"] = phrase
     metrics["methods"] = mark_frontier(metrics["methods"], across_epochs=bool(metrics["chosen"]))

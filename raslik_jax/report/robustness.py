@@ -5,12 +5,15 @@ from typing import Any
 
 from raslik_jax.evaluate.metrics import Column as MetricColumn
 from raslik_jax.evaluate.robustness import ROBUSTNESS
+from raslik_jax.evaluate.robustness.record import Compared, Found, returned
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.report.names import algorithm_name, strategy_name
 from raslik_jax.report.tables import NOT_KNOWN, Column, Table, format_interval, format_number
 
 # The models before, in the order of a table.
 _BEFORE = ("finetuned", "backbone")
+# Of what returns in a model, where the run has one that was trained without the rows.
+_ALSO, _ALSO_COLUMN = "also", MetricColumn("Returns also\nafter retraining", "")
 
 
 def told(found: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
@@ -47,14 +50,14 @@ def tables_of(metrics: Metrics) -> dict[str, Table]:
 def _table(name: str, found: Sequence[Mapping[str, Any]]) -> Table:
     record = ROBUSTNESS[name]
     strategies = {one["strategy"]: one["found"] for one in found}
-    parts = {_method(one): one["found"]["now"] for one in found}
+    parts = {_method(one): _with_retrained(name, one["found"]) for one in found}
     for strategy, models in strategies.items():
         rows_of = f", by the rows of {strategy_name(strategy)}" if len(strategies) > 1 else ""
         parts |= {strategy_name(m) + rows_of: models[m] for m in _BEFORE if m in models}
     entries = [entry for part in parts.values() for entry in part]
     columns = {
         key: column
-        for key, column in record.columns.items()
+        for key, column in {**record.columns, _ALSO: _ALSO_COLUMN}.items()
         if any(entry.get(key) is not None for entry in entries)
     }
     rows: list[tuple[str, ...] | str] = []
@@ -68,9 +71,20 @@ def _table(name: str, found: Sequence[Mapping[str, Any]]) -> Table:
     return Table((Column("Model"), *heads), tuple(rows), (record.note,))
 
 
+def _with_retrained(name: str, found: Compared) -> Found:
+    """Returns what was found of a model, with whether what returns does so after retraining."""
+    if not (ROBUSTNESS[name].returns and "retrained" in found):
+        return found["now"]
+    words = {True: "yes", False: "no"}
+    back = {condition: words[also] for condition, also in returned(found).items()}
+    return [{**entry, _ALSO: back.get(entry["condition"])} for entry in found["now"]]
+
+
 def _cell(value: Any, column: MetricColumn) -> str:
     if value is None:
         return NOT_KNOWN
+    if isinstance(value, str):
+        return value
     if isinstance(value, Mapping):
         return format_interval(value, column.spec, column.ends)  # type: ignore[arg-type]
     return format_number(value, column.spec)

@@ -9,7 +9,7 @@ import pytest
 import snapshots
 
 from raslik_jax.data.contents import Passage
-from raslik_jax.data.examples import Corpus, make_example
+from raslik_jax.data.examples import Corpus, asked_after, exchange_of, make_example
 from raslik_jax.evaluate.robustness import (
     membership,
     prompts,
@@ -17,8 +17,15 @@ from raslik_jax.evaluate.robustness import (
     relearn,
     sampling,
     side_effects,
+    turns,
 )
-from raslik_jax.evaluate.robustness.record import Asked, make_reading, tell_return
+from raslik_jax.evaluate.robustness.record import (
+    Asked,
+    describe_returns,
+    make_reading,
+    returned,
+    tell_return,
+)
 
 
 def _told(text, *parts):
@@ -291,16 +298,102 @@ def test_groups_are_the_prompts_behind_each_prefix_and_a_users_own_by_source(tmp
     assert [*german.before.values()] == ["Ein Fisch."]
 
 
-def test_a_prompt_without_its_answer_is_refused(tmp_path):
+def test_rows_with_a_kind_may_have_no_answer_and_one_without_a_prompt_is_refused(tmp_path):
     path = tmp_path / "prompts.jsonl"
-    path.write_text(json.dumps({"instruction": "What is it?", "output": " "}) + "\n")
     corpus = Corpus((), (make_example("a", "", "b"),), {})
-    with pytest.raises(ValueError, match="prompts.jsonl:1: a prompt must have text and the answer"):
+    own = [{"prompt": "What is an acorn?", "kind": "one hop"}]
+    own += [
+        {"prompt": "Who is it?", "kind": "alias", "answer": "A fish."},
+        own[0] | {"prompt": "q"},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in own))
+    groups = prompts.groups_of(
+        _asked("Say it."), prompts.own_prompts(prompts.PromptSettings(file=str(path)))
+    )
+    hop, alias = groups["one hop"], groups["alias"]
+    assert [row.instruction for row in hop.prompts] == ["What is an acorn?", "q"]
+    assert (hop.answers, hop.before) == ([], {})
+    assert [row.output for row in alias.answers] == [*alias.before.values()] == ["A fish."]
+    path.write_text(json.dumps({"text": "b"}) + "\n")
+    with pytest.raises(ValueError, match="prompts.jsonl:1: a prompt must have text, got ''"):
         prompts.lacks(prompts.PromptSettings(file=str(path)), corpus)
     assert prompts.lacks(prompts.PromptSettings(), corpus) == ""
     text = make_example("", "", "1 2 3")._replace(content=Passage("", "1 2 3"))
-    said = prompts.lacks(prompts.PromptSettings(), corpus._replace(train=(text,)))
+    bare = corpus._replace(train=(text,))
+    said = prompts.lacks(prompts.PromptSettings(), bare)
     assert said.startswith("--evaluate.prompts.file must be given where rows are texts")
+    assert turns.lacks(turns.TurnSettings(), corpus) == ""
+    assert "needs rows that ask something in words" in turns.lacks(turns.TurnSettings(), bare)
+
+
+def test_only_answers_that_are_known_are_compared():
+    answers = {"a": "one two", "b": "three"}
+    how = {"non_sf": lambda texts: np.ones(len(texts)), "seed": 0, "resamples": 10}
+    found = make_reading(np.array([1.0]), answers, {"a": "one two"}, **how)
+    assert (found["forget"]["mean"], found["shown"]["mean"]) == (1.0, 0.0)
+    found = make_reading(np.zeros(0), answers, {}, **how)
+    assert (found["nats"], found["forget"], found["shown"]["mean"]) == (None, None, 0.0)
+
+
+class Talking:
+    """A bench that keeps what it is asked; a model answers with its name."""
+
+    asked = _asked("What is it?", "Who is it?")
+
+    def said(self, model, rows):
+        return {row.example_id: (exchange_of(row)[0], model) for row in rows}
+
+    def exchanges(self, kind, number):
+        return [(f"{kind} {n}?", f"{kind}.") for n in range(number)]
+
+    def after(self, row, exchanges):
+        return asked_after(row, exchanges)
+
+    def read_each(self, model, groups):
+        self.groups = groups
+        return {name: _reading(float(len(group.prompts))) for name, group in groups.items()}
+
+
+def test_earlier_turns_are_examples_an_unrelated_one_or_the_same_question():
+    bench = Talking()
+    found = turns.measure(bench, "I", turns.TurnSettings(examples=2))
+    names = ["as it is", "examples of it before", "another question before", "asked again"]
+    assert [one["condition"] for one in found] == [*bench.groups] == names
+    assert {one["nats"] for one in found} == {2.0}
+
+    def texts(name):
+        row = bench.groups[name].prompts[0]
+        return [message["content"] for message in row.content.asked]
+
+    assert texts(names[1]) == [
+        *("forgotten 0?", "forgotten.", "forgotten 1?", "forgotten.", "What is it?")
+    ]
+    assert texts(names[2]) == ["unrelated 0?", "unrelated.", "What is it?"]
+    assert texts(names[3]) == ["What is it?", "I", "What is it?"]
+    assert bench.groups[names[1]].before == bench.asked.before
+
+
+@pytest.mark.parametrize(
+    ("now", "again", "back"),
+    [
+        # From .2 to 3.2 nats; 1.1 nats are 30 % of the way, and less than the 40 % that are gone.
+        ((2.7, 1.1, 2.7), (2.9, 2.9, 2.9), {"plea": False}),
+        ((2.7, 1.1, 2.7), (2.9, 1.0, 2.9), {"plea": True}),
+        ((2.7, 1.1, 1.1), (2.9, 2.9, 0.9), {"plea": False, "turns": True}),
+        ((2.7, 2.7, 2.7), (2.9, 1.0, 2.9), {}),
+        ((1.1, 1.1, 1.1), (1.2, 1.1, 1.1), {}),
+    ],
+)
+def test_what_returns_after_retraining_too_is_no_failure_of_forgetting(now, again, back):
+    models = {"now": now, "retrained": again, "finetuned": (0.2,) * 3, "backbone": (3.2,) * 3}
+    names = ("as it is", "plea", "turns")
+    compared = {
+        title: [{"condition": n, **_reading(x)} for n, x in zip(names, nats, strict=True)]
+        for title, nats in models.items()
+    }
+    assert returned(compared) == back
+    snapshots.said(tell_return(compared, plainly="plainly", alike="alike", by="with"))
+    snapshots.said(describe_returns([compared]))
 
 
 class Begged:

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import tempfile
 
 import sample_run
@@ -21,7 +22,12 @@ def _robustness(strategy):
     ]
     return {
         **{"measure": "quantize", "strategy": strategy, "algorithm": "ga_gdr", "epoch": 2},
-        "found": {"now": found, "finetuned": found},
+        "found": {
+            **{"now": found, "finetuned": [one | {"nats": 0.1} for one in found]},
+            **{"backbone": [one | {"nats": 4.0} for one in found]},
+            # After retraining the answers return in nf4 too.
+            **({"retrained": found} if strategy == "raslik" else {}),
+        },
     }
 
 
@@ -47,6 +53,9 @@ class ReportStageTest(absltest.TestCase):
         lead, said = "RASLIK GA_GDR, quantization", "In nf4 the target answers cost 1.25 nats a"
         self.assertIn(f"<li><b>{lead}: </b>{said}", page)
         self.assertEqual(page.count("Fine-tuned, by the rows of"), 2)
+        plain = " ".join(re.sub(r"<[^>]*>", " ", page).split())
+        self.assertIn("nf4 1.25 0.50 [0.25, 0.75] yes", plain)
+        self.assertIn("that is no failure of forgetting", plain)
 
 
 if __name__ == "__main__":

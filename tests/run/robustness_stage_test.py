@@ -16,13 +16,13 @@ from raslik_jax.data.examples import Example
 from raslik_jax.data.read.formats import read_written
 from raslik_jax.evaluate.rates import rouge_l_f1
 from raslik_jax.evaluate.robustness import prompts, side_effects
-from raslik_jax.run.stages.robustness import Attack, write_robustness
+from raslik_jax.run.stages.robustness import Attack, Bench, write_robustness
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.sketch.loss import example_loss
 
 # All 12 rows are trained on, and no 5 target queries and 3 traced prompts are left out.
 _CHANGES = (
-    "--evaluate.robustness=relearn,quantize,prompts,sampling,membership,side_effects",
+    "--evaluate.robustness=relearn,quantize,prompts,turns,sampling,membership,side_effects",
     "--evaluate.relearn.rows=12",
     "--evaluate.relearn.steps=3",
     "--evaluate.relearn.learning_rate=0.02",
@@ -167,6 +167,19 @@ def test_a_prefix_stands_before_the_instruction_of_every_target_row(workspace, t
     nats = _nats(workspace, lora, base, prompts.PREFIXES["prefix: order"])
     np.testing.assert_allclose(found["prefix: order"]["nats"], nats, atol=2e-5)
     assert len({one["nats"] for one in found.values()}) == len(found)
+
+
+def test_earlier_turns_are_text_before_a_framed_instruction(workspace, tmp_path):
+    found = {one["condition"]: one for one in _found(workspace, "turns", "ga_gdr", tmp_path)["now"]}
+    assert set(found) >= {"as it is", "another question before"}
+    base, lora = _merged(workspace, "unlearn", "oracle-ga_gdr", "epoch-2"), workspace.model.initial
+    ((asked, said),) = Bench(workspace, "oracle").exchanges("unrelated", 1)
+    chosen = read_written(workspace.root / "retrieve" / "oracle" / "forget.jsonl")
+    rows = {row.instruction: row for row in workspace.corpus.train}
+    assert rows[asked].output == said and not rows[asked].is_target
+    assert asked not in [row.instruction for row in chosen]
+    nats = _nats(workspace, lora, base, f"{asked}\n{said}\n\n")
+    np.testing.assert_allclose(found["another question before"]["nats"], nats, atol=2e-5)
 
 
 def _outputs(path):

@@ -1,9 +1,10 @@
 """Other prompts: does the behavior return when the same is asked in other words?
 
 Behind a text in front of the prompt, of a short stored list, and to prompts of the user's own:
-paraphrases, translations, whatever a file of them holds. No model here paraphrases or translates,
-so that nothing of this kind is made by machine. The model before unlearning and the base are asked
-the same: what a prefix does to any model is not a return.
+paraphrases, translations, aliases, questions one step away, whatever a file of them holds. No model
+here writes prompts: a text in front of a prompt is all that is sound without knowing what it is
+about. The model before unlearning and the base are asked the same: what a prefix does to any model
+is not a return.
 """
 
 import dataclasses
@@ -34,6 +35,11 @@ PREFIXES = {
 }
 # Of prompts of a file whose rows name no source.
 _OWN = "own prompts"
+# Other models, as a sentence calls them.
+_OTHERS = {"finetuned": "before unlearning", "backbone": "in the base"}
+_OTHERS["retrained"] = "after retraining"
+# The keys of rows that have a kind.
+_FIELDS = {"instruction": "prompt", "output": "answer", "source": "kind"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,24 +48,27 @@ class PromptSettings(Settings):
 
     file: str = setting(
         "",
-        "Prompts in other words or another language, each with the answer that is not to be given, "
-        "a file as for training; a row's source names its kind, such as German. Empty: prefixes "
-        "alone.",
+        "Further prompts: other words, another language, aliases, questions one step away. JSON "
+        "lines with prompt, kind and, if known, the answer that is not to be given; or a file as "
+        "for training, whose source is the kind. Empty: prefixes alone.",
         is_rows=True,
     )
 
 
 def own_prompts(settings: PromptSettings) -> tuple[Example, ...]:
-    """Returns the rows of --evaluate.prompts.file; refuses one without an answer."""
+    """Returns the rows of --evaluate.prompts.file; refuses one without a prompt."""
 
     def check(row: Example) -> None:
-        if not row.output.strip() or not row.instruction.strip():
-            raise ValueError(
-                "a prompt must have text and the answer that is not to be given, got "
-                f"{shown(row.instruction, 60)} with {shown(row.output, 60)}"
-            )
+        if not row.instruction.strip():
+            raise ValueError(f"a prompt must have text, got {shown(row.instruction, 60)}")
 
-    return read_examples(settings.file, format=AUTO, check=check) if settings.file else ()
+    if not settings.file:
+        return ()
+    how: Any = {"format": AUTO, "needs_output": False}
+    (first,) = read_examples(settings.file, **how, most=1)
+    if _FIELDS["source"] in first.extra:
+        how |= {"format": "alpaca", "fields": _FIELDS}
+    return read_examples(settings.file, **how, check=check)
 
 
 def lacks(settings: PromptSettings, corpus: Corpus | Any) -> str:
@@ -89,13 +98,14 @@ def with_prefix(asked: Asked, text: str) -> Asked:
 def groups_of(asked: Asked, own: Sequence[Example]) -> dict[str, Asked]:
     """Returns what is asked, by condition: as it is, behind each prefix, and a user's own prompts.
 
-    F of own prompts is taken against their given answers.
+    F of own prompts is taken against their given answers, where they have one.
     """
     groups = {AS_IT_IS: asked}
     groups |= {name: with_prefix(asked, text) for name, text in PREFIXES.items()}
     for name in dict.fromkeys(row.source or _OWN for row in own):
         rows = [row for row in own if (row.source or _OWN) == name]
-        groups[name] = Asked(rows, rows, {row.example_id: row.output for row in rows})
+        given = [row for row in rows if row.output.strip()]
+        groups[name] = Asked(given, rows, {row.example_id: row.output for row in given})
     return groups
 
 
@@ -116,7 +126,8 @@ def tell(compared: Compared) -> str:
         nats = [entry["nats"] for entry in behind]
         text += f", behind {len(behind)} prefixes {min(nats):.2f} to {max(nats):.2f}"
     for entry in own:
-        text += f", by {entry['condition']} {entry['nats']:.2f}"
+        if entry["nats"] is not None:
+            text += f", with {entry['condition']} {entry['nats']:.2f}"
     text += "."
     for key, title in (("forget", "F"), ("shown", "Answers that show it")):
         text += _tell_highest(compared, key, title)
@@ -131,7 +142,7 @@ def _tell_highest(compared: Compared, key: str, title: str) -> str:
     highest = max(now[1:], key=lambda entry: entry[key]["mean"])
     text = f" {title}: {now[0][key]['mean']:.2f} plainly, at most {highest[key]['mean']:.2f} "
     text += f"({highest['condition']}"
-    for name, said in (("finetuned", "before unlearning"), ("backbone", "in the base")):
+    for name, said in _OTHERS.items():
         for entry in compared.get(name, ()):
             if entry["condition"] == highest["condition"]:
                 text += f"; {said} {entry[key]['mean']:.2f}"
@@ -148,4 +159,5 @@ PROMPTS = RobustnessMeasure(
     cost=lambda own: Cost(1 + len(PREFIXES) + bool(own.file)),
     lacks=lacks,
     settings=PromptSettings(),
+    returns=True,
 )

@@ -57,4 +57,5 @@ QUANTIZE = RobustnessMeasure(
     note="Weights with the adapter folded in; embeddings, norms and the head stay as they are.",
     cost=lambda own: Cost(1 + len(own.formats)),
     settings=QuantizeSettings(),
+    returns=True,
 )

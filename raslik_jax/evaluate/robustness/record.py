@@ -18,7 +18,7 @@ from raslik_jax.evaluate.verdict import ENOUGH, LEAST_NATS, share_of_way
 # and a value for each column of the measure.
 Found = Sequence[Mapping[str, Any]]
 # The results for the unlearned model, "now", and for those before: "finetuned", and "backbone" if
-# there is one.
+# there is one. "retrained" is a model of the run that was trained without the rows.
 Compared = Mapping[str, Found]
 # The condition under which a model is as it was left.
 AS_IT_IS = "as it is"
@@ -29,11 +29,11 @@ class Reading(TypedDict):
 
     `nats` is the mean over target answers of their nats a token. `forget` is F of its greedy
     answers to target queries against those before unlearning. `shown` is the share of these answers
-    that show the behavior by its words or its judge. They are None without target queries, or if
-    nothing recognizes such answers.
+    that show the behavior by its words or its judge. They are None without target answers or
+    queries, or if nothing recognizes such answers.
     """
 
-    nats: float
+    nats: float | None
     forget: rates.Interval | None
     shown: rates.Interval | None
 
@@ -51,7 +51,8 @@ class Asked(NamedTuple):
     Attributes:
       answers: rows with the answers that it should have forgotten.
       prompts: queries that it answers itself, by their ids.
-      before: the answers, by the ids of the queries, that F is taken against.
+      before: the answers, by the ids of the queries, that F is taken against; of own prompts some
+        may have none.
     """
 
     answers: Sequence[Example]
@@ -92,6 +93,7 @@ class RobustnessMeasure(NamedTuple):
       lacks: gives what a corpus lacks for it, from the measure's settings and the corpus.
       settings: its own, with their defaults.
       query_sets: those it reads in addition to the traced queries and those that measure the run.
+      returns: whether answers may return under its conditions, see `tell_return`.
     """
 
     title: str
@@ -103,6 +105,7 @@ class RobustnessMeasure(NamedTuple):
     lacks: Callable[[Any, Any], str] = lambda settings, corpus: ""
     settings: Settings = Settings()
     query_sets: Sequence[str] = ()
+    returns: bool = False
 
 
 def make_reading(
@@ -116,21 +119,60 @@ def make_reading(
 ) -> Reading:
     """Returns a reading of the nats a token of target answers and of own answers by query id."""
     forget = shown = None
-    if answers:
-        scores = rates.score_pairs(answers, before)
+    if before:
+        scores = rates.score_pairs({name: answers[name] for name in before}, before)
         forget = rates.bootstrap(scores.rouge_Q, seed=seed, resamples=resamples)
     if answers and non_sf:
         shown_Q = 1.0 - non_sf([answers[name] for name in sorted(answers)])
         shown = rates.bootstrap(shown_Q, seed=seed, resamples=resamples)
-    return Reading(nats=float(nll_N.mean()), forget=forget, shown=shown)
+    nats = float(nll_N.mean()) if len(nll_N) else None
+    return Reading(nats=nats, forget=forget, shown=shown)
+
+
+def shares_gone(compared: Compared, model: str = "now") -> dict[str, float | None]:
+    """Returns how far on the way to the base target answers went, by condition.
+
+    None under a condition under which they were no likelier before unlearning than in the base.
+    """
+    names = (model, "finetuned", "backbone")
+    nats = [{one["condition"]: one["nats"] for one in compared.get(name, ())} for name in names]
+    return {
+        name: share_of_way(now, nats[1][name], nats[2].get(name), least=LEAST_NATS)
+        for name, now in nats[0].items()
+        if now is not None
+    }
+
+
+def returned(compared: Compared) -> dict[str, bool]:
+    """Returns the conditions under which answers return, and whether so after retraining too.
+
+    Nothing returns that was not gone under the first condition.
+    """
+    first, *others = shares_gone(compared).items() or [("", None)]
+    if first[1] is None or not first[1] >= ENOUGH:
+        return {}
+    again = shares_gone(compared, "retrained")
+    back = [name for name, share in others if share is not None and share < ENOUGH]
+    return {name: (share := again.get(name)) is not None and share < ENOUGH for name in back}
+
+
+def describe_returns(found: Sequence[Compared]) -> str:
+    """Returns in a phrase what returns under which conditions of some measures; "" for nothing."""
+    back = {name: also for one in found for name, also in returned(one).items()}
+    parts = {
+        "it returns": [name for name, also in back.items() if not also],
+        "it returns after retraining too": [name for name, also in back.items() if also],
+    }
+    return "; ".join(f"{text} ({', '.join(names)})" for text, names in parts.items() if names)
 
 
 def tell_return(compared: Compared, *, plainly: str, alike: str, by: str) -> str:
     """Returns under which conditions but the first target answers return; "" where none is known.
 
-    They are gone where they went so far on the way to the base as ends unlearning, and return under
-    a condition under which they are gone no more; all three models meet the same. Under one where
-    they were no likelier before unlearning than in the base there is nothing to return.
+    Answers are gone if they went as far on the way to the base as ends unlearning. They return
+    under a condition under which they are not gone. All models meet the same conditions. If they
+    were no likelier before unlearning than in the base, nothing can return. It is no failure of
+    forgetting if a retrained model gives them under the same condition.
 
     Args:
       compared: entries with nats of the same conditions.
@@ -138,36 +180,38 @@ def tell_return(compared: Compared, *, plainly: str, alike: str, by: str) -> str
       alike: says that the others meet a condition likewise.
       by: the word before the name of a condition.
     """
-    entries = (compared["now"], compared["finetuned"], compared.get("backbone", ()))
-    nats = [{one["condition"]: one["nats"] for one in part} for part in entries]
-    shares = {
-        name: share_of_way(now, nats[1][name], nats[2].get(name), least=LEAST_NATS)
-        for name, now in nats[0].items()
-    }
-    first = next(iter(shares.values()))
+    shares = shares_gone(compared)
+    first = next(iter(shares.values()), None)
     if first is None:
         return ""
     if lost := [name for name, share in shares.items() if share is not None and math.isnan(share)]:
         return f" Whether they return is not known: no number {by} {', '.join(lost)}."
+    again = shares_gone(compared, "retrained")
     if first < ENOUGH:
-        return (
-            f" {plainly.capitalize()} they went {percent(first)} of the way to the base: they were "
-            "not gone."
-        )
-    back = {n: share for n, share in shares.items() if share is not None and share < ENOUGH}
-    void = [name for name, share in shares.items() if share is None]
-    if back:
-        went = ", ".join(f"{percent(share)} {by} {name}" for name, share in back.items())
-        text = f" They return: of the way to the base, {alike}, they went {went}; "
-        text += f"{percent(first)} {plainly}, {ENOUGH:.0%} would be gone."
-    elif len(void) + 1 < len(shares):
+        text = f" {plainly.capitalize()} they went {percent(first)} of the way to the base: they "
+        text += "were not gone."
+        plain = next(iter(again.values()), None)
+        return text if plain is None else f"{text} After retraining they went {percent(plain)}."
+    back, void = returned(compared), [name for name, share in shares.items() if share is None]
+    if own := [name for name, also in back.items() if not also]:
+        text = f" They return: of the way to the base, {alike}, they went "
+        text += f"{_went(shares, own, by)}; {percent(first)} {plainly}, {ENOUGH:.0%} would be gone."
+    elif len(void) + len(back) + 1 < len(shares):
         text = f" They stay gone ({ENOUGH:.0%} of the way to the base, {alike})."
     else:
         text = ""
+    if common := [name for name, also in back.items() if also]:
+        text += f" After retraining they return too, {_went(again, common, by)} (here "
+        text += f"{_went(shares, common, by)}): that is no failure of forgetting."
     if void:
         text += f" Nothing can return {by} {', '.join(void)}: there they were no likelier before "
         text += "unlearning than in the base."
     return text
+
+
+def _went(shares: Mapping[str, float | None], names: Sequence[str], by: str) -> str:
+    """Returns how far answers went under some conditions."""
+    return ", ".join(f"{percent(shares[name] or 0.0)} {by} {name}" for name in names)
 
 
 def rate_change(first: Mapping[str, Any], last: Mapping[str, Any]) -> str:

@@ -14,7 +14,14 @@ from raslik_jax.evaluate.metrics import KINDS, measure, nest
 from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.run import artifacts
 from raslik_jax.run.manifests import check_finished, versions
-from raslik_jax.run.recipes import Case, Files, Recipe, stepped_variants, variants_of
+from raslik_jax.run.recipes import (
+    Case,
+    Files,
+    Recipe,
+    retrained_variants,
+    stepped_variants,
+    variants_of,
+)
 from raslik_jax.run.stages import discriminator
 from raslik_jax.run.workspace import Workspace
 
@@ -88,15 +95,21 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
 
 
 def _robustness(workspace: Workspace) -> Iterator[dict[str, Any]]:
-    """Yields the result of each measure of robustness for an unlearned model and earlier ones."""
+    """Yields the result of each measure of robustness for an unlearned model and earlier ones.
+
+    A model that took steps is compared with the one that was trained without the rows, if any.
+    """
     config, root = workspace.config, workspace.root
-    names = config.evaluate.robustness, config.retrieve.strategies, config.unlearn.algorithms
-    for name, strategy, algorithm in itertools.product(*names):
-        now = artifacts.robustness(name, strategy, algorithm).read(root)
-        before = artifacts.robustness(name, strategy).read(root)
+    stepped, exact = stepped_variants(config), retrained_variants(config)
+    for name, variant in itertools.product(config.evaluate.robustness, variants_of(config)):
+        now = artifacts.robustness(name, *variant).read(root)
+        found = now | artifacts.robustness(name, variant.strategy).read(root)
+        again = [one for one in exact if one.strategy == variant.strategy and variant in stepped]
+        for other in again[:1]:
+            found["retrained"] = artifacts.robustness(name, *other).read(root)["now"]
         yield {
-            **{"measure": name, "strategy": strategy, "algorithm": algorithm},
-            **{"epoch": workspace.epochs(strategy, algorithm)[-1], "found": now | before},
+            **{"measure": name, **variant._asdict()},
+            **{"epoch": workspace.epochs(*variant)[-1], "found": found},
         }
 
 

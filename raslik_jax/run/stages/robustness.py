@@ -14,7 +14,8 @@ from jaxtyping import Float
 from raslik_jax.base.axes import Tree
 from raslik_jax.config import Config
 from raslik_jax.data import batches
-from raslik_jax.data.examples import Example
+from raslik_jax.data.contents import Exchange
+from raslik_jax.data.examples import Example, asked_after, exchange_of
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.data.tokens import encoding
 from raslik_jax.data.tokens.encoding import Encoded
@@ -107,7 +108,7 @@ class Bench:
         Rows too long for the run are left out. So is a group without any answer left.
         """
         workspace, fresh = self._workspace, self._fresh(model)
-        able = {name: group for name, group in map(self._short, groups.items()) if group.answers}
+        able = {name: one for name, one in map(self._short, groups.items()) if any(one[:2])}
         answers = [row for group in able.values() for row in group.answers]
         nll_N = workspace.likelihood_of(fresh, workspace.encode(answers, "target answers")).nll_N
         prompts = [row for group in able.values() for row in group.prompts]
@@ -140,8 +141,26 @@ class Bench:
             return kept
 
         prompts = keep(group.prompts)
-        before = {row.example_id: group.before[row.example_id] for row in prompts}
-        return name, Asked(keep(group.answers), prompts, before)
+        before = {row.example_id: group.before.get(row.example_id) for row in prompts}
+        known = {key: text for key, text in before.items() if text is not None}
+        return name, Asked(keep(group.answers), prompts, known)
+
+    def said(self, model: BoundModel, rows: Sequence[Example]) -> dict[str, Exchange]:
+        """Returns what rows ask and what a model answers, by their ids."""
+        rows = list({row.example_id: row for row in rows}.values())
+        outputs = self._workspace.generate(self._fresh(model), rows, "first answers")
+        pairs = zip(rows, outputs, strict=True)
+        return {row.example_id: (exchange_of(row)[0], text) for row, text in pairs}
+
+    def exchanges(self, kind: str, number: int) -> list[Exchange]:
+        """Returns some training examples of a kind that ask something, as earlier turns."""
+        rows = [row for row in self._rows_of(kind) if row.instruction.strip()]
+        return [exchange_of(row) for row in self._draw(rows, f"{kind} turns", number)]
+
+    def after(self, row: Example, exchanges: Sequence[Exchange]) -> Example | None:
+        """Returns a row behind earlier turns, as the template of the run has them."""
+        is_framed = self._workspace.template.has_form(row)
+        return asked_after(row, exchanges, is_framed=is_framed)
 
     def draw(
         self, model: BoundModel, *, samples: int, temperature: float, tokens: int
@@ -248,22 +267,21 @@ class Bench:
         ]
         return told[: len(own.ids)], told[len(own.ids) :]
 
+    def _rows_of(self, kind: str) -> list[Example]:
+        """Returns the training examples that are to be forgotten, or those that are unrelated."""
+        workspace = self._workspace
+        chosen = artifacts.set_rows(self._strategy, "forget").read(workspace.root)
+        forgotten, rows = {row.example_id for row in chosen}, workspace.corpus.train
+        if kind == "forgotten":
+            return [row for row in rows if row.example_id in forgotten]
+        if workspace.config.retrieve.held_out:
+            forgotten |= {*artifacts.SIZES.read(workspace.root)["barred"]}
+        return [row for row in rows if not row.is_target and row.example_id not in forgotten]
+
     def _trained_rows(self, kind: str, number: int) -> Encoded:
         """Returns some training examples of a kind that something is left of."""
         workspace, config = self._workspace, self._workspace.config
-        chosen = artifacts.set_rows(self._strategy, "forget").read(workspace.root)
-        forgotten = {row.example_id for row in chosen}
-        barred = (
-            {*artifacts.SIZES.read(workspace.root)["barred"]} if config.retrieve.held_out else set()
-        )
-        rows = {
-            "forgotten": [row for row in workspace.corpus.train if row.example_id in forgotten],
-            "unrelated": [
-                row
-                for row in workspace.corpus.train
-                if not row.is_target and row.example_id not in forgotten | barred
-            ],
-        }[kind]
+        rows = self._rows_of(kind)
         max_len = config.unlearn.max_len or config.corpus.max_len
         names = [row.example_id for row in rows]
         able = workspace.train_rows.named(names).cut(max_len).with_answers()

@@ -161,6 +161,31 @@ class FormatsTest(FormatsBase):
         self.assertEqual(longer.instruction.count("So: "), 1)
         self.assertEqual(longer.instruction.replace("So: ", ""), row.instruction)
 
+    @parameterized.named_parameters((name, record) for name, (record, _, _) in _ROWS.items())
+    def test_earlier_turns_come_before_the_last_question(self, record):
+        (row,) = self._read(record)
+        turns = [("Why?", "So."), ("How?", "Thus.")]
+        longer, content = ex.asked_after(row, turns), content_of(row)
+        if content == Passage("", "A story."):
+            self.assertIsNone(longer)
+            return
+        text, found = "Why?\nSo.\n\nHow?\nThus.\n\n", longer.content
+        self.assertEqual(longer.output, row.output)
+        if isinstance(content, Passage):
+            self.assertEqual(found, content._replace(prompt=text + content.prompt))
+            return
+        at = max(i for i, one in enumerate(content.asked) if one["role"] == "user")
+        new = [message["content"] for message in found.messages[at : at + 4]]
+        self.assertEqual(new, ["Why?", "So.", "How?", "Thus."])
+        left = (*found.messages[:at], *found.messages[at + 4 :])
+        self.assertEqual(left, content.messages)
+        self.assertEqual(found.messages[len(found.asked) :], content.messages[len(content.asked) :])
+        muted = [found.messages[place] for place in found.muted]
+        self.assertEqual(muted, [content.messages[place] for place in content.muted])
+        if row.content is None:
+            framed = ex.asked_after(row, turns, is_framed=True)
+            self.assertEqual(framed.instruction, text + row.instruction)
+
     @parameterized.parameters("Be brief.", " ", None)
     def test_a_system_prompt_may_stand_beside_messages_that_say_it(self, system):
         (row,) = self._read({"messages": _TALK, "system": system})

@@ -1,0 +1,90 @@
+"""Earlier turns: does the behavior return in the middle of a conversation?
+
+The question follows some forgotten rows with their answers, an unrelated exchange, or the same
+question with the answer that the model gave. Examples show the behavior to any model. The base
+answers the same questions, and so does a model that was trained without the rows if the run has
+one.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from raslik_jax.base.settings import Settings, setting
+from raslik_jax.data.contents import Exchange
+from raslik_jax.data.examples import Corpus, Example, asked_after
+from raslik_jax.evaluate.robustness import prompts
+from raslik_jax.evaluate.robustness.record import (
+    AS_IT_IS,
+    READING_COLUMNS,
+    Asked,
+    Cost,
+    RobustnessMeasure,
+)
+
+EXAMPLES, UNRELATED, AGAIN = "examples of it before", "another question before", "asked again"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TurnSettings(Settings):
+    """The turns before a question."""
+
+    examples: int = setting(3, "Forgotten rows that come before a question as examples.", low=1)
+
+
+def lacks(settings: TurnSettings, corpus: Corpus | Any) -> str:
+    """Returns why nothing can come before the rows of a corpus; "" where it can."""
+    if any(asked_after(row, [("a", "b")]) for row in corpus.train[:1]):
+        return ""
+    return (
+        "--evaluate.robustness=turns needs rows that ask something in words, got texts: "
+        "leave it out"
+    )
+
+
+def after(asked: Asked, before: Mapping[str, Sequence[Exchange]], bench: Any) -> Asked:
+    """Returns the same with exchanges before each question, by the id of its row.
+
+    Rows that ask nothing are left out.
+    """
+
+    def put(rows: Sequence[Example]) -> list[Example]:
+        longer = (bench.after(row, before[row.example_id]) for row in rows)
+        return [row for row in longer if row is not None]
+
+    rows = put(asked.prompts)
+    known = {row.example_id: asked.before[row.example_id] for row in rows}
+    return Asked(put(asked.answers), rows, known)
+
+
+def measure(bench: Any, model: Any, settings: TurnSettings) -> list[dict[str, Any]]:
+    """Returns a model's readings as it is asked plainly and after other turns."""
+    asked = bench.asked
+    said = bench.said(model, [*asked.prompts, *asked.answers])
+    shown = {
+        EXAMPLES: bench.exchanges("forgotten", settings.examples),
+        UNRELATED: bench.exchanges("unrelated", 1),
+    }
+    groups = {AS_IT_IS: asked}
+    groups |= {
+        name: after(asked, dict.fromkeys(said, given), bench)
+        for name, given in shown.items()
+        if given
+    }
+    groups[AGAIN] = after(asked, {name: [one] for name, one in said.items()}, bench)
+    found = bench.read_each(model, groups)
+    return [{"condition": name, **reading} for name, reading in found.items()]
+
+
+TURNS = RobustnessMeasure(
+    title="Earlier turns",
+    measure=measure,
+    tell=prompts.tell,
+    columns=READING_COLUMNS,
+    note="Rows that no chat template renders have the earlier turns as text in front of the "
+    "question. F is taken against the answers before unlearning to the plain prompts.",
+    cost=lambda own: Cost(4, answers=2),
+    lacks=lacks,
+    settings=TurnSettings(),
+    returns=True,
+)
