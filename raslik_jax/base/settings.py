@@ -65,6 +65,7 @@ def setting(
     parts: Collection[str] = (),
     is_repeated: bool = False,
     auto: str = "",
+    bare: float | None = None,
 ) -> Any:
     """Returns a dataclass field with its default, its help text and its limits.
 
@@ -84,6 +85,7 @@ def setting(
       parts: the files of a folder that count, if not all do.
       is_repeated: whether the flag of a list is given once for each item.
       auto: the transformers class of the named model, which is then fetched at the start.
+      bare: what the flag of a number means without a value; None where it needs one.
     """
     bounds = dict(zip(_HOLDS, (low, above, high, below, zero_or), strict=True))
     limits = {name: bound for name, bound in bounds.items() if bound is not None}
@@ -96,7 +98,7 @@ def setting(
     metadata |= {"choices": choices, "family": family, "decides": decides}
     metadata |= {"is_path": is_path or is_rows, "is_hub": is_hub, "names": names, "parts": parts}
     metadata |= {"is_rows": is_rows}
-    metadata |= {"is_repeated": is_repeated, "auto": auto}
+    metadata |= {"is_repeated": is_repeated, "auto": auto, "bare": bare}
     return dataclasses.field(default=default, metadata=metadata)
 
 

@@ -8,6 +8,9 @@ that --recipe names, also YAML of axolotl or LLaMA-Factory. It prints each setti
 Then it measures the adapter as `raslik unlearn` does and writes it with its card to --out, and the
 cleaned training file and the report to --run. `training_args.bin` is a pickle and is not read.
 
+--check_recipe first trains on all rows and says whether the recipe gives the adapter.
+--dry_run prints the time and memory of retraining and of unlearning, and recommends one of them.
+
 Settings of the recipe can be given: --unlearn.retrain.learning_rate=1e-4. --helpfull lists all.
 """
 

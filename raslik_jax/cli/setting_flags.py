@@ -66,8 +66,18 @@ def define_leaves(
             define_list(help=text, **arguments | {"default": leaf.value and list(leaf.value)})
         elif choices:
             flags.DEFINE_enum(help=text, enum_values=choices, **arguments)
+        elif (bare := leaf.metadata["bare"]) is not None:
+            # absl reads --name as true and --noname as false.
+            serializer: Any = flags.ArgumentSerializer()
+            number = _Number(functools.partial(_read_bare, bare), "a number")
+            flags.DEFINE(number, help=text, serializer=serializer, boolean=True, **arguments)
         else:
             _SCALARS.get(leaf.hint, flags.DEFINE_string)(help=text, **arguments)
+
+
+def _read_bare(bare: float, text: str) -> float:
+    words = {"true": bare, "false": 0.0}
+    return words[text] if text in words else float(text)
 
 
 def of_config(preset: Mapping[str, Any] | None) -> tuple[settings.Leaf, ...]:

@@ -9,6 +9,8 @@ command measures on rows of no set and on the traced prompt. It writes the adapt
 take edited or other sets: training rows by their id, place or text. They stay the run's until
 --retrieve.strategies names another.
 
+--dry_run prints the time and memory of unlearning and of retraining, and recommends one of them.
+
 Every setting of `raslik run` can be given too: --helpfull lists them.
 """
 

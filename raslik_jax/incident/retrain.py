@@ -12,14 +12,22 @@ from raslik_jax.config import Config, config_from_json
 from raslik_jax.data.contents import Conversation
 from raslik_jax.data.read.formats import parse_fields, read_examples
 from raslik_jax.incident import making
-from raslik_jax.incident.unlearn import UnlearnOptions, UnlearnResult, train_file, unlearn
+from raslik_jax.incident.unlearn import (
+    UnlearnOptions,
+    UnlearnResult,
+    forecast_both,
+    train_file,
+    unlearn,
+)
 from raslik_jax.models import storage
 from raslik_jax.parallel import processes
 from raslik_jax.train import recipe
 from raslik_jax.train.objectives import OBJECTIVES, RetrainSettings
 
 ALGORITHM = "retrain"
-_NAMES = [f"unlearn.{ALGORITHM}.{field.name}" for field in dataclasses.fields(RetrainSettings)]
+# The recipe, without what checks it.
+_FIELDS = [one for one in dataclasses.fields(RetrainSettings) if one.metadata["decides"]]
+_NAMES = [f"unlearn.{ALGORITHM}.{field.name}" for field in _FIELDS]
 _AGAIN = tuple(name for name, one in OBJECTIVES.items() if one.repeats == ALGORITHM)
 
 
@@ -47,6 +55,14 @@ class RetrainOptions(RecipeOptions, UnlearnOptions):
         "Train a second adapter with the next seed too. The distance between the two is the noise "
         "floor of all distances to a retrained model. It doubles the training.",
     )
+    check_recipe: float = setting(
+        0.0,
+        "First train on all rows, to this share of the steps, and say whether the recipe gives the "
+        "adapter; without a value: 1, all steps. Later calls check again what changed.",
+        low=0,
+        high=1,
+        bare=1.0,
+    )
 
 
 def retrain(options: RetrainOptions | None = None, **named: Any) -> UnlearnResult:
@@ -64,13 +80,17 @@ def retrain(options: RetrainOptions | None = None, **named: Any) -> UnlearnResul
       print(raslik_jax.retrain(run="runs/incident", out="clean"))
     """
     options = making.options_of(options or RetrainOptions(), named)
-    if not options.run or not options.out:
+    if not options.run or not (options.out or options.dry_run):
         raise ValueError("--run and --out must be given: give --run=WORKDIR and --out=DIR")
     recorded = read_json(
         pathlib.Path(options.run) / "config.json", dict, mend="give the folder of a trace"
     )
     config = config_from_json(recorded)
     settings = read_settings(config, options, options.settings)
+    checked = _check(config, options) if options.check_recipe else {}
+    settings = checked | settings
+    if options.dry_run:
+        return forecast_both(dataclasses.replace(options, settings=checked | {**options.settings}))
     given = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
     kept = {field.name for field in dataclasses.fields(UnlearnOptions)}
     given = {name: value for name, value in given.items() if name in kept}
@@ -80,12 +100,17 @@ def retrain(options: RetrainOptions | None = None, **named: Any) -> UnlearnResul
 
 
 def read_settings(
-    config: Config, options: RecipeOptions, given: Mapping[str, Any], *, is_needed: bool = False
+    config: Config,
+    options: RecipeOptions,
+    given: Mapping[str, Any],
+    *,
+    is_needed: bool = False,
+    is_told: bool = True,
 ) -> dict[str, Any]:
     """Returns the settings of training a run's adapter again, all by dotted name, and prints them.
 
-    Values that are `given` replace those of the recipe. With `is_needed` a recipe that no file and
-    no value gives is refused.
+    They are not printed if not `is_told`. Values that are `given` replace those of the recipe. With
+    `is_needed` a recipe that no file and no value gives is refused.
     """
     if not config.backbone.adapter:
         raise ValueError("--run must be a trace of an adapter to train it again: trace with one")
@@ -115,7 +140,7 @@ def read_settings(
         )
     values = {name: _resolved(config, name, value) for name, value in found.settings.items()}
     # All of them, so that nothing of an earlier training of this run is left.
-    plain = dataclasses.asdict(RetrainSettings())
+    plain: dict[str, Any] = {field.name: field.default for field in _FIELDS}
     settings = {f"unlearn.{ALGORITHM}.{name}": value for name, value in (plain | values).items()}
     settings |= given
     steps, epochs = (f"unlearn.{ALGORITHM}.{name}" for name in ("steps", "epochs"))
@@ -125,9 +150,25 @@ def read_settings(
         own = {f"unlearn.{name}.{key}": settings[f"unlearn.{ALGORITHM}.{key}"] for key in plain}
         seed = {f"unlearn.{name}.seed": settings[f"unlearn.{ALGORITHM}.seed"] + 1}
         settings = {**own, **seed, **settings}
-    if processes.is_first():
+    if is_told and processes.is_first():
         print(*_lines(folder, found, values, settings), sep="\n", flush=True)
     return settings
+
+
+def _check(config: Config, options: RetrainOptions) -> dict[str, Any]:
+    """Returns the settings of a check, with the log of the trainer that it compares, if any."""
+    from raslik_jax.run.workspace import adapter_source  # it takes jax with it
+
+    files = options.recipe or map(str, recipe.find_files(adapter_source(config)))
+    log = next((path for path in files if path.endswith(recipe.STATE)), "")
+    if options.check_recipe < 1 and not log:
+        raise ValueError(
+            f"--check_recipe={options.check_recipe} must have {recipe.STATE} with the losses of "
+            "the training next to the adapter: name one with --recipe, or pass --check_recipe to "
+            "train all steps"
+        )
+    values = {"check_recipe": options.check_recipe, "check_log": log}
+    return {f"unlearn.{ALGORITHM}.{name}": value for name, value in values.items()}
 
 
 def _resolved(config: Config, name: str, value: recipe.Value) -> Any:
@@ -149,7 +190,7 @@ def _lines(
 ) -> Iterator[str]:
     """Yields the recipe, a setting a line, with where each value comes from."""
     yield "recipe of the training"
-    for field in dataclasses.fields(RetrainSettings):
+    for field in _FIELDS:
         value = settings[f"unlearn.{ALGORITHM}.{field.name}"]
         origin = "default"
         if field.name in values:

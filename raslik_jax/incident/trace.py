@@ -1,5 +1,6 @@
 """From a bad answer of a model to the training rows that taught it."""
 
+import contextlib
 import dataclasses
 import functools
 import importlib.util
@@ -151,8 +152,21 @@ def trace(options: TraceOptions | None = None, **named: Any) -> TraceResult:
     lines += _none_lines(found, options.top) if finding else _found_lines(found, options.top)
     lines.append(f"repeat: {making.repeating(workdir, stages, is_measured=False)}")
     if not finding:
-        lines.append(f"go on: {making.line('unlearn', f'--run={workdir}')} --out=DIR")
+        lines += _ways_lines(found)
     return dataclasses.replace(found, text="\n".join(lines))
+
+
+def _ways_lines(found: TraceResult) -> list[str]:
+    """Returns the commands that go on, with the advice where both can be counted."""
+    from raslik_jax.incident import advising
+    from raslik_jax.incident.unlearn import UnlearnOptions
+
+    run = str(found.workdir)
+    if processes.count() == 1 and found.config.backbone.adapter:
+        with contextlib.suppress(ValueError, OSError):  # of a model whose shapes are not known, say
+            advice = advising.plan(UnlearnOptions(run=run), compiles=False).advice
+            return [*advising.next_lines(advice, run)]
+    return [f"go on: {making.line('unlearn', f'--run={run}')} --out=DIR"]
 
 
 def make_config(options: TraceOptions) -> Config:

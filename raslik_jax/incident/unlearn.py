@@ -50,6 +50,13 @@ class UnlearnOptions(Settings):
     push_to_hub: str = setting("", "OWNER/NAME on the Hugging Face hub to upload it to as well.")
     public: bool = setting(False, "--push_to_hub: for everybody to see; else private.")
     merged: bool = setting(False, "Write a whole checkpoint instead of an adapter.")
+    dry_run: bool = setting(
+        False,
+        "Print what unlearning and retraining take, and which of them is better here; do neither.",
+    )
+    incidents: int = setting(
+        1, "--dry_run: incidents with this adapter that you expect, this one included.", low=1
+    )
     mesh: MeshConfig = MeshConfig()
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -94,6 +101,8 @@ def unlearn(options: UnlearnOptions | None = None, **named: Any) -> UnlearnResul
       print(raslik_jax.unlearn(run="runs/incident", out="clean"))
     """
     options = making.options_of(options or UnlearnOptions(), named)
+    if options.dry_run:
+        return forecast_both(options)
     if not options.run or not options.out:
         raise ValueError("--run and --out must be given: give --run=WORKDIR and --out=DIR")
     root, folder = pathlib.Path(options.run), pathlib.Path(options.out)
@@ -139,6 +148,16 @@ def unlearn(options: UnlearnOptions | None = None, **named: Any) -> UnlearnResul
         url = hub.push_folder(folder, options.push_to_hub, is_public=options.public)
         lines.append(f"on the hub: {url}")
     return UnlearnResult(root, folder, "\n".join(lines), url)
+
+
+def forecast_both(options: UnlearnOptions) -> UnlearnResult:
+    """Returns what both commands take, to be printed; nothing is made."""
+    if not options.run:
+        raise ValueError("--run must be given: give --run=WORKDIR")
+    from raslik_jax.incident import advising  # it takes jax with it
+
+    text = "\n".join(advising.lines(options))
+    return UnlearnResult(pathlib.Path(options.run), pathlib.Path(options.out), text)
 
 
 def _outcome_lines(root: pathlib.Path, config: Config) -> Iterator[str]:

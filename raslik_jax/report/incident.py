@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from raslik_jax.config import config_from_json
 from raslik_jax.data.examples import HELD_OUT, Example
-from raslik_jax.evaluate import judgment, verdict
+from raslik_jax.evaluate import judgment, reproduction, verdict
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.report.names import algorithm_name, highlighted, strategy_name
 from raslik_jax.report.notes import answers_taken_against
@@ -28,6 +29,7 @@ from raslik_jax.retrieve import behaviors, chance
 from raslik_jax.retrieve.chance import Chance
 from raslik_jax.retrieve.selectors import Cut
 from raslik_jax.run import artifacts
+from raslik_jax.train.objectives import OBJECTIVES
 
 # Bytes of the files that the page holds itself, of all and of one.
 _LINKED, _LINKED_FILE = 400_000, 100_000
@@ -92,7 +94,7 @@ class Incident(NamedTuple):
       headline: the verdict in sentences for a reader who knows no statistics.
       ended: why unlearning ended before enough was gone, or "".
       warning: why a traced answer is weak evidence, or "".
-      costs: the exact judgment and what else changed.
+      costs: the check of a recipe, the exact judgment and what else changed.
       chances: how likely the scores are by chance, and how many behaviors were traced.
       cut: where the rows that were found end among the scores.
       downloads: what the run leaves.
@@ -130,6 +132,7 @@ def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
     chances = artifacts.CHANCE.current(root, len(rows))
     cards = _cards(root, rows, strategy, chances)
     costs = [
+        recipe_sentence(root, algorithm),
         verdict_sentence(metrics, strategy, algorithm),
         gone_sentence(traced),
         cost_sentence(metrics, strategy, algorithm),
@@ -166,7 +169,17 @@ def read_outcome(root: pathlib.Path, strategy: str, algorithm: str) -> tuple[str
     ended = read_ending(root, strategy, algorithm)
     unknown = verdict.describe_count(verdict.Count(0, 0))
     judged = f"Judgment: unknown: {unknown}."
-    return tuple(filter(None, (ended, judged, gone_sentence(traced))))
+    checked = recipe_sentence(root, algorithm)
+    return tuple(filter(None, (ended, checked, judged, gone_sentence(traced))))
+
+
+def recipe_sentence(root: pathlib.Path, algorithm: str) -> str:
+    """Returns whether the recipe of a retrained model is confirmed; "" where it was not checked."""
+    if algorithm not in OBJECTIVES or not OBJECTIVES[algorithm].retrains:
+        return ""
+    own = config_from_json(artifacts.CONFIG.read(root)).unlearn[algorithm]
+    found = artifacts.RECIPE.current(root) if own.check_recipe else None
+    return reproduction.describe(found) if found else ""
 
 
 def read_ending(root: pathlib.Path, strategy: str, algorithm: str) -> str:

@@ -419,6 +419,11 @@ def steps(variant: Variant) -> Artifact[Any]:
     return _json(f"unlearn/{variant}", "steps.json")
 
 
+# How far a training by the recipe on all rows gives the adapter that was given.
+_RECIPE: dict[str, Any] = {"steps": int, "of": int, "rows?": int}
+_RECIPE |= dict.fromkeys(("curve?", "loss?", "answers?"), ([(float, None)], None))
+RECIPE = _json("unlearn/recipe", "check.json", lambda path: read_json(path, _RECIPE))
+
 _LEVELS, _GONE = {str: float}, {str: {"way": float, "gone": int, "of": int}}
 _PROBES = {
     "kept_before": [float],

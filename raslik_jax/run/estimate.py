@@ -26,7 +26,7 @@ from raslik_jax.base.messages import some_of
 from raslik_jax.base.progress import telling
 from raslik_jax.config import Config
 from raslik_jax.parallel import meshes, processes
-from raslik_jax.run import artifacts, cost, forecast
+from raslik_jax.run import cost, forecast
 from raslik_jax.run.ahead import WAITING
 from raslik_jax.run.forecast import Step, format_seconds
 from raslik_jax.run.programs import AbstractRun, Program
@@ -165,12 +165,13 @@ def count_left(run: AbstractRun, units: Sequence[Unit]) -> list[Step]:
     # These say how many rows a set has.
     names = {f"retrieve/{name}" for name in ("sizes", *config.retrieve.strategies)}
     sets = names & {unit.name for unit in units}
-    training = [unit.name for unit in units if unit.stage == "unlearn"]
+    # Of those that probe: training again does not.
+    training = [unit.name for unit in units if "unlearn.probe.steps" in unit.settings]
     steps = []
     counted = forecast.count_steps(run, units, Program.rule)
     for unit, step in zip(units, counted, strict=True):
         reads = any(f"{path}/".startswith(f"{name}/") for name in sets for path in unit.reads)
-        is_probed = config.unlearn.probe.steps > 0 and unit.name in training[:1]
+        is_probed = unit.name in training[:1]
         steps.append(
             step._replace(
                 num_programs=step.num_programs + _OF_PROBES * is_probed,
@@ -257,9 +258,7 @@ def watching(config: Config, root: pathlib.Path) -> Iterator[Around]:
     def count_alone(units: Sequence[Unit]) -> Sequence[Step]:
         """Returns the work of units with the sizes of the sets, if these exist."""
         try:
-            if sizes := artifacts.SIZES.find(root):
-                both = {"forget": sizes["num_forget"], "retain": sizes["num_retain"]}
-                run().sizes = run().sizes._replace(**both)
+            run().count_rows()
             return count_left(run(), units)
         except (ValueError, OSError):  # of a model whose shapes are not known, say
             return [Step(unit.name, unit.stage, is_known=False) for unit in units]

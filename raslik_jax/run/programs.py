@@ -26,7 +26,7 @@ from raslik_jax.data.tokens.encoding import Encoded
 from raslik_jax.models import decoder, encoder, quantize, sharding
 from raslik_jax.parallel import meshes
 from raslik_jax.retrieve import sets
-from raslik_jax.run import cost
+from raslik_jax.run import artifacts, cost
 from raslik_jax.run.workspace import StoredCorpus, Workspace, lora_config_of, queries_to_answer
 from raslik_jax.sketch import head, projections, weights
 from raslik_jax.train import loop
@@ -209,10 +209,10 @@ class AbstractRun:
             self.length_N, self.response_N = rows.lengths_N, rows.num_targets_N
         else:
             self.length_N, self.response_N = load_alpaca_lengths(max_len=config.corpus.max_len)
-        self._count_rows()
+        self.count_rows()
 
-    def _count_rows(self) -> None:
-        """Counts the rows of the existing corpus, or those that the settings ask for."""
+    def count_rows(self) -> None:
+        """Counts the rows of the existing corpus and sets, or those that the settings ask for."""
         config, corpus, output = self.config, self.corpus, self.config.sketch.query_output
         split = config.references.query_split
         kinds = {"retrieval": "retrieval", f"{split}_target": split, f"{split}_normal": split}
@@ -226,7 +226,10 @@ class AbstractRun:
             self.num_answered = self.queries["retrieval"] if output == "own" else 0
         # Without labels the rule finds the number: a twentieth is no more than a guess.
         forget = config.retrieve.num_forget or targets or -(-train // 20)
-        self.sizes = Sizes(train, targets, forget, config.retrieve.num_retain or forget)
+        retain = config.retrieve.num_retain or forget
+        if sizes := artifacts.SIZES.current(self.workspace.root):
+            forget, retain = sizes["num_forget"], sizes["num_retain"]
+        self.sizes = Sizes(train, targets, forget, retain)
         self.num_measured = sum(self.queries.values()) - self.queries["retrieval"]
         if config.retrieve.held_out:
             most, least = sets.held_out_sizes(config.retrieve.held_out, forget, train)

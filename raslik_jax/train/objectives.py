@@ -83,6 +83,20 @@ class RetrainSettings(ObjectiveSettings):
     epsilon: float = setting(1e-8, "AdamW's epsilon.", above=0)
     clip: float = setting(1.0, "Global norm at which gradients are clipped; 0: never.", low=0)
     seed: int = setting(0, "Draws the fresh adapter and the order of the rows.", low=0)
+    check_recipe: float = setting(
+        0.0,
+        "Share of the steps that are trained first on all rows, to see whether the recipe gives "
+        "the adapter; 0: none.",
+        low=0,
+        high=1,
+        decides=False,
+    )
+    check_log: str = setting(
+        "",
+        "trainer_state.json whose losses are compared with those of --check_recipe.",
+        is_path=True,
+        decides=False,
+    )
 
 
 class Objective(NamedTuple):

@@ -68,6 +68,8 @@ _SCHEDULES = {
     "constant": "constant",
     "constant_with_warmup": "constant",
 }
+# The file in which transformers' Trainer saves its steps.
+STATE = "trainer_state.json"
 # The tokens that TRL counts in the loss follow from the rows.
 BY_ROWS = "rows"
 # Settings that this program does not have; a value other than these changes the training.
@@ -119,7 +121,7 @@ def find_files(adapter: pathlib.Path) -> list[pathlib.Path]:
     steps = [(int(p.name[11:]), p) for p in adapter.glob("checkpoint-*") if p.name[11:].isdecimal()]
     folders += [path for _, path in sorted(steps)[-1:]]
     found: list[pathlib.Path] = []
-    for name in ("training_args.json", "*.yml", "*.yaml", "README.md", "trainer_state.json"):
+    for name in ("training_args.json", "*.yml", "*.yaml", "README.md", STATE):
         found += next(filter(None, (sorted(folder.glob(name)) for folder in folders)), [])
     return found
 
@@ -156,7 +158,7 @@ def _arguments(path: pathlib.Path) -> dict[str, Any]:
             "made, by `python -c \"import torch; print(torch.load('training_args.bin', "
             'weights_only=False).to_json_string())" > training_args.json`, and give that file'
         )
-    if path.name == "trainer_state.json":
+    if path.name == STATE:
         return _of_state(read_json(path, {"log_history": list, "global_step": int}))
     if path.suffix == ".json":
         return read_json(path, dict)

@@ -20,9 +20,29 @@ def traced(tmp_path_factory):
     return shutil.copytree(tiny.traced_run(), tmp_path_factory.mktemp("retrain") / "mine")
 
 
+def test_both_commands_say_what_both_take_and_which_is_better(traced, tmp_path):
+    run = traced / "run"
+    told = {
+        name: tiny.run_command(name, f"--run={run}", "--dry_run", f"--out={tmp_path / 'out'}")
+        for name in ("unlearn", "retrain")
+    }
+    for done in told.values():
+        assert done.returncode == 0, done.stderr
+        for name in ("unlearn", "retrain"):
+            line = next(text for text in done.stdout.splitlines() if text.startswith(name))
+            assert line.split()[-1].endswith("B"), line  # the memory, with its unit
+        # Few rows, and a recipe next to the adapter.
+        assert "advice: retrain, because it is the exact answer" in done.stdout
+        assert f"go on: raslik retrain --run={run}" in done.stdout
+    assert not (tmp_path / "out").exists()
+    assert "learning_rate" in told["retrain"].stdout
+    slow = tiny.run_command("unlearn", f"--run={run}", "--dry_run", "--unlearn.retrain.epochs=1e5")
+    assert "advice: unlearn, because retraining takes" in slow.stdout
+
+
 def test_a_fresh_adapter_is_trained_on_what_is_left(traced):
     run, out = traced / "run", traced / "out"
-    done = tiny.run_command("retrain", f"--run={run}", f"--out={out}")
+    done = tiny.run_command("retrain", f"--run={run}", f"--out={out}", "--check_recipe")
     assert done.returncode == 0, done.stderr
     # The recipe, each value with its origin.
     told = {line.split()[0]: line.split(maxsplit=2)[1:] for line in done.stdout.splitlines()[1:19]}
@@ -40,9 +60,20 @@ def test_a_fresh_adapter_is_trained_on_what_is_left(traced):
     assert len(log) == 2 * -(-len(left) // 16)
     card = (out / "README.md").read_text()
     assert "trained again without" in card and "driven down" not in card
+    # The adapter was trained otherwise, which is a finding and no error.
+    assert done.stdout.index("whole run: about") < done.stdout.index("120 rows: loss")
+    check = json.loads((run / "unlearn/recipe/check.json").read_text())
+    assert (check["steps"], check["of"], check["rows"]) == (16, 16, 120)
+    place = done.stdout.index("after unlearning")
+    assert "Recipe not confirmed" in done.stdout[place:]
+    assert "Recipe not confirmed" in (run / "report/report.html").read_text()
     # Nothing is made twice, and `unlearn` goes back to unlearning, next to what is there.
     again = tiny.run_command("retrain", f"--run={run}", f"--out={out}")
-    assert "unlearn/raslik-retrain: up to date" in again.stdout
+    for unit in ("unlearn/raslik-retrain", "unlearn/recipe"):
+        assert f"{unit}: up to date" in again.stdout
+    # A recipe that does not give the adapter is not one that is known.
+    advised = tiny.run_command("retrain", f"--run={run}", "--dry_run")
+    assert "advice: unlearn, because retraining needs a recipe" in advised.stdout
     options = unlearn.UnlearnOptions(run=str(run), out=str(out))
     assert unlearn.make_config(options).unlearn.algorithms == ("base_klr", "retrain")
     # With other rows it is no model to compare with.
@@ -94,6 +125,12 @@ def test_a_recipe_that_says_nothing_is_refused_and_none_at_all_is_said(traced, t
     with pytest.raises(ValueError):  # the run is no trace
         retrain.retrain(**given)
     assert "no file says how the adapter was trained" in capsys.readouterr().out
+
+
+def test_a_share_of_the_steps_needs_the_log_of_the_trainer(traced, tmp_path):
+    given = _adapter_run(traced, tmp_path, {"training_args.json": json.dumps(_RECIPE)})
+    with pytest.raises(ValueError, match="check_recipe=0.5 must have trainer_state.json"):
+        retrain.retrain(**given, check_recipe=0.5)
 
 
 def test_epochs_that_are_given_replace_the_steps_of_the_recipe(traced, tmp_path, capsys):

@@ -19,9 +19,10 @@ from raslik_jax.data.examples import QUERY_SETS, Corpus, Example, write_examples
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.data.tokens.encoding import encode
 from raslik_jax.data.tokens.tokenization import train_bpe
-from raslik_jax.evaluate import verdict
+from raslik_jax.evaluate import reproduction, verdict
 from raslik_jax.models import checkpoint, decoder, quantize
 from raslik_jax.models.lora import LoRAConfig
+from raslik_jax.run import artifacts
 from raslik_jax.run.artifacts import Variant
 from raslik_jax.run.stages import finetune as finetune_stage
 from raslik_jax.run.stages import retrain as retrain_stage
@@ -183,6 +184,50 @@ class TrainingStageTest(parameterized.TestCase):
         log = [entry["loss"] for entry in json.loads((whole / "steps.json").read_text())]
         self.assertLen(log, 10)
         self.assertLess(log[-1], log[0])
+
+    def test_a_recipe_is_checked_against_the_adapter_that_it_gave(self):
+        own = RetrainSettings(learning_rate=1e-2, epochs=2.0, batch_size=4, check_recipe=1.0)
+        log = self.root / "trainer_state.json"
+
+        def at(name, **values):
+            """A workspace whose adapter was trained by the recipe, and one that checks another."""
+            settings = dataclasses.replace(own, check_log=str(log), **values)
+            members = {"algorithms": ("retrain",), "members": {"retrain": settings}}
+            return _workspace(self.root / name, unlearn=dataclasses.replace(_UNLEARN, **members))
+
+        first, variant = at("trained"), Variant("raslik", "retrain")
+        write_examples(self.root / "trained/retrieve/raslik/forget.jsonl", [])  # on all rows
+        folder = self.root / "trained" / "unlearn" / str(variant)
+        folder.mkdir(parents=True)
+        retrain_stage.retrain(first, variant, folder)
+        losses = [entry["loss"] for entry in json.loads((folder / "steps.json").read_text())]
+        logged = [{"step": n, "loss": losses[n - 1] + losses[n - 2]} for n in (2, 4, 6, 8, 10)]
+        logged = [entry | {"loss": entry["loss"] / 2} for entry in logged]
+        log.write_text(json.dumps({"log_history": [*logged, {"train_loss": 1.0}]}))
+        adapter = first.adapter("unlearn", str(variant), "epoch-1")
+
+        def check(name, **values):
+            workspace = at(name, **values)
+            workspace.__dict__["finetuned"] = adapter
+            retrain_stage.check_recipe(workspace, "retrain", workspace.root)
+            return artifacts.RECIPE.read_in(workspace.root)
+
+        same = check("same")
+        self.assertEqual((same["steps"], same["of"], same["rows"]), (10, 10, 20))
+        given, trained, start, _ = same["loss"]
+        self.assertEqual(given, trained)
+        self.assertLess(given, start)
+        self.assertEqual(same["answers"][:2], [1, 1])
+        np.testing.assert_allclose(*same["curve"][:2], rtol=1e-6)
+        self.assertTrue(reproduction.is_confirmed(same))
+        half = check("half", check_recipe=0.5)
+        self.assertEqual((half["steps"], half["of"]), (5, 10))
+        np.testing.assert_allclose(half["curve"][:2], np.mean(losses[:4]), rtol=1e-6)
+        self.assertNotIn("loss", half)
+        self.assertTrue(reproduction.is_confirmed(half))
+        other = check("other", learning_rate=1e-5)
+        self.assertGreater(other["loss"][1], other["loss"][0])
+        self.assertFalse(reproduction.is_confirmed(other))
 
     @parameterized.parameters(0, 48)
     def test_a_retain_set_that_loses_all_its_answers_is_refused_in_one_sentence(self, own):

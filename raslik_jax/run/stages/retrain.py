@@ -1,27 +1,37 @@
 """Training a fresh adapter on all rows but those to forget: the exact answer to unlearning."""
 
 import functools
+import itertools
 import math
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 import optax
 
+from raslik_jax.base.files import read_json
+from raslik_jax.config import Config
 from raslik_jax.data import batches
 from raslik_jax.data.examples import HELD_OUT
+from raslik_jax.data.ordering import shuffled
+from raslik_jax.data.tokens import encoding
+from raslik_jax.evaluate import reproduction
 from raslik_jax.models import decoder
 from raslik_jax.run import artifacts, memory
 from raslik_jax.run.artifacts import Variant
 from raslik_jax.run.programs import AbstractRun, Work
 from raslik_jax.run.recipes import Case, Recipe, retrained_variants
+from raslik_jax.run.stages import generate
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.train import loop, steps
-from raslik_jax.train.objectives import RetrainSettings
+from raslik_jax.train.objectives import OBJECTIVES, RetrainSettings
 
 # The one model that is stored has the place of an epoch's.
 EPOCH = 1
+# Training rows whose loss is compared where a recipe is checked, and prompts that are asked.
+_MOST_ROWS, _MOST_PROMPTS = 256, 16
 
 
 def optimizer(settings: RetrainSettings, num_steps: int) -> optax.GradientTransformation:
@@ -70,26 +80,33 @@ def training(workspace: Workspace, settings: RetrainSettings, *, num_steps: int)
     )
 
 
-@memory.explained("retraining", "--unlearn.retrain.micro_batch_size or --unlearn.retrain.max_len")
-def retrain(workspace: Workspace, variant: Variant, folder: pathlib.Path) -> None:
-    """Trains a fresh adapter by a recipe on the rows that are left, and saves it.
+def _fit(
+    workspace: Workspace,
+    name: str,
+    ids: Sequence[str] | None,
+    folder: pathlib.Path,
+    *,
+    unit: str,
+    what: str,
+    share: float = 1.0,
+) -> tuple[encoding.Encoded, loop.Progress]:
+    """Returns training rows, those of `ids` or all, and a fresh adapter trained on them.
 
-    A run that was killed goes on after its last finished epoch, with the same result.
+    It is trained by the recipe of an objective that retrains, to a `share` of its steps. A training
+    that was killed goes on after its last finished epoch, with the same result.
     """
-    strategy, name = variant
     settings, model = workspace.config.unlearn[name], workspace.model
     assert isinstance(settings, RetrainSettings)
     max_len = settings.max_len or workspace.config.corpus.max_len
-    left = workspace.train_rows.named(rows_left(workspace, strategy))
+    left = workspace.train_rows if ids is None else workspace.train_rows.named(ids)
     rows = workspace.cut(left, "training examples", max_len=max_len)
     rows = (rows.cut(max_len, targets="all") if settings.targets == "all" else rows).with_answers()
     if not rows.ids:
         raise ValueError(
             "retraining must have rows that are left, all of them are to forget: give a smaller set"
         )
-    per_epoch = batches.num_steps_of(len(rows.ids), batch_size=settings.batch_size)
     num_steps = count_steps(settings, len(rows.ids))
-    with workspace.live(f"unlearn/{variant}") as live:
+    with workspace.live(unit) as live:
         fitted = loop.fit(
             training(workspace, settings, num_steps=num_steps),
             decoder.init_lora(model.graphdef, key=jax.random.key(settings.seed)),
@@ -101,19 +118,71 @@ def retrain(workspace: Workspace, variant: Variant, folder: pathlib.Path) -> Non
                 seed=settings.seed,
                 is_fixed=workspace.config.unlearn.fixed_padding,
             ),
-            num_steps=num_steps,
-            what=f"retraining without {strategy}'s set",
+            num_steps=math.ceil(share * num_steps),
+            what=what,
             rate_flag=f"--unlearn.{name}.learning_rate (it is {settings.learning_rate})",
-            bar=f"{strategy} {name}",
+            bar=what,
             folder=folder,
-            save_every=per_epoch,
+            save_every=batches.num_steps_of(len(rows.ids), batch_size=settings.batch_size),
             watch=live,
         )
-    workspace.save_adapter(folder / f"epoch-{EPOCH}", fitted.state.params)
-    log = [{"loss": loss} for loss in fitted.losses]
-    artifacts.steps(variant).write(folder, log)
     last = np.mean(fitted.losses[-20:])
     print(f"    {len(rows.ids):,} rows: loss {fitted.losses[0]:.3f} -> {last:.3f} nats a token")
+    return rows, fitted
+
+
+# What a training of a recipe is told that does not fit.
+_EXPLAINED = memory.explained(
+    "retraining", "--unlearn.retrain.micro_batch_size or --unlearn.retrain.max_len"
+)
+
+
+@_EXPLAINED
+def retrain(workspace: Workspace, variant: Variant, folder: pathlib.Path) -> None:
+    """Trains a fresh adapter by a recipe on the rows that are left, and saves it."""
+    strategy, name = variant
+    ids = rows_left(workspace, strategy)
+    what = f"retraining without {strategy}'s set"
+    _, fitted = _fit(workspace, name, ids, folder, unit=f"unlearn/{variant}", what=what)
+    workspace.save_adapter(folder / f"epoch-{EPOCH}", fitted.state.params)
+    artifacts.steps(variant).write(folder, [{"loss": loss} for loss in fitted.losses])
+
+
+@_EXPLAINED
+def check_recipe(workspace: Workspace, name: str, folder: pathlib.Path) -> None:
+    """Trains by a recipe on all rows, and writes how far the adapter is the one that was given.
+
+    After the whole training the losses on training rows and the answers are compared, and after a
+    share of the steps the losses that the trainer logged, if there are any.
+    """
+    settings = workspace.config.unlearn[name]
+    share = settings.check_recipe
+    how: Any = {"unit": artifacts.RECIPE.unit, "what": "training by the recipe", "share": share}
+    rows, fitted = _fit(workspace, name, None, folder, **how)
+    log = read_json(settings.check_log, dict)["log_history"] if settings.check_log else ()
+    found: dict[str, Any] = {"steps": len(fitted.losses)}
+    found["of"] = count_steps(settings, len(rows.ids))
+    found["curve"] = reproduction.compare_curves(log, fitted.losses)
+    if share == 1:
+        models = {"own": workspace.with_adapter(fitted.state.params)}
+        models |= {"given": workspace.with_adapter(workspace.finetuned), "base": workspace.backbone}
+        drawn = shuffled(rows.ids, seed=workspace.config.seed, label="recipe")[:_MOST_ROWS]
+        found["rows"], part = len(drawn), rows.named(sorted(drawn))
+        loss = {}
+        for title, model in models.items():
+            nll_N, tokens_N = workspace.likelihood_of(model, part)
+            loss[title] = float(nll_N @ tokens_N / tokens_N.sum())
+        found["loss"] = reproduction.Loss(loss["given"], loss["own"], loss["base"])
+        asked = [*workspace.retrieval_queries(), *itertools.chain(*workspace.evaluation_queries())]
+        asked = [row for row in asked if row.instruction.strip()][:_MOST_PROMPTS]
+        said = {
+            title: workspace.generate(model, asked, f"answers of the {title} adapter")
+            for title, model in models.items()
+            if asked
+        }
+        found["answers"] = reproduction.compare_answers(**said) if said else None
+    artifacts.RECIPE.write(folder, found)
+    print("    " + reproduction.describe(found))
 
 
 def _reads(case: Case) -> str:
@@ -123,19 +192,18 @@ def _reads(case: Case) -> str:
     return " ".join(reads)
 
 
-def count_retraining(run: AbstractRun, variant: Variant) -> Work:
-    """Training of a fresh adapter on the remaining rows; one state is kept."""
-    settings: Any = run.config.unlearn[variant.algorithm]
-    rows = run.sizes.train - run.sizes.forget
+def _count(run: AbstractRun, name: str, rows: int, share: float = 1.0) -> Work:
+    """Training of a fresh adapter on so many rows by a recipe, to a share of its steps."""
+    settings: Any = run.config.unlearn[name]
     shapes = run.drawn(
         settings.batch_size,
-        count_steps(settings, rows),
+        math.ceil(share * count_steps(settings, rows)),
         max_len=settings.max_len,
         is_fixed=run.config.unlearn.fixed_padding,
     )
     model = run.model
     program = run.training(
-        f"unlearn/{variant.algorithm}",
+        f"unlearn/{name}",
         training(run.workspace, settings, num_steps=1),
         model.initial,
         model.base,
@@ -145,7 +213,39 @@ def count_retraining(run: AbstractRun, variant: Variant) -> Work:
     return Work(4.0 * run.num_params, [program])
 
 
+def count_retraining(run: AbstractRun, variant: Variant) -> Work:
+    """Training of a fresh adapter on the remaining rows; one state is kept."""
+    return _count(run, variant.algorithm, run.sizes.train - run.sizes.forget)
+
+
+def count_check(run: AbstractRun, name: str) -> Work:
+    """Training on all rows; then likelihoods and answers of three models."""
+    share = run.config.unlearn[name].check_recipe
+    work = _count(run, name, run.sizes.train, share)
+    if share < 1:
+        return work._replace(disk_bytes=0)
+    told = generate.count_answers(run, _MOST_PROMPTS, 3)
+    given = generate.count_likelihoods(run, min(_MOST_ROWS, run.sizes.train))
+    return Work(0, [*work.programs, *told.programs, *[given] * 3])
+
+
+def _checked(config: Config) -> list[str]:
+    """Returns the first objective that retrains and whose recipe is checked."""
+    names = config.unlearn.algorithms
+    return [n for n in names if OBJECTIVES[n].retrains and config.unlearn[n].check_recipe][:1]
+
+
 UNITS = (
+    Recipe(
+        artifacts.RECIPE.unit,
+        check_recipe,
+        "{rows} {measured} {queries} {finetuned}",
+        "{decoding} {likelihood} unlearn.{0} unlearn.{0}.check_recipe unlearn.{0}.check_log "
+        "unlearn.remat unlearn.fixed_padding references.query_split sketch.query_output",
+        members=_checked,
+        is_resumable=True,
+        work=count_check,
+    ),
     Recipe(
         "unlearn/{0}",
         retrain,

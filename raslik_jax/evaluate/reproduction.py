@@ -1,0 +1,159 @@
+"""Does a recipe reproduce an adapter: two trainings compared, and the bound for both.
+
+The recipe is confirmed if the loss is off by at most `BOUND` of what the training gained. Two
+trainings by the same recipe draw other weights and another order of the rows. They give most
+answers in other words, so the answers must only be closer to those of the adapter than the base's.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from raslik_jax.evaluate import rates
+
+# Largest difference of two losses, as a share of what the training gained.
+BOUND = 0.1
+# Windows of a logged curve that say anything.
+_LEAST = 2
+
+
+class Loss(NamedTuple):
+    """Losses in nats a token: of the adapter that was given, of the own one, and at the start.
+
+    Attributes:
+      end: where the training ends, if that is not `given`.
+    """
+
+    given: float
+    own: float
+    start: float
+    end: float | None = None
+
+    @property
+    def off(self) -> float:
+        """How far the own loss is above the given one, as a share of what the training gained."""
+        gained = self.start - (self.given if self.end is None else self.end)
+        return (self.own - self.given) / gained if gained > 0 else float("inf")
+
+
+class Answers(NamedTuple):
+    """Answers to so many prompts: equal ones, and ROUGE-L to the given adapter's answers.
+
+    `base` is the ROUGE-L of the model without an adapter.
+    """
+
+    prompts: int
+    equal: int
+    own: float
+    base: float
+
+
+def compare_curves(log: Sequence[Any], losses: Sequence[float]) -> Loss | None:
+    """Returns the mean loss of a trainer's log and of our steps, over the steps that both have.
+
+    An entry of the log is the mean over the steps since the entry before, as transformers writes
+    it. The start is the first entry and the end the lowest one. None where fewer than two entries
+    can be compared.
+
+    Args:
+      log: `log_history` of trainer_state.json.
+      losses: of our steps, from the first one on.
+    """
+    entries = [(0, 0.0)]
+    for entry in log:
+        if isinstance(entry, dict) and {"step", "loss"} <= {*entry}:
+            entries.append((int(entry["step"]), float(entry["loss"])))
+    given_S = np.repeat([loss for _, loss in entries[1:]], np.diff([step for step, _ in entries]))
+    ends = [step for step, _ in entries[1:] if step <= len(losses)]
+    if len(ends) < _LEAST:
+        return None
+    given, own = (float(np.mean(part[: ends[-1]])) for part in (given_S, losses))
+    return Loss(given, own, start=float(given_S[0]), end=float(given_S.min()))
+
+
+def compare_answers(given: Sequence[str], own: Sequence[str], base: Sequence[str]) -> Answers:
+    """Returns how alike the answers of two adapters are, and those of the base."""
+    alike = (
+        float(np.mean([rates.rouge_l_f1(*pair) for pair in zip(said, given, strict=True)]))
+        for said in (own, base)
+    )
+    return Answers(len(given), sum(a == b for a, b in zip(given, own, strict=True)), *alike)
+
+
+def _parts(found: Mapping[str, Any]) -> tuple[Loss | None, Loss | None, Answers | None]:
+    """Returns the losses on the rows, the curves and the answers of a stored check."""
+    kinds = {"loss": Loss, "curve": Loss, "answers": Answers}
+    loss, curve, answers = (
+        kind(*found[name]) if found.get(name) else None for name, kind in kinds.items()
+    )
+    return loss, curve, answers
+
+
+def is_confirmed(found: Mapping[str, Any]) -> bool:
+    """Returns whether all that was compared says that the recipe reproduces the adapter."""
+    loss, curve, answers = _parts(found)
+    losses = [one for one in (loss, curve) if one]
+    is_alike = answers is None or answers.own > answers.base or answers.equal == answers.prompts
+    return bool(losses) and all(abs(one.off) <= BOUND for one in losses) and is_alike
+
+
+def describe(found: Mapping[str, Any]) -> str:
+    """Returns whether the recipe reproduces the adapter, by which numbers, and what to check."""
+    if is_confirmed(found):
+        return " ".join(("Recipe confirmed.", *_numbers(found)))
+    return " ".join((f"Recipe not confirmed: {_mend(found)}.", *_numbers(found)))
+
+
+def _mend(found: Mapping[str, Any]) -> str:
+    """Returns why a recipe is not confirmed, and what to check."""
+    loss, curve, answers = _parts(found)
+    if loss and loss.given >= loss.start:
+        return (
+            "the adapter is not better than its base on these rows, check the training file and "
+            "--corpus.template"
+        )
+    for one in (loss, curve):
+        if one and one.off > BOUND:
+            return (
+                "training by it learns less than the adapter did, check for more epochs, a higher "
+                "learning rate, a smaller batch or other targets"
+            )
+        if one and one.off < -BOUND:
+            return (
+                "training by it learns more than the adapter did, check for fewer epochs, a lower "
+                "learning rate, a larger batch or other targets"
+            )
+    if answers:
+        return "its answers are not those of the adapter, check --corpus.template and the targets"
+    return f"the log has fewer than {_LEAST} losses in these steps, compare more of them"
+
+
+def _numbers(found: Mapping[str, Any]) -> Iterator[str]:
+    """Yields a sentence for each comparison, and one for what was not compared."""
+    loss, curve, answers = _parts(found)
+    if loss:
+        yield (
+            f"The loss on {found['rows']} training rows is {loss.own:.3f} nats a token, that of "
+            f"the adapter {loss.given:.3f} and that of the base {loss.start:.3f}."
+        )
+    if curve:
+        yield (
+            f"Over the logged steps the mean loss is {curve.own:.3f}, that of the trainer's log "
+            f"{curve.given:.3f}."
+        )
+    shares = [one.off for one in (loss, curve) if one and math.isfinite(one.off)]
+    if shares:
+        shown = " and ".join(f"{share:+.1%}" for share in shares)
+        yield f"The difference is {shown} of what the training gained, {BOUND:.0%} are allowed."
+    if answers:
+        yield (
+            f"{answers.equal} of {answers.prompts} answers equal those of the adapter, and the "
+            f"mean ROUGE-L is {answers.own:.2f} (of the base {answers.base:.2f})."
+        )
+    if found["steps"] < found["of"]:
+        yield (
+            f"Only the first {found['steps']} of {found['of']} steps were trained: the finished "
+            "adapters and their answers were not compared."
+        )
