@@ -83,7 +83,6 @@ def _describe(store: "SketchStore") -> None:
     missing = len(store.missing_chunks())
     print(f"{store.path}: format {INDEX_FORMAT}")
     print(f"rows      {store.num_rows:,} of {store.size:,} coordinates, {store.dtype}")
-    print(f"deleted   {len(store.manifest.deleted):,}")
     print(f"chunks    {store.num_chunks:,} of {store.chunk_rows:,} rows, {missing:,} missing")
     print(f"made from {json.dumps(store.identity, sort_keys=True)}")
 

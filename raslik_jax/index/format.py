@@ -2,18 +2,16 @@
 
 The layout is the same in a local folder and below a `gs://` or `s3://` prefix:
 
-    manifest.json      what the index is, what it was made from, and which ids are marked deleted;
-                       written last at creation
-    ids/0.json         ids in sketching order; those of each append in ids/<hash>.json
+    manifest.json      what the index is and what it was made from; written last at creation
+    ids.json           ids in sketching order
     rows/ norms/ lengths/ scales/ sums/    zarr3 arrays, one file per chunk of whole rows
     center             what 1-bit rows had subtracted before their signs were taken
     commits/<i>.json   the commit record of chunk i, written after everything else of the chunk:
                        its checksums, and that of the manifest it was made for
 
 A chunk file is the raw row block, little endian. A local reader maps it into memory. A sketch is
-noise: zstd would save 22 % and take 20 times as long to read. Every segment begins with a new
-chunk, so an append touches no old file. Its last chunk is padded with zero rows. Nothing depends on
-time or process: interrupted or concurrent runs end with the same bytes.
+noise: zstd would save 22 % and take 20 times as long to read. The last chunk is padded with zero
+rows. Nothing depends on time or process: interrupted runs end with the same bytes.
 """
 
 import dataclasses
@@ -22,7 +20,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -32,7 +30,7 @@ from raslik_jax.base.messages import shown
 from raslik_jax.base.settings import flat
 from raslik_jax.index.quantize import rotated_size
 
-INDEX_FORMAT = 3
+INDEX_FORMAT = 4
 # How rows are stored, finest first, each with the NumPy dtype of its array. "int8" has a scale per
 # row, "sign" is one bit a coordinate, eight of them a byte; both after the rotation of
 # `quantize.rotate`.
@@ -42,7 +40,7 @@ DTYPES: Mapping[str, np.dtype] = {
     "int8": np.dtype(np.int8),
     "sign": np.dtype(np.uint8),
 }
-MANIFEST = "manifest.json"
+MANIFEST, IDS = "manifest.json", "ids.json"
 _SHAPE = {
     "size": int,
     "dtype": str,
@@ -50,28 +48,10 @@ _SHAPE = {
     "rotation_seed": (int, None),
     "center_sha256": (str, None),
     "identity": {str: object},
-    "segments": [{"rows": int, "ids_sha256": str}],
-    "deleted": [str],
+    "num_rows": int,
+    "ids_sha256": str,
 }
 _RECORD = {"chunk": int, "rows": int, "index": str, "checksums": {str: int}}
-
-
-class Segment(NamedTuple):
-    """Rows that came together: their number and the hash of their ids."""
-
-    rows: int
-    ids_sha256: str
-
-
-class Chunk(NamedTuple):
-    """Rows that are written together: their positions and the index that they belong to.
-
-    The origin is a hash of the manifest at the time of their segment. Neither a later append nor a
-    deletion changes it.
-    """
-
-    span: slice
-    origin: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,7 +59,6 @@ class Manifest:
     """The description of an index, as `SketchStore.create` gives it.
 
     `rotation_seed` is None if rows are not rotated and `center_sha256` if there is no center.
-    `segments` are the created one and then each append. `deleted` ids are in order.
     """
 
     size: int
@@ -88,34 +67,28 @@ class Manifest:
     rotation_seed: int | None
     center_sha256: str | None
     identity: Mapping[str, Any]
-    segments: tuple[Segment, ...]
-    deleted: tuple[str, ...] = ()
+    num_rows: int
+    ids_sha256: str
 
     def settings(self) -> dict[str, Any]:
-        """Returns the fields that never change, as JSON values."""
-        fields = dataclasses.fields(self)[:-2]
+        """Returns the fields as JSON values."""
+        fields = dataclasses.fields(self)
         return {"index_format": INDEX_FORMAT} | {f.name: getattr(self, f.name) for f in fields}
 
     def seal(self) -> bytes:
         """Returns the content of the manifest's file."""
-        segments = [segment._asdict() for segment in self.segments]
-        return sealed({**self.settings(), "segments": segments, "deleted": list(self.deleted)})
+        return sealed(self.settings())
 
     @functools.cached_property
-    def chunks(self) -> tuple[Chunk, ...]:
-        """All chunks, written or not."""
-        found: list[Chunk] = []
-        start, segments = 0, []
-        for segment in self.segments:
-            segments.append(segment._asdict())
-            origin = sha256(json_bytes({**self.settings(), "segments": segments}))[:16]
-            end = start + segment.rows
-            found += [
-                Chunk(slice(a, min(a + self.chunk_rows, end)), origin)
-                for a in range(start, end, self.chunk_rows)
-            ]
-            start = end
-        return tuple(found)
+    def origin(self) -> str:
+        """A hash of the manifest, which the commit record of each chunk repeats."""
+        return sha256(json_bytes(self.settings()))[:16]
+
+    @functools.cached_property
+    def spans(self) -> tuple[slice, ...]:
+        """The positions of each chunk, written or not."""
+        starts = range(0, self.num_rows, self.chunk_rows)
+        return tuple(slice(a, min(a + self.chunk_rows, self.num_rows)) for a in starts)
 
     @functools.cached_property
     def arrays(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
@@ -149,7 +122,7 @@ class Manifest:
                 {
                     "zarr_format": 3,
                     "node_type": "array",
-                    "shape": [shape[0] * len(self.chunks), *shape[1:]],
+                    "shape": [shape[0] * len(self.spans), *shape[1:]],
                     "data_type": dtype.name,
                     "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": shape}},
                     "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
@@ -161,20 +134,19 @@ class Manifest:
 
     def seal_record(self, chunk: int, arrays: Mapping[str, np.ndarray]) -> bytes:
         """Returns the commit record of a chunk with these arrays."""
-        span, origin = self.chunks[chunk]
         sums = {name: checksum(values) for name, values in arrays.items()}
-        rows = span.stop - span.start
-        return sealed({"chunk": chunk, "rows": rows, "index": origin, "checksums": sums})
+        rows = self.spans[chunk].stop - self.spans[chunk].start
+        return sealed({"chunk": chunk, "rows": rows, "index": self.origin, "checksums": sums})
 
     def read_record(self, chunk: int, value: bytes | None, path: str) -> dict[str, int]:
         """Returns the checksums of a commit record; a ValueError where it is not this chunk's."""
         file = f"{path}/{record_file(chunk)}"
         record = unsealed(value or b"", file)
         check_shape(record, _RECORD, file)
-        span, origin = self.chunks[chunk]
+        span = self.spans[chunk]
         if (record["chunk"], record["rows"]) != (chunk, span.stop - span.start):
             raise ValueError(f"{file} is of another chunk")
-        if record["index"] != origin:
+        if record["index"] != self.origin:
             raise ValueError(f"{file} is of an index of other settings or rows")
         return record["checksums"]
 
@@ -195,8 +167,7 @@ def read_manifest(value: bytes, path: str) -> Manifest:
             f"version reads {INDEX_FORMAT}): sketch again"
         )
     check_shape(record, _SHAPE, file)
-    record["segments"] = tuple(Segment(**segment) for segment in record["segments"])
-    return Manifest(**record | {"deleted": tuple(record["deleted"])})
+    return Manifest(**record)
 
 
 def check_settings(manifest: Manifest, ids: Sequence[str], center_K: np.ndarray | None) -> None:
@@ -241,20 +212,6 @@ def refuse_differences(path: str, stored: Mapping[str, Any], given: Mapping[str,
             f"the index {path} was made for something else: {'; '.join(differing[:5])}: use the "
             "settings it was made with, or another path"
         )
-
-
-def make_segment(ids: Sequence[str]) -> tuple[Segment, bytes]:
-    """Returns a segment of these ids, and the content of their file."""
-    value = json_bytes(list(ids))
-    return Segment(len(ids), sha256(value)), value
-
-
-def ids_file(number: int, segment: Segment) -> str:
-    """Returns the name of a segment's file of ids; that of an append is a hash of its content.
-
-    Two appends at once then never write over each other's ids: the manifest names one of them.
-    """
-    return f"ids/{segment.ids_sha256[:16] if number else 0}.json"
 
 
 def sha256(value: bytes) -> str:

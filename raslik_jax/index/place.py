@@ -1,7 +1,7 @@
 """The place of an index: a local folder, or a `gs://` or `s3://` prefix, by the same calls.
 
 Every write goes to a name of its own and is then fsynced and renamed. A file is there whole or not
-at all. No lock is held, so a stopped process holds up no other. Only `replace` holds a lock.
+at all. No lock is held, so a stopped process holds up no other.
 """
 
 import contextlib
@@ -16,10 +16,8 @@ import tensorstore as ts
 
 from raslik_jax.base.messages import shown
 
-# With locks, one stopped process would block all that write the same file, for ever. Without, two
-# conditional writes of the same moment may both succeed, which `replace` must not.
+# With locks, one stopped process would block all that write the same file, for ever.
 _CONTEXT = ts.Context({"file_io_locking": {"mode": "none"}})
-_LOCKING = ts.Context({"file_io_locking": {"mode": "os"}})
 # Others have no writes; a server that does not answer is waited for.
 _SCHEMES = ("", "gs", "s3", "file", "memory")
 _UNFINISHED = ".__lock"  # how TensorStore's names of unfinished writes end
@@ -86,15 +84,6 @@ class Place:
         """Writes a file, or deletes it for None; its generation is empty if not `if_equal`."""
         with self._explained(name):
             return self._kv.write(name, value, if_equal=if_equal).result().generation
-
-    def replace(self, name: str, value: bytes, *, if_equal: bytes) -> bool:
-        """Writes a file that is still as `look` found it; one of several writers succeeds.
-
-        It holds a lock for that moment. The system releases the lock of a dead process.
-        """
-        with self._explained(name):
-            kv = ts.KvStore.open(self._spec, context=_LOCKING).result()
-            return bool(kv.write(name, value, if_equal=if_equal).result().generation)
 
     def clear_unfinished(self) -> None:
         """Deletes the unfinished files of dead processes."""

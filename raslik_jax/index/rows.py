@@ -9,7 +9,7 @@ from raslik_jax.index.format import DTYPES, Manifest
 from raslik_jax.index.quantize import pack_signs, quantize_int8, rotate, unrotate
 
 # Chunk sums are integers in units of 2^-40: integer addition is associative, so the mean of a store
-# is the same bits whatever the chunks, their order, or the path of appends and deletions.
+# is the same bits whatever the chunks and their order.
 _SUM_SCALE = float(2**40)
 _LOW_BITS = 20
 _UNIT_TOLERANCE = 1e-3

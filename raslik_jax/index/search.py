@@ -380,8 +380,7 @@ def check_finer(store: SketchStore, finer: SketchStore) -> None:
             f"{store.path}, got {finer.dtype}: name the index that this one was made from"
         )
     # Rows deleted from one of the two would come back, or take the place of others.
-    left, left_in_finer = ({*s.ids} - {*s.manifest.deleted} for s in (store, finer))
-    if other := sorted(left ^ left_in_finer):
+    if other := sorted({*store.ids} ^ {*finer.ids}):
         raise ValueError(
             f"the finer index {finer.path} must have the rows of {store.path}, {len(other)} are in "
             f"one of the two and not, or deleted, in the other ({some_of(other, 3)}): make the "

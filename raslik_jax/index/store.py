@@ -17,12 +17,12 @@ from jaxtyping import Bool, Float, Float32, Float64, Int, Shaped
 from raslik_jax.base.messages import some_of
 from raslik_jax.index import rows as rows_lib
 from raslik_jax.index.format import (
+    IDS,
     MANIFEST,
     Manifest,
     check_settings,
     checksum,
-    ids_file,
-    make_segment,
+    json_bytes,
     read_manifest,
     record_file,
     refuse_differences,
@@ -36,7 +36,7 @@ class SketchStore:
     """An index of N unit sketches of size K, in sketching order.
 
     Made by `SketchStore.create` (which also resumes) or `SketchStore.open`. The rows of
-    `ids`, `num_rows` and `num_chunks` include deleted and missing ones; `rotation_seed` is 0 where
+    `ids`, `num_rows` and `num_chunks` include missing ones; `rotation_seed` is 0 where
     rows are not rotated.
 
     Example:
@@ -51,7 +51,7 @@ class SketchStore:
         self.identity: dict[str, Any] = dict(manifest.identity)
         self.size, self.dtype = manifest.size, manifest.dtype
         self.chunk_rows, self.rotation_seed = manifest.chunk_rows, manifest.rotation_seed or 0
-        self.num_rows, self.num_chunks = len(ids), len(manifest.chunks)
+        self.num_rows, self.num_chunks = len(ids), len(manifest.spans)
         self._records: dict[int, dict[str, int]] = {}  # checksums of the chunks that are there
         self._checked: set[tuple[str, int]] = set()  # what was held against its checksum
         self._columns: dict[str, np.ndarray] = {}
@@ -86,8 +86,7 @@ class SketchStore:
             this an index of centered cosines.
         """
         place = Place(path)
-        segment, ids_bytes = make_segment(ids)
-        files = {ids_file(0, segment): ids_bytes}
+        files = {IDS: json_bytes(list(ids))}
         if center_K is not None:
             files["center"] = center_K.astype("<f8").tobytes()
         manifest = Manifest(
@@ -97,7 +96,8 @@ class SketchStore:
             rotation_seed=rotation_seed if dtype in ("int8", "sign") else None,
             center_sha256=None if center_K is None else sha256(files["center"]),
             identity=json.loads(json.dumps(dict(identity), allow_nan=False)),
-            segments=(segment,),
+            num_rows=len(ids),
+            ids_sha256=sha256(files[IDS]),
         )
         check_settings(manifest, ids, center_K)
         found = place.look(MANIFEST)
@@ -116,8 +116,7 @@ class SketchStore:
             # Absent at the look; the manifest of another job that made it since counts.
             place.write(MANIFEST, manifest.seal(), if_equal=found.generation)
         store = cls.open(path)
-        stored = store.manifest.settings() | {"ids": make_segment(store.ids)[0]._asdict()}
-        refuse_differences(place.path, stored, manifest.settings() | {"ids": segment._asdict()})
+        refuse_differences(place.path, store.manifest.settings(), manifest.settings())
         # It may be damaged, and nothing else would write it again.
         if center_K is not None and place.read("center") != files["center"]:
             place.write("center", files["center"])
@@ -136,10 +135,7 @@ class SketchStore:
                 f"{place.path} must be an index, it has no manifest.json: correct the path"
             )
         manifest = read_manifest(value, place.path)
-        ids: list[str] = []
-        for number, segment in enumerate(manifest.segments):
-            name = ids_file(number, segment)
-            ids += json.loads(_read_hashed(place, name, segment.ids_sha256))
+        ids = json.loads(_read_hashed(place, IDS, manifest.ids_sha256))
         return cls(place, manifest, tuple(ids))
 
     @functools.cached_property
@@ -152,7 +148,7 @@ class SketchStore:
 
     def chunk_positions(self, chunk: int) -> slice:
         """Returns which positions of `ids` a chunk holds."""
-        return self.manifest.chunks[chunk].span
+        return self.manifest.spans[chunk]
 
     def positions_of(self, ids: Iterable[str]) -> Int[np.ndarray, " M"]:
         """Returns the rows of examples by their ids, which must all be in the index."""
@@ -160,15 +156,9 @@ class SketchStore:
         return np.array([place[example_id] for example_id in ids], np.int64)
 
     @functools.cached_property
-    def is_live_N(self) -> Bool[np.ndarray, " N"]:
-        """Which rows are not deleted."""
-        deleted = frozenset(self.manifest.deleted)
-        return np.array([example_id not in deleted for example_id in self.ids], bool)
-
-    @functools.cached_property
     def is_eligible_N(self) -> Bool[np.ndarray, " N"]:
-        """Which rows can be found: not deleted and with a gradient that is not zero."""
-        return self.is_live_N & (self.column("lengths") > 0)
+        """Which rows can be found: those with a gradient that is not zero."""
+        return self.column("lengths") > 0
 
     def missing_chunks(self) -> tuple[int, ...]:
         """Returns the chunks without a commit record of this index, ascending: the work left."""
@@ -191,11 +181,9 @@ class SketchStore:
                 f"{self.num_chunks} chunks (first: {missing[0]}): finish sketching first"
             )
 
-    def require_current(self, chunk: int) -> None:
+    def require_current(self) -> None:
         """Raises a ValueError where the index on disk is not the one that was opened."""
-        value = self.place.read(MANIFEST)
-        chunks = () if value is None else read_manifest(value, self.path).chunks
-        if chunks[chunk : chunk + 1] != (self.manifest.chunks[chunk],):
+        if self.place.read(MANIFEST) != self.manifest.seal():
             raise ValueError(
                 f"the index {self.path} was replaced or removed while this process worked on it: "
                 "nothing more is written; start again to work on the new one"
@@ -220,13 +208,13 @@ class SketchStore:
         rows_lib.check_rows(rows_CK, norms_C, ids)
         arrays = rows_lib.encode_chunk(self.manifest, rows_CK, norms_C, self.center_K)
         record, file = self.manifest.seal_record(chunk, arrays), record_file(chunk)
-        self.require_current(chunk)
+        self.require_current()
         if self.place.read(file) not in (None, record):
             self.place.write(file, None)  # missing until all of the other bytes are there
         self.forget(chunk)
         for name, values in arrays.items():
             self.place.write(self.manifest.chunk_file(name, chunk), values.tobytes())
-        self.require_current(chunk)
+        self.require_current()
         self.place.write(file, record)
 
     def finish(self) -> None:
@@ -281,7 +269,7 @@ class SketchStore:
         Signs become unit vectors with these signs. Only their direction means much.
         """
         position_M = np.asarray(positions, np.int64)
-        starts = np.array([chunk.span.start for chunk in self.manifest.chunks])
+        starts = np.array([span.start for span in self.manifest.spans])
         chunks_M = np.searchsorted(starts, position_M, side="right") - 1
         rows_MK = np.empty((len(position_M), self.size), np.float32)
         for chunk in np.unique(chunks_M):
@@ -312,8 +300,8 @@ class SketchStore:
             self.require_complete()
             self._columns[name] = np.concatenate(
                 [
-                    self.read_array(name, i)[: chunk.span.stop - chunk.span.start]
-                    for i, chunk in enumerate(self.manifest.chunks)
+                    self.read_array(name, i)[: span.stop - span.start]
+                    for i, span in enumerate(self.manifest.spans)
                 ]
             )
         return self._columns[name]
@@ -322,8 +310,7 @@ class SketchStore:
     def mean_K(self) -> Float64[np.ndarray, " K"]:
         """Mean of the eligible rows as stored, rounded once; 0 where there is none.
 
-        A row without a gradient has no direction and does not count. Appends and deletions lead to
-        the very bits that an index made of the remaining rows would give.
+        A row without a gradient has no direction and does not count.
         """
         if self.dtype == "sign":
             raise ValueError(
@@ -331,15 +318,7 @@ class SketchStore:
                 "index they were made from"
             )
         self.require_complete()
-
-        def live_sum(chunk: int) -> np.ndarray:
-            sum_W = self.read_array("sums", chunk)[0]
-            dead = np.flatnonzero(~self.is_live_N[self.chunk_positions(chunk)])
-            if len(dead):
-                sum_W = sum_W - rows_lib.fixed_point_sum(self._decoded(chunk, dead))
-            return sum_W
-
-        sums = map(live_sum, range(self.num_chunks))
+        sums = (self.read_array("sums", chunk)[0] for chunk in range(self.num_chunks))
         mean_W = rows_lib.mean_of_sums(sums, max(1, int(self.is_eligible_N.sum())))
         return rows_lib.unrotated(self.manifest, mean_W[None])[0]
 

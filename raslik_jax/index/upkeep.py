@@ -1,19 +1,14 @@
-"""Upkeep of an index: verify it, drop damage, append, delete, make a compact copy."""
+"""Upkeep of an index: verify it, drop damage, make a compact copy."""
 
-import dataclasses
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
-from raslik_jax.base.messages import some_of
 from raslik_jax.index.format import (
-    MANIFEST,
     checksum,
     coarser_dtypes,
-    ids_file,
-    make_segment,
     record_file,
 )
 from raslik_jax.index.store import SketchStore
@@ -69,64 +64,6 @@ def discard(store: SketchStore, chunks: Iterable[int]) -> None:
         store.forget(chunk)
 
 
-def append(store: SketchStore, ids: Sequence[str]) -> SketchStore:
-    """Returns the index with rows for `ids` that are still missing; old chunks stay.
-
-    It refuses ids of the index (deleted or not), an index that was changed since it was opened and
-    bits of centered rows.
-    """
-    known = set(store.ids)
-    clashing = [i for i in ids if i in known]
-    if clashing or not ids or len(set(ids)) != len(ids):
-        raise ValueError(
-            f"ids to append to {store.path} must be new and all differ, got {len(ids)} of which "
-            f"{len(set(ids))} differ and {len(clashing)} are in the index already "
-            f"({some_of(clashing)}): leave those out"
-        )
-    segment, value = make_segment(ids)
-    segments = store.manifest.segments
-    files = {ids_file(len(segments), segment): value}
-    return _changed(store, files, segments=(*segments, segment))
-
-
-def delete(store: SketchStore, ids: Iterable[str]) -> SketchStore:
-    """Returns the index with rows marked deleted: they leave the mean and every search.
-
-    Their bytes stay. It refuses unknown ids, all ids and everything that `append` refuses.
-    """
-    given = set(ids)
-    unknown = sorted(given - set(store.ids))
-    if unknown:
-        raise ValueError(
-            f"ids to delete must be in the index {store.path}, {len(unknown)} are not "
-            f"({some_of(unknown)}): nothing was deleted"
-        )
-    deleted = given | set(store.manifest.deleted)
-    if len(deleted) == store.num_rows:
-        raise ValueError(f"a row of {store.path} must be left, got the ids of all to delete")
-    return _changed(store, {}, deleted=tuple(sorted(deleted)))
-
-
-def _changed(store: SketchStore, files: Mapping[str, bytes], **changes: Any) -> SketchStore:
-    """Writes files and then the manifest with these changes."""
-    if store.manifest.center_sha256 is not None:
-        raise ValueError(
-            f"{store.path} must not be changed in place, its bits are of centered rows and the "
-            "mean would move: change the finer index and make this one from it again"
-        )
-    refusal = f"the index {store.path} was changed since it was opened: open it again"
-    found = store.place.look(MANIFEST)
-    if found.value != store.manifest.seal():
-        raise ValueError(refusal)
-    for file, value in files.items():
-        store.place.write(file, value)
-    manifest = dataclasses.replace(store.manifest, **changes)
-    # Of two changes at once the later finds another generation here.
-    if not store.place.replace(MANIFEST, manifest.seal(), if_equal=found.generation):
-        raise ValueError(refusal)
-    return SketchStore.open(store.path)
-
-
 def requantize(
     source: SketchStore,
     path: str | os.PathLike,
@@ -138,7 +75,7 @@ def requantize(
 ) -> SketchStore:
     """Returns a coarser copy of a finished index; after a stop it goes on at the same place.
 
-    Rows deleted from `source` are left out. `is_centered` is for `sign`: it takes the signs of row
+    `is_centered` is for `sign`: it takes the signs of row
     minus `source.mean_K`. `chunk_rows` is that of `source` unless given. A dtype that is not
     coarser is refused: rows are no better than their source, and signs have no other form.
     """
@@ -147,11 +84,10 @@ def requantize(
             f"a copy must be of a coarser dtype than the {source.dtype} of {source.path} "
             f"({', '.join(coarser) or 'none is'}), got {dtype}: make it from a finer index"
         )
-    positions = np.flatnonzero(source.is_live_N)
     store = SketchStore.create(
         path,
         identity=source.identity,
-        ids=[source.ids[i] for i in positions],
+        ids=source.ids,
         size=source.size,
         dtype=dtype,
         chunk_rows=chunk_rows or source.chunk_rows,
@@ -159,10 +95,11 @@ def requantize(
         center_K=source.mean_K if is_centered else None,
     )
     for chunk in store.missing_chunks():
-        of_source = positions[store.chunk_positions(chunk)]
-        rows_CK, lengths_C = source.rows(of_source), source.column("lengths")[of_source]
+        span = store.chunk_positions(chunk)
+        rows_CK = source.rows(np.arange(span.start, span.stop))
+        lengths_C = source.column("lengths")[span]
         # A rounded vector has no unit length. int8 and sign do not need it, but the store does.
         rows_CK /= np.where(lengths_C > 0, lengths_C, 1)[:, None]
-        store.write_chunk(chunk, rows_CK, source.column("norms")[of_source])
+        store.write_chunk(chunk, rows_CK, source.column("norms")[span])
     store.finish()
     return store

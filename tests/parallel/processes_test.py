@@ -21,7 +21,6 @@ from ports import free_address
 
 from raslik_jax.base.settings import SettingsError
 from raslik_jax.index import search
-from raslik_jax.index.upkeep import delete
 from raslik_jax.parallel import processes
 from raslik_jax.parallel.processes import JobConfig
 
@@ -184,7 +183,6 @@ class ProcessesTest(IndexCase):
     def test_search_over_two_processes_of_two_devices(self):
         rows = correlated_rows(301, 64, seed=0)
         stores = [self.make(rows, dtype=dtype) for dtype in ("float32", "bfloat16", "int8", "sign")]
-        stores = [delete(store, [store.ids[3]]) for store in stores]
         job = results(
             start_job("search", *(store.path for store in stores), processes=2, devices=2)
         )
