@@ -31,7 +31,9 @@ from experiments.studies.theorem import page as theorem
 from raslik_jax.base.files import write_text
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command
-from raslik_jax.report.tables import put_tables
+
+
+_MARKED = re.compile(r"(<!-- table: ([^>]*) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 class Page(NamedTuple):
@@ -77,8 +79,7 @@ def make_page(name: str) -> str:
       KeyError: the page names a table that the study does not make.
     """
     text, made = page_path(name).read_text("utf-8"), PAGES[name].tables()
-    named = re.findall(r"<!-- table: ([^>]*) -->", text)
-    return put_tables(text, {one: made[one]() for one in named})
+    return _MARKED.sub(lambda at: f"{at[1]}\n{made[at[2]]().strip()}\n\n{at[3]}", text)
 
 
 def make_tables(name: str) -> str:

@@ -9,7 +9,7 @@ import itertools
 import re
 import textwrap
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from raslik_jax.base.messages import is_unseen
@@ -216,24 +216,6 @@ def column_groups(table: Table) -> list[tuple[str, int, int]]:
         groups.append((name, start, span := len(list(members))))
         start += span
     return groups if any(name for name, *_ in groups) else []
-
-
-def put_tables(page: str, found: Mapping[str, str]) -> str:
-    """Returns a Markdown page with these tables between their marks, as stored results have them.
-
-    If the page has `<!-- table: NAME -->` and later `<!-- end -->` the table of this name replaces
-    the text between. A test of a page compares it with this result.
-
-    Raises:
-      ValueError: the page lacks the marks of a table, or has those of another.
-    """
-    marked = re.compile(r"(<!-- table: ([^>]*) -->\n).*?(<!-- end -->)", re.DOTALL)
-    named = [name for _, name, _ in marked.findall(page)]
-    if sorted(named) != sorted(found):
-        raise ValueError(
-            f"the page must have a mark for each table, got {named} for {sorted(found)}: correct it"
-        )
-    return marked.sub(lambda at: f"{at[1]}\n{found[at[2]].strip()}\n\n{at[3]}", page)
 
 
 def render_csv(table: Table) -> str:

@@ -97,13 +97,3 @@ class RenderTest(parameterized.TestCase):
                 r"\~: a tie.",
             ],
         )
-
-
-def test_a_page_holds_its_tables_between_their_marks():
-    page = "# A\n<!-- table: a b -->\nold\n<!-- end -->\n\nsaid\n"
-    put = tables.put_tables(page, {"a b": "| x |\n"})
-    assert put == "# A\n<!-- table: a b -->\n\n| x |\n\n<!-- end -->\n\nsaid\n"
-    assert tables.put_tables(put, {"a b": "| x |\n"}) == put
-    for found in ({}, {"a b": "", "c": ""}):
-        with pytest.raises(ValueError, match="must have a mark for each table"):
-            tables.put_tables(page, found)
