@@ -161,8 +161,8 @@ def summary_table() -> str:
             cells += [less[name], found.partition(" ")[2], above.removesuffix(" above")]
             cells.append(less_shown[name])
         rows.append([title, *cells])
-    head = ["sets", "BASE_KLR", "with ascent", "all four", "RASLIK less it", "Student's interval"]
-    return markdown_table([*head, "behaviors above", "RASLIK less it, by behavior shown"], rows)
+    head = ["sets", "BASE_KLR", "ascent", "all four", "RASLIK minus this", "Student's interval"]
+    return markdown_table([*head, "RASLIK is above in", "minus this, by behavior shown"], rows)
 
 
 def ends_table() -> str:
