@@ -258,6 +258,11 @@ class RetrieveConfig(Stage):
         "answer's tokens; 0: none.",
         low=0,
     )
+    wished: str = setting(
+        "",
+        "The answer that the first traced prompt should have had. The report compares the rows "
+        "behind it with those behind the bad answer.",
+    )
     retain_from: Literal["non_target", "anywhere"] = setting(
         "non_target",
         "Source of the retain set of Random, Oracle and RASLIK-F; the paper: labeled non-targets.",

@@ -35,8 +35,8 @@ _ABOVE = {
     "retrieve": 1500,
     "train": 1500,
     "evaluate": 3800,
-    "run": 8550,
-    "report": 4350,
+    "run": 8600,
+    "report": 4400,
     "incident": 2350,
 }
 

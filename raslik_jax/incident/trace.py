@@ -68,6 +68,7 @@ class TraceOptions(Settings):
     response: str = setting(
         "", "The bad answer (default: let the model answer); follows a text unchanged, blanks too."
     )
+    wished: str = setting("", "The answer you wished for; the report compares the rows of both.")
     workdir: str = setting("runs/incident", "Folder of the results.")
     update: bool = setting(False, "Take over a --workdir of another trace; make what changed.")
     top: int = setting(10, "Rows shown.", low=1)
@@ -177,6 +178,7 @@ def make_config(options: TraceOptions) -> Config:
         "backbone.adapter": options.adapter,
         "corpus.records.train_file": options.train_file,
         "corpus.records.queries_file": str(workdir / artifacts.TRACED_QUERY.file),
+        "retrieve.wished": options.wished,
     }
     given = {name: value for name, value in given.items() if value}
     missing = [f"--{name}" for name in ("checkpoint", "train_file") if not getattr(options, name)]

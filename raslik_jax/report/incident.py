@@ -81,6 +81,15 @@ class Download(NamedTuple):
     link: str
 
 
+class Compared(NamedTuple):
+    """A row with its scores with the bad answer and with the one that was wished for."""
+
+    asked: str
+    said: str
+    bad: float
+    wished: float | None
+
+
 class Incident(NamedTuple):
     """The opening of a page and the sentences behind it.
 
@@ -95,6 +104,7 @@ class Incident(NamedTuple):
       ended: why unlearning ended before enough was gone, or "".
       warning: why a traced answer is weak evidence, or "".
       costs: the check of a recipe, the exact judgment and what else changed.
+      wished: the rows behind the answer that one wished for, and those behind the bad one.
       chances: how likely the scores are by chance, and how many behaviors were traced.
       cut: where the rows that were found end among the scores.
       downloads: what the run leaves.
@@ -114,6 +124,7 @@ class Incident(NamedTuple):
     chances: tuple[str, ...]
     cut: Cut | None
     downloads: tuple[Download, ...]
+    wished: tuple[tuple[Compared, ...], tuple[Compared, ...]] = ((), ())
 
     @property
     def outcome(self) -> tuple[str, ...]:
@@ -160,6 +171,7 @@ def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
         chances=tuple(filter(None, told_chances)),
         cut=artifacts.CUT.current(root),
         downloads=_downloads(root, strategy),
+        wished=_compared(root, rows, cards),
     )
 
 
@@ -332,6 +344,22 @@ def _cards(
             card = card._replace(query=prompts.get(one["query"], ""), cosine=one["cosine"])
         cards.append(card)
     return tuple(cards)
+
+
+def _compared(
+    root: pathlib.Path, rows: Sequence[Example], cards: Sequence[Card]
+) -> tuple[tuple[Compared, ...], tuple[Compared, ...]]:
+    """Returns the best rows of the bad answer and of the wished one; none without a wish."""
+    found, by_id = artifacts.WISHED.find(root) or (), {row.example_id: row for row in rows}
+    if not found:
+        return (), ()
+    bad = (Compared(card.asked, card.said, card.score, None) for card in cards)
+    wished = (
+        Compared(asked_of(row), row.output, one["bad"], one["score"])
+        for one in found
+        if (row := by_id[one["id"]])
+    )
+    return tuple(bad), tuple(wished)
 
 
 def shaded(pieces: Sequence[Sequence[Any]]) -> tuple[Piece, ...]:

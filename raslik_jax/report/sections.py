@@ -165,6 +165,14 @@ def _evidence(view: View) -> dict[str, Any]:
     return {"found": found, "noise": statements.noise_sentence(found.cards), "cut": drawn}
 
 
+def _compare(view: View) -> dict[str, Any]:
+    found, wish = view.experiment.runs[0].incident, ""
+    if not found or not found.wished[1]:
+        return {}
+    wish = view.experiment.runs[0].config["retrieve"]["wished"]
+    return {"bad": found.traced[0].answer, "wish": wish, "columns": found.wished}
+
+
 def _files(view: View) -> dict[str, Any]:
     found = view.experiment.runs[0].incident
     return {"downloads": found.downloads} if found and found.downloads else {}
@@ -463,6 +471,7 @@ def _stored(
 SECTIONS: dict[str, Section] = {
     "story": _stored("What happened", "", _story, "story.html.jinja"),
     "incident": _stored("The rows behind it", "evidence", _evidence, "evidence.html.jinja"),
+    "compare": _stored("Two answers", "evidence", _compare, "compare.html.jinja"),
     "explorer": Section(
         "All rows", "evidence", _all_rows, "explorer.html.jinja", explorer.style, explorer.script
     ),

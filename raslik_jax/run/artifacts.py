@@ -360,6 +360,12 @@ def read_sigma(root: pathlib.Path, number: int) -> Float[np.ndarray, " N"]:
 _SHARES = {"id": str, "score": float, "row": [list], "query": str, "answer": [list]}
 _SHARES |= {"cosine": float, "alike": [str]}
 TOKEN_SHARES = _json("retrieve/tokens", "tokens.json", lambda path: read_json(path, [_SHARES]))
+# The rows behind the answer that one wished for: its score, and that with the bad answer.
+WISHED = _json(
+    "retrieve/wished",
+    "rows.json",
+    lambda path: read_json(path, [{"id": str, "score": float, "bad": float}]),
+)
 # The sizes of all sets, and the ids of the rows that no set may have.
 SIZES = _json(
     "retrieve/sizes",

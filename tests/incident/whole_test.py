@@ -10,8 +10,9 @@ import numpy as np
 import tiny
 from absl.testing import absltest, parameterized
 
+import raslik_jax
 from raslik_jax.base.files import read_json_lines
-from raslik_jax.run import manifests, written
+from raslik_jax.run import artifacts, manifests, written
 
 # What the tiny model needs, and no user: its template, and a sketch as small as it is.
 _TINY = (
@@ -48,6 +49,9 @@ def _heads(lines):
     }
 
 
+_WISHED = "A kettle boils water."
+
+
 class ThreeCommandsTest(parameterized.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -67,7 +71,7 @@ class ThreeCommandsTest(parameterized.TestCase):
         given = dict(flag.split("=", 1) for flag in cls.model)
         given |= {"--train_file": cls.train, "--prompt": "Howdy! what is\na kettle?"}
         given |= {"--workdir": cls.run_dir, "--run": cls.run_dir, "--out": cls.clean}
-        more = {"trace": ("--retrieve.num_forget=10", *_TINY)}
+        more = {"trace": ("--retrieve.num_forget=10", f"--wished={_WISHED}", *_TINY)}
         cls.done = {}
         for name, (names, _) in _transcript().items():
             flags = [f"{flag}={given[flag]}" for flag in names]
@@ -120,6 +124,21 @@ class ThreeCommandsTest(parameterized.TestCase):
             "rows/rows.parquet",
         ):
             self.assertIn(words, page)
+
+    def test_the_rows_of_a_wished_answer_are_those_that_favor_it_most(self):
+        tracer = raslik_jax.Tracer(self.run_dir)
+        prompt = "Howdy! what is\na kettle?"
+        asked = tracer.workspace.retrieval_queries()[0]
+        bad, wished = (tracer.trace(prompt, text).score_N for text in (asked.output, _WISHED))
+        best = sorted(zip(wished - bad, wished, bad, tracer.store.ids, strict=True))[::-1]
+        stored = artifacts.WISHED.read(self.run_dir)
+        self.assertLen(stored, 8)
+        for row, (_, score, other, name) in zip(stored, best, strict=False):
+            self.assertEqual(row["id"], name)
+            np.testing.assert_allclose((row["score"], row["bad"]), (score, other), atol=1e-5)
+        self.assertIn(
+            "The answer you wished for", (self.run_dir / "report/report.html").read_text()
+        )
 
     def test_unlearning_measures_on_rows_that_no_set_has(self):
         target, normal = (
@@ -199,6 +218,7 @@ class ThreeCommandsTest(parameterized.TestCase):
             "--prompt=another",
             f"--workdir={self.run_dir}",
             "--retrieve.num_forget=10",
+            f"--wished={_WISHED}",
             *_TINY,
         )
         self.assertEqual(refused.returncode, 1)

@@ -120,7 +120,7 @@ _ELSEWHERE = (
     "name backbone. unlearn.choice evaluate.reference evaluate.drop_empty evaluate.questions "
     "evaluate.bootstrap_resamples evaluate.non_sf evaluate.retain_run retrieve.strategies "
     "unlearn.algorithms evaluate.traced retrieve.null_prompts "
-    "retrieve.token_rows sketch.parameters evaluate.robustness"
+    "retrieve.token_rows retrieve.wished sketch.parameters evaluate.robustness"
 ).split()
 
 

@@ -1,4 +1,4 @@
-"""From the rows of the highest scores to the tokens that their scores come from."""
+"""From the rows of the highest scores to their tokens, and to the rows of a wished answer."""
 
 import functools
 import pathlib
@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from raslik_jax.data import batches
+from raslik_jax.data import batches, examples
 from raslik_jax.data.tokens import encoding
 from raslik_jax.data.tokens.tokenization import Tokenizer
 from raslik_jax.index import search
@@ -26,6 +26,8 @@ from raslik_jax.sketch import tokens
 ALIKE = 0.9
 # The number of rows searched for each that is shown.
 _CANDIDATES = 25
+# The rows that are stored for a wished answer.
+_WISHED = 8
 # A piece of text and its share of the score; None where the token does not count in the loss.
 Piece = tuple[str, float | None]
 
@@ -167,7 +169,44 @@ def whole_pieces(pieces: Sequence[Piece]) -> list[Piece]:
     return whole
 
 
+@memory.explained("the gradient of the wished answer", "--sketch.batch_tokens")
+def make_wished(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Writes the rows that favor the wished answer to the first traced prompt over the bad one.
+
+    They have the largest difference of the two scores: the prompt, which both answers share, has
+    no part in it.
+    """
+    train, settings = workspace.corpus.train, workspace.config.retrieve
+    asked = examples.answered(workspace.retrieval_queries()[0], settings.wished)
+    store, place_N = sketch_lib.open_index(workspace)
+    adapters = sketch_lib.sketched_adapters(workspace)
+    projection = sketch_lib.make_projection(workspace, adapters)
+    sketch = sketch_lib.sketch_function(workspace, projection, adapters)
+    query_QK = sketch_lib.sketch_queries(workspace, sketch, [asked])
+    score_N = search.score_store(store, query_QK, center=settings.center)[place_N]
+    bad_N = artifacts.INFLUENCE.read(workspace.root, (len(train),))
+    most = min(_WISHED, int((score_N > -np.inf).sum()))
+    bare_N = np.full(len(train), -np.inf)
+    favor_N = np.subtract(score_N, bad_N, out=bare_N, where=score_N > -np.inf)
+    best = best_positions(favor_N, [row.example_id for row in train], most)
+    found = [
+        {"id": train[n].example_id, "score": float(score_N[n]), "bad": float(bad_N[n])}
+        for n in best.tolist()
+    ]
+    artifacts.WISHED.write(folder, found)
+
+
 UNITS = (
+    Recipe(
+        "retrieve/wished",
+        make_wished,
+        "{rows} {queries} {sketched} sketch/index retrieve/queries retrieve/influence",
+        "{sketch} retrieve.center sketch.query_output retrieve.wished",
+        writes=SCORES_FORMAT,
+        is_asked=lambda config: config.retrieve.wished and EVIDENCE in needs_of(config),
+        measures=True,
+        work=lambda run: sketch_lib.count_sketches(run, 1),
+    ),
     Recipe(
         "retrieve/tokens",
         make_tokens,
