@@ -164,7 +164,8 @@ def _ways_lines(found: TraceResult) -> list[str]:
 
     run = str(found.workdir)
     if processes.count() == 1 and found.config.backbone.adapter:
-        with contextlib.suppress(ValueError, OSError):  # of a model whose shapes are not known, say
+        # Shapes may be unknown, and the memory of a device may be full.
+        with contextlib.suppress(ValueError, OSError, RuntimeError):
             advice = advising.plan(UnlearnOptions(run=run), compiles=False).advice
             return [*advising.next_lines(advice, run)]
     return [f"go on: {making.line('unlearn', f'--run={run}')} --out=DIR"]
