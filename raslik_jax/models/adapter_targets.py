@@ -1,7 +1,7 @@
 """The linear layers of a PEFT adapter with rank and alpha of each.
 
 Source: peft 0.21, `tuners_utils.py` (`check_target_module_exists`, all-linear) and `utils/other.py`
-(`get_pattern_key`).
+(`get_pattern_key`). Regular expressions of an adapter are matched within `bounded`'s limits.
 """
 
 import pathlib
@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from raslik_jax.base import bounded
 from raslik_jax.base.messages import shown, some_of
 from raslik_jax.models import decoder as decoders
 
@@ -16,6 +17,8 @@ MERGE = (
     "merge it with peft (AutoPeftModelForCausalLM, merge_and_unload, save_pretrained) and give the"
     " result as --checkpoint, without --adapter"
 )
+# Without a group, an alternative or a repetition a pattern takes no time.
+_IS_SIMPLE = re.compile(r"[\w.\\^$-]*")
 
 
 def find_sizes(
@@ -124,9 +127,13 @@ def _match(
     """Returns the groups of a pattern in each module that it matches."""
     what = f"the pattern {shown(given, 60)} of {name} in {path}"
     try:
-        compiled = re.compile(pattern)
+        re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         raise ValueError(f"{what} must be a regular expression: correct it") from error
-    match = compiled.fullmatch if is_whole else compiled.match
-    found = ((module, match(module)) for module in modules)
-    return {module: (one[0], *one.groups()) for module, one in found if one}
+    if _IS_SIMPLE.fullmatch(given):
+        match = re.compile(pattern).fullmatch if is_whole else re.compile(pattern).match
+        found = [match(module) for module in modules]
+        groups: list[Any] = [one and (one[0], *one.groups()) for one in found]
+    else:
+        groups = [*bounded.match_all(pattern, [*modules], what=what, is_whole=is_whole)]
+    return {module: one for module, one in zip(modules, groups, strict=True) if one}

@@ -147,6 +147,7 @@ def _open_fitting(
     if not storage.has_weights(folder):
         raise mistaken.no_checkpoint(folder, storage.WEIGHTS)
     tensors = storage.open_tensors(folder, auto="AutoModelForCausalLM", rename=config.full_key)
+    mistaken.check_tensors(tensors)
     inert = architecture.buffers
     if config.tie_word_embeddings:
         # A tied checkpoint may repeat its embedding as the head, but not contradict it.

@@ -15,7 +15,20 @@ from raslik_jax.models import storage
 
 # Of config.json: transformers, compressed-tensors' older spelling, MLX.
 _FIELDS = ("quantization_config", "compression_config", "quantization")
+# Older GPTQ and AWQ programs write a file of their own next to config.json.
+_FILES = {"quantize_config.json": "GPTQ", "quant_config.json": "AWQ"}
 _BITS = ("bits", "w_bit", "num_bits", "nbits", "weight_bits")
+# Ends of the keys that a format adds to a linear layer -> the format.
+_ENDS = {
+    r"\.weight\.(nested_)?(absmax|quant_map)": "bitsandbytes, 4 bits",
+    r"\.quant_state\.bitsandbytes__\w+": "bitsandbytes, 4 bits",
+    r"\.(SCB|weight_format)": "bitsandbytes, 8 bits",
+    r"\.(qweight|qzeros|g_idx)": "GPTQ or AWQ",
+    r"\.(weight_packed|weight_shape|weight_zero_point|weight_g_idx)": "compressed-tensors",
+    r"\.(weight_scale|weight_scale_inv|input_scale|activation_scale|scale_weight)": "FP8",
+    r"\.(scales|biases)": "MLX",
+}
+_DTYPES = ("F8_E4M3", "F8_E5M2", "U8", "I8", "I32")
 
 
 def base_name(folder: pathlib.Path) -> str:
@@ -73,7 +86,25 @@ def plain_fields(path: pathlib.Path, fields: Mapping[str, Any]) -> dict[str, Any
     for name in _FIELDS:
         if how := _describe(fields.get(name)):
             _refuse(f"{shown(str(path), 120)} ({name}: {how})")
+    for name, how in _FILES.items():
+        if (path.parent / name).is_file():
+            _refuse(f"{shown(str(path.parent / name), 120)} ({how})")
     return {name: value for name, value in fields.items() if name not in _FIELDS}
+
+
+def check_tensors(tensors: storage.Tensors) -> None:
+    """Refuses tensors where one shows that the weights are quantized."""
+    for key in tensors.files:
+        if how := next((how for end, how in _ENDS.items() if re.search(f"({end})$", key)), ""):
+            _refuse(f"{_folder_of(tensors, key)} ({how}: it has {tensors.label(key)})")
+    for key in tensors.files:
+        dtype = tensors.header(key)[1]
+        if key.endswith(".weight") and dtype in _DTYPES:
+            _refuse(f"{_folder_of(tensors, key)} ({tensors.label(key)} is {dtype})")
+
+
+def _folder_of(tensors: storage.Tensors, key: str) -> str:
+    return shown(str(tensors.files[key].parent), 100)
 
 
 def _describe(given: Any) -> str:

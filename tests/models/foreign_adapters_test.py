@@ -4,6 +4,7 @@ import builtins
 import contextlib
 import io
 import re
+import time
 from unittest import mock
 
 import jax
@@ -14,6 +15,7 @@ from absl.testing import parameterized
 from checkpoint_cases import GOLDEN, tensors_of, write_adapter, write_model
 from folders import FolderTest
 
+from raslik_jax.base import bounded
 from raslik_jax.models import adapters, checkpoint, storage
 
 _PREFIX = "base_model.model."
@@ -261,7 +263,29 @@ class KindTest(_Test):
         self.assertEqual(adapters.read_adapter_config(folder, self.config).rank, 3)
 
 
+# A pattern whose time doubles with each character that it fails on.
+_SLOW = r"(([a-z_.0-9])*)*x"
+
+
 class PatternTest(_Test):
+    @parameterized.parameters(
+        {"target_modules": _SLOW},
+        {"exclude_modules": _SLOW},
+        {"rank_pattern": {_SLOW: 2}},
+        {"alpha_pattern": {_SLOW: 2}},
+        {"layers_pattern": _SLOW, "layers_to_transform": [1]},
+    )
+    def test_a_pattern_without_an_end_is_refused_in_time(self, **changes):
+        self.monkeypatch.setitem(bounded.call.__kwdefaults__, "seconds", 0.5)
+        folder, start = self.write(changes=changes), time.monotonic()
+        self.assert_refused(
+            [next(iter(changes)), "adapter_config.json", " s: "],
+            adapters.read_adapter_config,
+            folder,
+            self.config,
+        )
+        self.assertLess(time.monotonic() - start, 60)
+
     def test_groups_of_a_layer_pattern_are_not_taken_for_the_layer(self):
         changes = {"layers_pattern": "(layers|(h))", "layers_to_transform": [1]}
         folder = self.write(changes=changes)

@@ -1,4 +1,6 @@
-"""Checkpoints that other programs quantized are refused."""
+"""Checkpoints that other programs quantized are refused by their config.json or their tensors."""
+
+import json
 
 import numpy as np
 from absl.testing import parameterized
@@ -41,13 +43,24 @@ class QuantizedTest(FolderTest):
         folder = write_model(self.folder / "model", "gpt_neox", changes=changes)
         self.assertEqual(checkpoint.read_config(folder), plain)
 
+    @parameterized.parameters("quantize_config.json", "quant_config.json")
+    def test_the_file_of_an_older_program_says_so_too(self, name):
+        folder = write_model(self.folder / "model", "gpt_neox")
+        (folder / name).write_text(json.dumps({"bits": 4}))
+        self.assert_refused([name, "unquantized"], checkpoint.read_config, folder)
+
     @parameterized.parameters(
-        ({"weight": _BYTES, "weight.absmax": np.ones(8, np.float32)},),
-        ({"weight": None, "qweight": np.zeros((4, 32), np.int32)},),
-        ({"weight": np.zeros((32, 32), np.int8)},),
+        ({"weight": _BYTES, "weight.absmax": np.ones(8, np.float32)}, "bitsandbytes"),
+        ({"weight": _BYTES, "weight.quant_state.bitsandbytes__nf4": _BYTES}, "bitsandbytes"),
+        ({"weight": np.zeros((32, 32), np.int8), "SCB": np.ones(32, np.float32)}, "bitsandbytes"),
+        ({"weight": None, "qweight": np.zeros((4, 32), np.int32)}, "GPTQ"),
+        ({"weight": None, "weight_packed": np.zeros((32, 4), np.int32)}, "compressed-tensors"),
+        ({"weight_scale_inv": np.ones((1, 1), np.float32)}, "FP8"),
+        ({"scales": np.ones((32, 1), np.float32)}, "MLX"),
+        ({"weight": np.zeros((32, 32), np.int8)}, "dense.weight in .* is I8"),
     )
-    def test_tensors_of_no_plain_model_are_refused_before_any_is_read(self, tensors):
+    def test_tensors_that_show_it_are_refused_before_any_is_read(self, tensors, named):
         tensors = {_LINEAR + name: value for name, value in tensors.items()}
         folder = write_model(self.folder / "model", "gpt_neox", tensors=tensors)
         for work in (checkpoint.check_weights, load):
-            self.assert_refused([_LINEAR.replace(".", "[.]")], work, folder)
+            self.assert_refused([named, _LINEAR.replace(".", "[.]"), "unquantized"], work, folder)

@@ -18,7 +18,7 @@ class RecordsSettings(Settings):
     train_file: str = setting(
         "",
         "JSON, JSONL, CSV or Parquet of the training examples, several with commas or a pattern, a "
-        "folder of save_to_disk, or hub:OWNER/NAME[:CONFIG][@SPLIT].",
+        "folder of these or of save_to_disk, or hub:OWNER/NAME[:CONFIG][@SPLIT].",
         is_rows=True,
     )
     queries_file: str = setting(

@@ -71,7 +71,7 @@ def cleaned_name(source: str) -> str:
     found = source_files(source)
     path = pathlib.Path(source)
     if is_folder(source):
-        path = pathlib.Path(os.path.abspath(found[0].path)).parent
+        path = path if path.is_dir() else pathlib.Path(os.path.abspath(found[0].path)).parent
         return f"cleaned_{path.name or 'rows'}"
     return "cleaned_" + (
         f"{path.name}.jsonl" if path.is_dir() else unpacking.without_packing(path.name)

@@ -1,5 +1,6 @@
 """The rows of one file with their places and texts: read in parts, written back exactly."""
 
+import contextlib
 import csv
 import io
 import itertools
@@ -16,7 +17,11 @@ from raslik_jax.data.read.unpacking import kind_of, read_chunks
 
 csv.field_size_limit(2**31 - 1)
 _OWN_SEPARATOR = {".csv": ",", ".tsv": "\t"}
+_SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+# Spreadsheets name the separator in a line before the header.
+_NAMED_SEPARATOR = re.compile(r"sep=(.)\r?\n?")
 _LINES = (".jsonl", ".ndjson")
+ENDINGS = (".json", *_LINES, *_OWN_SEPARATOR, ".parquet")
 _SPACE = re.compile(r"[ \t\r\n]*")
 _PLAIN = json.JSONDecoder()
 
@@ -182,10 +187,16 @@ def _single_object(
 # tables ------------------------------------------------------------------------------------------
 
 
-def _table_pieces(lines: Iterator[str], origin: str, separator: str) -> Iterator[Piece]:
+def _table_pieces(lines: Iterator[str], origin: str, own: str) -> Iterator[Piece]:
     """Yields the rows of a table: its cells are texts by the names in the header."""
+    begin = next(lines, "")
+    named = _NAMED_SEPARATOR.fullmatch(begin.lstrip("\ufeff"))
+    if named:
+        yield Piece(0, text=begin)
+    lines = lines if named else itertools.chain((begin,), lines)
+    mark, lines = (named[1], lines) if named else _separator_of(lines, origin, own)
     taken: list[str] = []
-    reader = csv.reader(_fed(lines, taken), delimiter=separator, strict=True)
+    reader = csv.reader(_fed(lines, taken), delimiter=mark, strict=True)
     try:
         header = next(reader, [])
         yield Piece(0, text=_emptied(taken))
@@ -202,7 +213,7 @@ def _table_pieces(lines: Iterator[str], origin: str, separator: str) -> Iterator
                 record = ValueError(f"a row must have {len(header)} cells, got {len(row)}")
             yield Piece(number if row else 0, record, _emptied(taken))
     except csv.Error as error:
-        line = reader.line_num
+        line = reader.line_num + bool(named)
         raise ValueError(
             f"{origin} must be a table, line {line} is not ({error}): write it again"
         ) from error
@@ -222,3 +233,25 @@ def _fed(lines: Iterable[str], taken: list[str]) -> Iterator[str]:
         line = line.lstrip("\ufeff") if number == 0 else line
         # Old files end their lines in a carriage return alone.
         yield from io.StringIO(line, newline="") if "\r" in line[:-2] else (line,)
+
+
+def _separator_of(lines: Iterator[str], origin: str, own: str) -> tuple[str, Iterator[str]]:
+    """Returns the separator of a table's cells, by its header and first row; and all lines."""
+    taken, possible, fitting = list[str](), dict[str, list[str]](), dict[str, list[str]]()
+    for mark in _SEPARATORS:
+        again, lines = itertools.tee(lines)
+        reader = csv.reader(_fed(again, taken), delimiter=mark, strict=True)
+        with contextlib.suppress(csv.Error):
+            header = next(reader, [])
+            if len(header) > 1:
+                possible[mark] = header
+                if len(next(filter(None, reader), header)) == len(header):
+                    fitting[mark] = header
+    if len(fitting) > 1:
+        named = " or ".join(f"{_SEPARATORS[m]} ({len(names)})" for m, names in fitting.items())
+        raise ValueError(
+            f"{origin} must show by its header what separates the columns, got {named}: leave one "
+            "of these characters out of the names"
+        )
+    found = fitting or possible
+    return (own if own in found or not found else next(iter(found))), lines

@@ -1,4 +1,4 @@
-"""Rows of files, saved datasets and hub datasets with their places."""
+"""Rows of files, folders, saved datasets and hub datasets with their places."""
 
 import collections
 import glob
@@ -11,10 +11,16 @@ from typing import Any, NamedTuple
 
 from raslik_jax.base.messages import one_line, shown, some_of
 from raslik_jax.data.read import columns, pieces, unpacking
+from raslik_jax.data.words import by_word, load_words
 
 _HUB_SOURCE = re.compile(r"hub:(?P<name>[^@:]+)(?::(?P<config>[^@]+))?(?:@(?P<split>.+))?")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/{1,2}[^/]")
 _SHARD = re.compile(r"(?P<split>.*?)[-_.]?(?P<number>\d+)[-_]?of[-_]?(?P<count>\d+)")
+_KEYS = load_words("row_keys")
+# Names of splits as people have them, in names of files and folders.
+_SPLITS = by_word(_KEYS["splits"])
+# Files that libraries write next to rows.
+_NO_ROWS = frozenset(_KEYS["no_rows"])
 
 
 class SourceFile(NamedTuple):
@@ -68,8 +74,9 @@ def shown_source(source: str | os.PathLike[str]) -> str:
 def source_files(source: str | os.PathLike[str]) -> tuple[SourceFile, ...]:
     """Returns the files of a source in the order of their rows; none of a hub dataset.
 
-    Commas or a pattern name several files. The folder of a saved dataset counts as one file. It
-    refuses URLs and other folders.
+    Commas, a pattern or a folder name several files. The split train of a folder is read. A folder
+    of a saved dataset counts as one file. It refuses URLs, and folders without a clear choice of
+    training files.
     """
     text = os.fspath(source)
     check_local(text)
@@ -77,7 +84,7 @@ def source_files(source: str | os.PathLike[str]) -> tuple[SourceFile, ...]:
         return ()
     if os.path.lexists(text):
         path = pathlib.Path(text)
-        return (SourceFile(_saved_folder(path) if path.is_dir() else path),)
+        return _folder_files(path) if path.is_dir() else (SourceFile(path),)
     found: list[pathlib.Path] = []
     for part in filter(None, text.split(",")):
         found += _named_files(part, is_only=part == text)
@@ -122,16 +129,72 @@ def _named_within(paths: Sequence[pathlib.Path], folder: pathlib.Path) -> tuple[
     return files
 
 
-def _saved_folder(folder: pathlib.Path) -> pathlib.Path:
-    """Returns the folder of a saved dataset, of several splits that of train."""
-    found = folder / "train" if (folder / "dataset_dict.json").is_file() else folder
-    if not (found / "state.json").is_file():
-        name = shown(str(folder), 120)
+# folders -----------------------------------------------------------------------------------------
+
+
+def _folder_files(folder: pathlib.Path) -> tuple[SourceFile, ...]:
+    """Returns the files of the split train in a folder, or the folder of a saved dataset."""
+    if (folder / "dataset_dict.json").is_file():
+        folder = folder / "train"
+    if (folder / "state.json").is_file():
+        return (SourceFile(folder),)
+    name = shown(str(folder), 120)
+    splits = dict[str, list[pathlib.Path]]()
+    for path in sorted(_files_below(folder), key=_order):
+        splits.setdefault(_split_of(path.relative_to(folder)), []).append(path)
+    found = [
+        split for split in splits if split == "train" or split.startswith(("train_", "train-"))
+    ]
+    found = found or ([""] if [*splits] == [""] else [])
+    if len(found) != 1:
+        got = some_of(found or splits) if splits else "no file of rows"
         raise ValueError(
-            f"{name} must be a folder that save_to_disk wrote, with a split train: to read files, "
-            "name them with commas or by a pattern such as FOLDER/train-*.parquet"
+            f"{name} must have rows of one split train in JSON, JSONL, CSV or Parquet, got {got}: "
+            "name the files, with commas or by a pattern such as FOLDER/train-*.parquet"
         )
-    return found
+    paths = splits[found[0]]
+    for what, parts in (
+        ("folder", [str(path.parent.relative_to(folder)) for path in paths]),
+        ("form", [unpacking.kind_of(path) for path in paths]),
+    ):
+        if len({*parts}) > 1:
+            got = some_of(dict.fromkeys(parts))
+            raise ValueError(
+                f"{name} must have its training rows in one {what}, got {got}: name the files, "
+                "with commas or by a pattern such as FOLDER/data/*.parquet"
+            )
+    _check_shards(paths, name)
+    return _named_within(paths, folder)
+
+
+def _files_below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields the files below a folder with rows by their endings, without hidden ones."""
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name[0] not in "._"]
+        for name in names:
+            if name[0] not in "._" and name not in _NO_ROWS:
+                path = pathlib.Path(parent, name)
+                # A link to nothing is an error when it is read.
+                is_there = path.is_file() or not path.exists()
+                if is_there and unpacking.kind_of(path) in pieces.ENDINGS:
+                    yield path
+
+
+def _split_of(path: pathlib.PurePath) -> str:
+    """Returns the split of a file in a folder by its name or a folder's, or ""."""
+    stem = _stem(path)
+    shard = _SHARD.fullmatch(stem)
+    for name in (shard["split"] if shard else stem, *reversed(path.parent.parts)):
+        words = re.split(r"[^a-z]+", name.lower())
+        if splits := {_SPLITS[word] for word in words if word in _SPLITS}:
+            # Of train_sft and train_gen each is a split of its own.
+            is_own = shard and name == shard["split"] and splits == {"train"}
+            return name if is_own else " and ".join(sorted(splits))
+    return ""
+
+
+def _stem(path: pathlib.PurePath) -> str:
+    return pathlib.PurePath(unpacking.without_packing(path.name)).stem
 
 
 def _order(path: pathlib.PurePath) -> list[tuple[int, int, str]]:
@@ -144,7 +207,7 @@ def _check_shards(paths: Sequence[pathlib.Path], where: str) -> None:
     """Refuses numbered files if one of them is missing: 3 of 4."""
     found = dict[tuple[str, str], dict[int, tuple[re.Match[str], str]]]()
     for path in paths:
-        if shard := _SHARD.fullmatch(pathlib.PurePath(unpacking.without_packing(path.name)).stem):
+        if shard := _SHARD.fullmatch(_stem(path)):
             group = found.setdefault((str(path.parent), shard["split"]), {})
             known = next(iter(group.values()), (shard, ""))[0]["count"]
             if known != shard["count"]:

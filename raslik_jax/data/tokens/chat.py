@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from raslik_jax.base import bounded
 from raslik_jax.base.messages import one_line, shown
 from raslik_jax.data.contents import Conversation, text_of, without_nulls
 from raslik_jax.data.tokens import marks
@@ -162,8 +163,12 @@ class _Writer(NamedTuple):
         # Templates write None where a key is there.
         said = [(without_nulls([*messages]), begins_answer) for messages, begins_answer in parts]
         try:
-            return _render(self.source, said, tells_spans, self.given)
-        except Exception as error:  # of a template: any
+            return bounded.call(
+                _render, self.source, said, tells_spans, self.given, what="the chat template"
+            )
+        except bounded.OverLimit:
+            raise
+        except ValueError as error:
             raise ValueError(
                 f"the chat template refuses the conversation ({one_line(str(error), 120)}): "
                 "correct the row, or give another template"
@@ -329,7 +334,7 @@ def _render(
     tells_spans: bool,
     given: Mapping[str, Any],
 ) -> _Texts:
-    """Returns the result of `_Writer.write`."""
+    """Returns the result of `_Writer.write` in the child process of `bounded`."""
     from transformers.utils import chat_template_utils
 
     render_template: Callable[..., Any] = chat_template_utils.render_jinja_template

@@ -5,11 +5,12 @@ import itertools
 import json
 import os
 import pathlib
+import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from raslik_jax.base import files
+from raslik_jax.base import bounded, files
 from raslik_jax.base.messages import one_line, shown, some_of
 
 END_OF_TEXT = "<|endoftext|>"
@@ -96,6 +97,18 @@ def _encode_all(backend: Any, texts: Iterable[str]) -> list[Any]:
             "fetch tokenizer.json again"
         ) from error
     return found
+
+
+def _check_patterns(normalizer: Any, pre_tokenizer: Any) -> None:
+    """Splits runs of each character, in the child process of `bounded`."""
+    import tokenizers
+
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    if normalizer is not None:
+        backend.normalizer = normalizer
+    if pre_tokenizer is not None:
+        backend.pre_tokenizer = pre_tokenizer
+    backend.encode_batch([f"{sign * 500}\0 {sign}" for sign in string.printable])
 
 
 def train_bpe(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
@@ -300,6 +313,14 @@ def read_backend(path: str | os.PathLike[str], *others: pathlib.Path) -> tuple[p
         backend = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception, and nothing else
         raise ValueError(f"{file} must be a tokenizer.json, got {error}: fetch it again") from error
+    name, parts = shown(str(file), 120), (backend.normalizer, backend.pre_tokenizer)
+    try:
+        bounded.call(_check_patterns, *parts, what=f"the tokenizer {name}")
+    except bounded.OverLimit:
+        raise
+    except ValueError as error:
+        reason = one_line(str(error), 80)
+        raise ValueError(f"{name} must split any text, got {reason}: fetch it again") from error
     # The text models of Gemma 3 come with the tokenizer of those that read images, whose place of
     # an image is one beyond the text models' embedding. Without it its name is ordinary text.
     folders = file.parent, *others

@@ -134,18 +134,15 @@ def test_several_files_become_a_folder(tmp_path, packed):
         raw = b"".join(part)
         (tmp_path / "source" / name).write_bytes(gzip.compress(raw) if packed else raw)
     (tmp_path / "source" / "data" / "test.jsonl").write_bytes(lines[0])
-    for source in (
-        f"{tmp_path}/source/*/train*",
-        ",".join(str(tmp_path / "source" / n) for n in names),
-    ):
+    for source in (tmp_path / "source", ",".join(str(tmp_path / "source" / n) for n in names)):
         rows = read_examples(source)
-        target = tmp_path / "cleaned"
-        assert cleaned_name(source) == "cleaned_data"
+        folder, target = "" if "," in str(source) else "data/", tmp_path / "cleaned"
+        assert cleaned_name(str(source)) == f"cleaned_{'source' if folder else 'data'}"
         found = {(row.file, row.place) for row in (rows[1], rows[2])}
         assert write_without(str(source), target, found) == 3
         left = {str(p.relative_to(target)): p.read_bytes() for p in target.rglob("*.jsonl")}
-        expected = {"train-0-of-2.jsonl": lines[0]}
-        assert left == expected | {"train-1-of-2.jsonl": b"".join(lines[3:])}
+        expected = {f"{folder}train-0-of-2.jsonl": lines[0]}
+        assert left == expected | {f"{folder}train-1-of-2.jsonl": b"".join(lines[3:])}
         with pytest.raises(ValueError, match="must have row .*train-1-of-2.*:9, it has changed"):
             write_without(str(source), tmp_path / "no", {(rows[2].file, 9)})
         assert not (tmp_path / "no").exists()

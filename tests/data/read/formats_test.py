@@ -217,6 +217,8 @@ class ReadTest(FolderTest):
         for path in (self.folder / "rows.jsonl", "/dev/zero"):
             with self.assertRaisesRegex(ValueError, "must be a regular file"):
                 read_examples(path)
+        with self.assertRaisesRegex(ValueError, "rows of one split train"):
+            read_examples(self.folder)
 
     def test_equal_rows_without_an_id_are_told_apart_beside_rows_with_one(self):
         row = {"instruction": "i", "output": "o"}
