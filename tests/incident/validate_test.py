@@ -62,7 +62,7 @@ def test_scores_are_judged_by_losses_after_retraining(validated):
         return json.loads(file.read_text())[query]
 
     seeds = [tiny.RECIPE["seed"] + n for n in range(_SEEDS)]
-    nll = {name: [losses(f"{name}-{seed}") for seed in seeds] for name in found["qld"]["nll"]}
+    nll = {name: [losses(f"{name}-{_TOP}-{seed}") for seed in seeds] for name in found["qld"]["nll"]}
     for name in ("raslik", "bm25_answers", "other"):
         rise_S = np.subtract(nll[name], nll["random"])
         assert found["qld"]["rise"][name]["mean"] == pytest.approx(rise_S.mean())
@@ -90,7 +90,7 @@ def test_a_validation_that_was_killed_ends_with_the_same_bytes(validated, tmp_pa
     run, limit, own = tmp_path / "run", [10], batches.epoch_batches
     given = {"run": run, "scores": (str(tmp_path / "other.npy"),)}
     whole = _results(run)
-    for name in ("random-3", "subset-1", "results"):
+    for name in ("random-12-3", "subset-1", "results"):
         shutil.rmtree(run / "validate" / name)
 
     def until_killed(*args, **how):
@@ -104,7 +104,7 @@ def test_a_validation_that_was_killed_ends_with_the_same_bytes(validated, tmp_pa
         patched.setattr(batches, "epoch_batches", until_killed)
         with pytest.raises(KeyboardInterrupt):
             _validate(given)
-    assert (run / ".making/validate/random-3/resume/7").is_dir()
+    assert (run / ".making/validate/random-12-3/resume/7").is_dir()
     traces, training = [], retrain.training
 
     def counted(workspace, settings, *, num_steps):

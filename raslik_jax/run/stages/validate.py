@@ -170,7 +170,7 @@ class Validation:
         num_steps = retrain.count_steps(settings, self.count - self.top)
         self.qld = {
             name: [
-                Training(f"{name}-{seed}", seed, num_steps, self._without(name, seed))
+                Training(f"{name}-{self.top}-{seed}", seed, num_steps, self._without(name, seed))
                 for seed in range(settings.seed, settings.seed + design.seeds)
             ]
             for name in dict.fromkeys((NOTHING, RANDOM, *design.rankings))
