@@ -62,7 +62,9 @@ def test_scores_are_judged_by_losses_after_retraining(validated):
         return json.loads(file.read_text())[query]
 
     seeds = [tiny.RECIPE["seed"] + n for n in range(_SEEDS)]
-    nll = {name: [losses(f"{name}-{_TOP}-{seed}") for seed in seeds] for name in found["qld"]["nll"]}
+    nll = {
+        name: [losses(f"{name}-{_TOP}-{seed}") for seed in seeds] for name in found["qld"]["nll"]
+    }
     for name in ("raslik", "bm25_answers", "other"):
         rise_S = np.subtract(nll[name], nll["random"])
         assert found["qld"]["rise"][name]["mean"] == pytest.approx(rise_S.mean())
@@ -72,11 +74,11 @@ def test_scores_are_judged_by_losses_after_retraining(validated):
     assert len({*nll["nothing"], *nll["random"]}) == 4  # other rows, other seeds
     # What another tool says as the trace does is judged alike, to the bit.
     assert nll["other"] == nll["raslik"]
-    kept = counterfactual.draw_subsets(number, number=_SUBSETS, share=0.5, group=1, seed=seeds[0])
+    kept = counterfactual.draw_subsets(number, number=_SUBSETS, share=0.5, group=1, seed=0)
     score_N = artifacts.INFLUENCE.read(root)
     sums = [score_N[rows].sum(dtype=np.float64) for rows in kept]
     np.testing.assert_allclose(found["predicted"]["raslik"], np.array(sums)[:, None], rtol=1e-5)
-    said_S = [-losses(f"subset-{n}") for n in range(_SUBSETS)]
+    said_S = [-losses(f"subset-{n}-{seeds[0]}") for n in range(_SUBSETS)]
     for name in ("raslik", "other"):
         expected = stats.spearmanr(sums, said_S).statistic
         assert found["lds"]["score"][name]["mean"] == pytest.approx(expected)
@@ -90,7 +92,7 @@ def test_a_validation_that_was_killed_ends_with_the_same_bytes(validated, tmp_pa
     run, limit, own = tmp_path / "run", [10], batches.epoch_batches
     given = {"run": run, "scores": (str(tmp_path / "other.npy"),)}
     whole = _results(run)
-    for name in ("random-12-3", "subset-1", "results"):
+    for name in ("random-12-3", "subset-1-3", "results"):
         shutil.rmtree(run / "validate" / name)
 
     def until_killed(*args, **how):
@@ -124,7 +126,7 @@ def test_a_validation_that_was_killed_ends_with_the_same_bytes(validated, tmp_pa
     # More of them add to those that are there.
     _validate(given, retrainings=5 * _SEEDS + _SUBSETS + 1)
     more = _results(run)
-    new = "validate/subset-3/losses.json", "validate/results/found.json"
+    new = "validate/subset-3-3/losses.json", "validate/results/found.json"
     assert {name for name in more if more[name] != whole.get(name)} == {*new}
 
 

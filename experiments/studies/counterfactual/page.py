@@ -1,14 +1,19 @@
 """Makes the tables of docs/studies/counterfactual.md from the stored results."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import pathlib
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
-from experiments.studies.counterfactual import measure
 from experiments.studies.reports import markdown_table
+from raslik_jax.evaluate import counterfactual
+from raslik_jax.evaluate.rates import Interval
+from raslik_jax.report.tables import format_interval
 
+_HERE = pathlib.Path(__file__).resolve().parent
 # How the page names kinds of answers in each case.
 _KINDS = {
     "smollm2": {"all": "all answers", "target": "of a behavior", "normal": "ordinary"},
@@ -18,23 +23,57 @@ _KINDS = {
 
 def read_case(case: str) -> dict[str, Any]:
     """Returns the stored results of a case."""
-    return json.loads((measure.HERE / f"{case}.json").read_text("utf-8"))
+    return json.loads((_HERE / f"{case}.json").read_text("utf-8"))
 
 
-def _cells(kinds: Mapping[str, Sequence[float]], sign: str = "") -> list[str]:
-    return [f"{m:{sign}.2f} [{low:{sign}.2f}, {high:{sign}.2f}]" for m, low, high in kinds.values()]
+def kinds_of(found: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Returns which queries are of a kind, by its name."""
+    is_target_Q = np.array(found["is_target"])
+    return {"all": is_target_Q | True, "target": is_target_Q, "normal": ~is_target_Q}
+
+
+def judge(found: Mapping[str, Any], minus: str = "") -> dict[str, dict[str, Interval]]:
+    """Returns the score of every method with its interval, by the kind of the queries.
+
+    With `minus`, how much that method's score is above those of all others.
+    """
+    nll_SQ = np.array(found["nll"])
+    predicted = {name: np.array(p)[: len(nll_SQ)] for name, p in found["predicted"].items()}
+    judged: dict[str, dict[str, Interval]] = {}
+    for method in (name for name in predicted if name != minus):
+        for kind, is_kind_Q in kinds_of(found).items():
+            pair = (minus, method) if minus else (method,)
+            first, *rest = (predicted[name][:, is_kind_Q] for name in pair)
+            judged.setdefault(method, {})[kind] = counterfactual.lds(
+                first, nll_SQ[:, is_kind_Q], *rest
+            )
+    return judged
+
+
+def ceiling(nll_SQ: Float[np.ndarray, "S Q"], again_RQ: Float[np.ndarray, "R Q"]) -> float:
+    """Returns the correlation that a prediction free of error would have.
+
+    The root of the share of the variance over halves that is not of the order of training:
+    1 - E[(x - x')^2] / 2 Var[x], with x' of the first R halves trained again; mean over queries.
+    """
+    noise_Q = ((nll_SQ[: len(again_RQ)] - again_RQ) ** 2).mean(axis=0) / 2
+    return float(np.sqrt(max(0.0, 1 - np.mean(noise_Q / nll_SQ.var(axis=0, ddof=1)))))
+
+
+def _cells(kinds: Mapping[str, Interval], sign: str = "") -> list[str]:
+    return [format_interval(one, f"{sign}.2f", f"{sign}.2f") for one in kinds.values()]
 
 
 def score_table(case: str) -> str:
     """Returns the score of every method, by kind of answers."""
-    judged = measure.judge(read_case(case))
+    judged = judge(read_case(case))
     rows = [[method, *_cells(kinds)] for method, kinds in judged.items()]
     return markdown_table(["method", *_KINDS[case].values()], rows)
 
 
 def less_table(case: str) -> str:
     """Returns RASLIK's score less that of every other method."""
-    judged = measure.judge(read_case(case), "raslik")
+    judged = judge(read_case(case), "raslik")
     rows = [[method, *_cells(kinds, "+")] for method, kinds in judged.items()]
     return markdown_table(["raslik less", *_KINDS[case].values()], rows)
 
@@ -42,7 +81,7 @@ def less_table(case: str) -> str:
 def behaviors_table() -> str:
     """Returns the scores of SmolLM2's behaviors, their rows in a half and nats a token."""
     found = read_case("smollm2")
-    lines = (measure.HERE / "answers.jsonl").read_text("utf-8").splitlines()
+    lines = (_HERE / "answers.jsonl").read_text("utf-8").splitlines()
     own = [row["behavior"] for row in map(json.loads, lines) if row["split"] == "test_target"]
     target_SQ, nll_SQ = (np.array(part) for part in (found["predicted"]["labels"], found["nll"]))
     places = np.flatnonzero(found["is_target"])
@@ -51,7 +90,7 @@ def behaviors_table() -> str:
         mine = places[[one == name for one in own]]
         count_S, level_S = target_SQ[:, mine[0]], nll_SQ[:, mine].mean(axis=1)
         scores = [
-            measure.correlations(np.array(predicted)[:, mine], nll_SQ[:, mine]).mean()
+            counterfactual.correlations(np.array(predicted)[:, mine], nll_SQ[:, mine]).mean()
             for predicted in found["predicted"].values()
         ]
         rows.append(
@@ -75,13 +114,13 @@ def halves_table() -> str:
     for case, titles in _KINDS.items():
         found = read_case(case)
         nll_SQ, again_RQ = np.array(found["nll"]), np.array(found.get("again", []))
-        for kind, is_kind_Q in measure.kinds_of(found).items():
+        for kind, is_kind_Q in kinds_of(found).items():
             if kind == "all":
                 continue
             own_SQ = nll_SQ[:, is_kind_Q]
             best = "-"
             if len(again_RQ):
-                best = f"{measure.ceiling(own_SQ, again_RQ[:, is_kind_Q]):.2f}"
+                best = f"{ceiling(own_SQ, again_RQ[:, is_kind_Q]):.2f}"
             spread = f"{own_SQ.std(axis=0).mean():.3f}"
             rows.append([case, titles[kind], f"{own_SQ.mean():.2f}", spread, best])
     head = ["case", "answers", "nats a token", "standard deviation over halves"]

@@ -159,12 +159,13 @@ class Validation:
         if self.top >= self.count:
             must = f"--top must leave some of the {self.count:,} rows that are trained on"
             raise ValueError(f"{must}, got {self.top:,}: lower it")
-        how: Any = {"share": design.share, "group": design.group, "seed": settings.seed}
+        # The same subsets for all seeds of the recipe.
+        how: Any = {"share": design.share, "group": design.group, "seed": 0}
         subsets = counterfactual.draw_subsets(self.count, number=design.subsets, **how)
         size = max(1, round(design.share * self.count))
         num_steps = retrain.count_steps(settings, size)
         self.lds = [
-            Training(f"subset-{number}", settings.seed, num_steps, kept)
+            Training(f"subset-{number}-{settings.seed}", settings.seed, num_steps, kept)
             for number, kept in enumerate(subsets)
         ]
         num_steps = retrain.count_steps(settings, self.count - self.top)
