@@ -80,6 +80,16 @@ def training(workspace: Workspace, settings: RetrainSettings, *, num_steps: int)
     )
 
 
+def encode_rows(
+    workspace: Workspace, settings: RetrainSettings, ids: Sequence[str] | None = None
+) -> encoding.Encoded:
+    """Returns the rows with an answer that a recipe trains on, those of `ids` or all."""
+    max_len = settings.max_len or workspace.config.corpus.max_len
+    left = workspace.train_rows if ids is None else workspace.train_rows.named(ids)
+    rows = workspace.cut(left, "training examples", max_len=max_len)
+    return (rows.cut(max_len, targets="all") if settings.targets == "all" else rows).with_answers()
+
+
 def _fit(
     workspace: Workspace,
     name: str,
@@ -97,10 +107,7 @@ def _fit(
     """
     settings, model = workspace.config.unlearn[name], workspace.model
     assert isinstance(settings, RetrainSettings)
-    max_len = settings.max_len or workspace.config.corpus.max_len
-    left = workspace.train_rows if ids is None else workspace.train_rows.named(ids)
-    rows = workspace.cut(left, "training examples", max_len=max_len)
-    rows = (rows.cut(max_len, targets="all") if settings.targets == "all" else rows).with_answers()
+    rows = encode_rows(workspace, settings, ids)
     if not rows.ids:
         raise ValueError(
             "retraining must have rows that are left, all of them are to forget: give a smaller set"
@@ -132,12 +139,12 @@ def _fit(
 
 
 # What a training of a recipe is told that does not fit.
-_EXPLAINED = memory.explained(
+EXPLAINED = memory.explained(
     "retraining", "--unlearn.retrain.micro_batch_size or --unlearn.retrain.max_len"
 )
 
 
-@_EXPLAINED
+@EXPLAINED
 def retrain(workspace: Workspace, variant: Variant, folder: pathlib.Path) -> None:
     """Trains a fresh adapter by a recipe on the rows that are left, and saves it."""
     strategy, name = variant
@@ -148,7 +155,7 @@ def retrain(workspace: Workspace, variant: Variant, folder: pathlib.Path) -> Non
     artifacts.steps(variant).write(folder, [{"loss": loss} for loss in fitted.losses])
 
 
-@_EXPLAINED
+@EXPLAINED
 def check_recipe(workspace: Workspace, name: str, folder: pathlib.Path) -> None:
     """Trains by a recipe on all rows, and writes how far the adapter is the one that was given.
 

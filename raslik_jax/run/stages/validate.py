@@ -21,7 +21,7 @@ from raslik_jax.evaluate import counterfactual
 from raslik_jax.models import decoder
 from raslik_jax.retrieve import bm25, strategies
 from raslik_jax.retrieve.strategies import STRATEGIES
-from raslik_jax.run import artifacts, memory
+from raslik_jax.run import artifacts
 from raslik_jax.run.manifests import content_hash
 from raslik_jax.run.programs import AbstractRun, Shape, Work
 from raslik_jax.run.recipes import Recipe
@@ -134,13 +134,6 @@ def read_ranking(path: str, rows: Sequence[Example], num_queries: int) -> Rankin
     return Ranking(pathlib.Path(path).stem, each_NQ.mean(axis=1), each_NQ)
 
 
-def encode_rows(workspace: Workspace, settings: RetrainSettings) -> encoding.Encoded:
-    """Returns the rows that a recipe trains on: those that have an answer."""
-    max_len = settings.max_len or workspace.config.corpus.max_len
-    rows = workspace.cut(workspace.train_rows, "training examples", max_len=max_len)
-    return (rows.cut(max_len, targets="all") if settings.targets == "all" else rows).with_answers()
-
-
 class Validation:
     """The trainings of a design and the units that make and judge them.
 
@@ -150,7 +143,7 @@ class Validation:
 
     def __init__(self, workspace: Workspace, design: Design):
         self.design, settings = design, design.settings
-        self.ids, train = encode_rows(workspace, settings).ids, workspace.corpus.train
+        self.ids, train = retrain.encode_rows(workspace, settings).ids, workspace.corpus.train
         self.count = len(self.ids)
         place = {row.example_id: position for position, row in enumerate(train)}
         self._at_N = np.array([place[name] for name in self.ids], np.int64)
@@ -227,7 +220,7 @@ class Validation:
     def _prepared(self, workspace: Workspace) -> tuple[encoding.Encoded, encoding.Encoded]:
         """Returns the rows and the queries as token ids."""
         queries = workspace.encode(workspace.retrieval_queries(), "queries")
-        return encode_rows(workspace, self.design.settings), queries
+        return retrain.encode_rows(workspace, self.design.settings), queries
 
     @functools.cache  # noqa: B019
     def _algorithm(self, workspace: Workspace, num_steps: int) -> loop.Algorithm:
@@ -237,9 +230,7 @@ class Validation:
     def _start(self, workspace: Workspace, seed: int) -> Tree:
         return decoder.init_lora(workspace.model.graphdef, key=jax.random.key(seed))
 
-    @memory.explained(
-        "retraining", "--unlearn.retrain.micro_batch_size or --unlearn.retrain.max_len"
-    )
+    @retrain.EXPLAINED
     def train(self, workspace: Workspace, training: Training, folder: pathlib.Path) -> None:
         """Trains a fresh adapter on the rows that are left and writes the losses of the queries."""
         settings, (rows, queries) = self.design.settings, self._prepared(workspace)
