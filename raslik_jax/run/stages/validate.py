@@ -209,9 +209,17 @@ class Validation:
             ),
         )
 
+    def _recipe(self) -> dict[str, Any]:
+        fields = dataclasses.fields(self.design.settings)
+        return {
+            one.name: getattr(self.design.settings, one.name)
+            for one in fields
+            if one.metadata["decides"]
+        }
+
     def _decided(self, training: Training) -> dict[str, Any]:
         """Returns all that decides a training in addition to the settings of the run."""
-        recipe = dataclasses.asdict(self.design.settings) | {"seed": training.seed}
+        recipe = self._recipe() | {"seed": training.seed}
         kept = content_hash({"rows": [self.ids[row] for row in training.kept.tolist()]})
         found = {"recipe": recipe, "kept": kept, "steps": training.num_steps}
         return found | ({"adapter": True} if self.design.keeps else {})
@@ -314,7 +322,7 @@ class Validation:
             predicted[name] = [each_NQ[each.kept].sum(axis=0).tolist() for each in self.lds]
         return {
             "titles": {name: one.title for name, one in design.rankings.items()},
-            "recipe": dataclasses.asdict(design.settings),
+            "recipe": self._recipe(),
             "rows": self.count,
             "top": self.top,
             "seeds": design.seeds,
