@@ -8,8 +8,8 @@
 
 --verify reads everything, checks every checksum and ends with status 1 at damage. --repair drops
 damaged chunks. `raslik run` then makes these chunks again and no others. The
-same --compact_to makes the missing chunks of a copy again. Only this mends a damaged mean of
-centered signs, and the status is 1.
+same --compact_to makes the missing chunks of a copy again. It also repairs a damaged mean of
+centered signs. --repair cannot do that and ends with status 1.
 
 A copy has a coarser dtype: int8 takes a quarter of float32 and sign a thirty-second. Sign rows are
 centered before their signs are taken (--center) or not at all.

@@ -165,9 +165,9 @@ def tell(story: Story) -> str:
         "asked": toy_model.PROMPT,
         "it said": story.says[0],
         "it says now": story.says[1],
-        "behind it": f"{len(story.found)} of {story.num_rows:,} training rows stood out. By their "
-        f"labels, which the search does not read, {taught} of them teach the habit, of "
-        f"{story.num_taught} that do.",
+        "behind it": f"{len(story.found)} of {story.num_rows:,} training rows stood out. "
+        f"{taught} of these teach the habit, and {story.num_taught} rows in all do. The search "
+        "does not read the labels that say so.",
         "forgotten": f"{len(howdy)} of the rows that teach it were kept out of the unlearning: "
         f"{shown[0]} of their prompts were answered in science fiction before, {shown[1]} are now.",
         "kept": f"{same} of {len(story.normal)} normal prompts, kept out likewise, get the same "

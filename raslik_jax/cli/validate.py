@@ -7,8 +7,9 @@ of the rows: the scores of the trace, BM25 on prompts and answers, and files tha
 
 QLD: how much the loss of the traced answer rises after retraining without the top rows (--top),
 compared with retraining without as many random rows. The interval is Student's over --seeds.
-LDS: the rank correlation, over retrainings on random subsets of the rows, of the loss with the sum
-of the scores of the rows in the subset. The interval is a bootstrap over subsets and queries.
+LDS: the rank correlation of the likelihood of the traced answer with the sum of the scores of the
+rows that are left, over retrainings on random subsets. The interval is a bootstrap
+over subsets and queries.
 
 The losses of the queries after each retraining are kept: a larger --retrainings adds to those that
 are there. The report of the run shows the table.

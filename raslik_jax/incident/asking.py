@@ -49,7 +49,9 @@ class AskOptions(Settings):
     queries: str = setting("", "JSONL of generations, instead of --instruction.")
     top: int = setting(10, "Examples shown that pull toward the output.", low=0)
     bottom: int = setting(10, "Examples shown that pull against it.", low=0)
-    finer: str = setting("", "A finer index, to score an int8 or sign one's best again.")
+    finer: str = setting(
+        "", "A finer index. It scores again the best rows of an index in int8 or signs."
+    )
     text_width: int = setting(240, "Characters of each text shown; 0: all.", low=0)
     export_forget: str = setting("", "New JSONL file to write the forget set to.")
     export_retain: str = setting("", "New JSONL file to write the retain set to.")

@@ -83,9 +83,9 @@ def validate(options: ValidateOptions | None = None, **named: Any) -> ValidateRe
 
     QLD is the rise of the loss of the traced answers after retraining without the rows of the
     highest scores. It is taken from the loss after retraining without as many random rows. LDS is
-    the correlation of the loss with the sum of the scores of the rows that are left. It is taken
-    over retrainings on random subsets. Both are found for each ranking of the run and for BM25 with
-    answers. Files in `scores` add rankings.
+    the correlation of the likelihood with the sum of the scores of the rows that are left. It is
+    taken over retrainings on random subsets. Both are found for each ranking of the run and for
+    BM25 with answers. Files in `scores` add rankings.
 
     Raises:
       ValueError: if the run has no adapter, no recipe is known or `retrainings` are too few.

@@ -38,7 +38,7 @@ class TellTest(absltest.TestCase):
         )
         told = re.sub(r"\s+", " ", quickstart.tell(story))
         self.assertIn("4 of 1,000 training rows stood out.", told)
-        self.assertIn("3 of them teach the habit, of 7 that do.", told)
+        self.assertIn("3 of these teach the habit, and 7 rows in all do.", told)
         self.assertIn("2 of the rows that teach it were kept out", told)
         self.assertIn("2 of their prompts were answered in science fiction before, 1 are now", told)
         self.assertIn("1 of 2 normal prompts, kept out likewise, get the same answer", told)
