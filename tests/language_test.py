@@ -35,8 +35,7 @@ _KEPT_OUT = re.compile(
 )
 _LIMITS = pathlib.Path(__file__).with_name("language.json")
 _MOST_COMMAS, _MOST_COMMAS_IN_ALL, _MOST_AVOIDED = 1.0, 0.7, 0.01
-# Fewer sentences say little about a file. They count in the means of all.
-_FEWEST = 5
+_FEWEST = 5  # Fewer sentences say little about a file. They count in the means of all.
 _AVOIDED = re.compile(
     r"^(?:Of|What|Where|Whoever|That)\b|\b(?:told|beside|nobody|whoever|thereby|whither)\b"
     r"|\bstands?\b(?! out)"
@@ -110,12 +109,8 @@ def above() -> dict[str, tuple[float, float]]:
     return {name: now for name, now in means.items() if any(map(operator.gt, now, _bar(name)))}
 
 
-def _limits() -> dict[str, list[float]]:
-    return dict(json.loads(_LIMITS.read_text(encoding="utf-8")))
-
-
 def test_documents_and_docstrings_are_easy_to_read():
-    limits = _limits()
+    limits = json.loads(_LIMITS.read_text(encoding="utf-8"))
     harder = {
         name: f"{now} commas and avoided constructions per sentence, the limit is {limit}"
         for name, now in above().items()
@@ -142,7 +137,7 @@ def test_words_that_are_kept_out():
 
 
 if __name__ == "__main__":
-    now, old = above(), _limits()
+    now, old = above(), json.loads(_LIMITS.read_text(encoding="utf-8"))
     lines = [
         f"  {json.dumps(name)}: {[*map(min, old[name], map(max, now[name], _bar(name)))]}"
         for name in sorted(old.keys() & now.keys())
