@@ -5,7 +5,6 @@ its own below: `--unlearn.npo.beta` (see `settings`). Nothing here imports jax.
 """
 
 import dataclasses
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
@@ -153,11 +152,6 @@ class SketchConfig(Stage):
         "next_token: the training loss, whose gradients fade as the adapter fits. unshifted: "
         "cross-entropy of position t's logits against token t, which do not.",
     )
-    parameters: str = setting(
-        "lora",
-        "Weights whose gradients are taken. lora: the adapter's factors. Otherwise the model's own "
-        "weights whose Hugging Face names match this regular expression ('.' matches all).",
-    )
     normalize: Literal["vector", "per_tensor"] = setting(
         "vector", "Cosine of the whole gradient, or of each tensor's first."
     )
@@ -189,18 +183,6 @@ class SketchConfig(Stage):
         "most 1,024.",
         low=0,
     )
-
-    def problems(self) -> Iterator[str]:
-        try:
-            re.compile(self.parameters)
-            is_pattern = bool(self.parameters)
-        except re.error:
-            is_pattern = False
-        if not is_pattern:
-            got = shown(self.parameters)
-            yield f"--parameters must be lora or a regular expression, got {got}: correct it"
-        if self.parameters != "lora" and self.gradient_at == "trajectory":
-            yield "--parameters needs --gradient_at=finetuned or initial, got trajectory"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -437,17 +419,6 @@ class MeshConfig(Settings):
             mend = "leave it out, and split large weights by --base=sharded"
             yield f"--model must be 1, got {self.model}, a row is never split: {mend}"
 
-    def layout(self, sketch: SketchConfig) -> str:
-        """Returns `base`; `auto` keeps whole the weights that gradients are taken of.
-
-        A ValueError where those are to be split.
-        """
-        if self.base == "sharded" and sketch.parameters != "lora":
-            needs = f"needs --sketch.parameters=lora, got {shown(sketch.parameters)}"
-            raise ValueError(f"--mesh.base=sharded {needs}: give --mesh.base=replicated")
-        is_kept = self.base == "auto" and sketch.parameters != "lora"
-        return "replicated" if is_kept else self.base
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(Settings):
@@ -513,13 +484,6 @@ class Config(Settings):
             if differ != ["seed"]:
                 must = f"must differ from --unlearn.{OBJECTIVES[name].repeats} in its seed alone"
                 yield f"--unlearn.{name} {must}, got {', '.join(differ) or 'no difference'}"
-        form = self.sketch.base_format
-        form = self.backbone.format if form == "same" else form
-        if self.sketch.parameters != "lora" and form != "plain":
-            yield f"--sketch.parameters needs --sketch.base_format=plain, got {form}"
-        if self.sketch.parameters != "lora" and self.retrieve.token_rows:
-            needs = f"needs --sketch.parameters=lora, got {shown(self.sketch.parameters)}"
-            yield f"--retrieve.token_rows {needs}: give --retrieve.token_rows=0"
         if self.unlearn.parameters == "all" and self.backbone.format != "plain":
             form = self.backbone.format
             yield f"--unlearn.parameters=all needs --backbone.format=plain, got {form}"
@@ -538,7 +502,6 @@ def kernel_name(settings: Mapping[str, Any]) -> str:
         "at the initial adapter": sketch["gradient_at"] == "initial",
         "summed over the trajectory": sketch["gradient_at"] == "trajectory",
         "tokens of prompt and response": sketch["targets"] == "all",
-        f"of weights named {shown(sketch['parameters'])}": sketch["parameters"] != "lora",
         "each tensor normalized": sketch["normalize"] == "per_tensor",
         "centered": retrieve["center"],
         "mean rank": retrieve["aggregate"] == "mean_rank",

@@ -77,19 +77,6 @@ class ConfigTest(parameterized.TestCase):
             {"backbone__format": "int8", "unlearn__parameters": "all"},
             "--unlearn.parameters=all .* --backbone.format=plain, got int8",
         ),
-        ({"sketch__parameters": "a("}, "--sketch.parameters must be lora or a regular expression"),
-        (
-            {"sketch__parameters": "mlp", "sketch__base_format": "nf4"},
-            "--sketch.parameters needs --sketch.base_format=plain, got nf4",
-        ),
-        (
-            {"sketch__parameters": "mlp", "retrieve__token_rows": 4},
-            "--retrieve.token_rows needs --sketch.parameters=lora, got 'mlp': give",
-        ),
-        (
-            {"sketch__parameters": "mlp", "sketch__gradient_at": "trajectory"},
-            "--sketch.parameters needs --sketch.gradient_at=finetuned or initial",
-        ),
         (
             {"corpus__num_train": -1, "corpus__num_test": -1, "seed": -1, "sketch__none": 0},
             "--corpus.num_train .* -1; --corpus.num_test .* -1; --sketch.none is unknown .*"

@@ -111,7 +111,7 @@ def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None
     else:
         mesh = meshes.make_mesh(options.mesh.data)
     checking.check_mesh(config, mesh.size, stages=options.stages)
-    layout = options.mesh.layout(config.sketch)
+    layout = options.mesh.base
     found = forecast_on(mesh, layout, options.stages)
     rates: dict[str, Any] = {
         name: getattr(options, name) for name in ("flops_per_second", "bytes_per_second")

@@ -105,7 +105,7 @@ def make(
 
         how |= {"stages": stages, "is_measured": is_measured, "writers": writers}
         with meshes.use(devices), estimate.watching(config, workdir) as around:
-            how |= {"layout": mesh.layout(config.sketch), "around": around}
+            how |= {"layout": mesh.base, "around": around}
             return plan.run(config, workdir, on_start=on_start, more=(*writing.UNITS, *more), **how)
 
 

@@ -37,7 +37,6 @@ from raslik_jax.sketch import projections
 _IDENTITY = {
     "max_len": int,
     "gradient_at": str,
-    "parameters": str,
     "loss": str,
     "targets": str,
     "normalize": str,
@@ -136,11 +135,11 @@ class Tracer:
         check_shape(made_with, _IDENTITY, f"the identity of the index {shown(str(index), 100)}")
         config = config_from_json(artifacts.CONFIG.read(root))
         # The manifest and not the config says how: the run may have been changed since.
-        names = ("gradient_at", "parameters", "loss", "targets", "normalize")
+        names = ("gradient_at", "loss", "targets", "normalize")
         changes = {f"sketch.{name}": made_with[name] for name in names}
         changes["corpus.max_len"] = made_with["max_len"]
         config = replaced(config, changes)
-        layout = (mesh or MeshConfig()).layout(config.sketch)
+        layout = (mesh or MeshConfig()).base
         self.workspace = Workspace(root, config, layout=layout)
         checking.check_sketching(config, self.workspace.shapes, layout=layout)
         adapters = sketch_stage.sketched_adapters(self.workspace)

@@ -11,18 +11,16 @@ from raslik_jax.run.programs import AbstractRun
 
 def sizes_table(run: AbstractRun) -> Table:
     """Returns the table of a run's sizes."""
-    sizes, gradient = run.sizes, 4 * run.num_gradient
-    is_lora = run.num_gradient == run.num_params
+    sizes, gradient = run.sizes, 4 * run.num_params
     rows = {
         "Model": checking.model_of(run.config)[0],
         "Frozen weights": f"{run.num_weights:,}, {format_bytes(run.base_bytes)} on the device",
         **run.layout,
-        **({} if is_lora else {"Weights in a gradient, P": f"{run.num_gradient:,}"}),
-        f"LoRA parameters{', P' if is_lora else ''}": f"{run.num_params:,}",
+        "LoRA parameters, P": f"{run.num_params:,}",
         "Training examples, N": f"{sizes.train:,}, of them {sizes.targets:,} targets",
         "Forget set, retain set": f"{sizes.forget:,} and {sizes.retain:,}",
         "Queries": "; ".join(f"{name}: {count}" for name, count in run.queries.items()),
-        "Sketch, K": f"{run.sketch_size:,} of {run.num_gradient:,} coordinates",
+        "Sketch, K": f"{run.sketch_size:,} of {run.num_params:,} coordinates",
         "One gradient, one sketch": f"{format_bytes(gradient)} and {format_bytes(run.row_bytes)}, "
         f"{gradient / run.row_bytes:.3g} to 1",
         "Index, N x K": format_bytes(run.index_bytes),

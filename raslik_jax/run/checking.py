@@ -7,8 +7,6 @@ import sys
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool
 
@@ -38,7 +36,6 @@ from raslik_jax.run.workspace import (
     lora_config_of,
     tokenizer_folders,
 )
-from raslik_jax.sketch import weights
 
 _PACKED = re.compile(r"(-unsloth)?(-bnb-[48]bit|-(gptq|awq|fp8)\b.*)$")
 # Those that retrieve, and those that need what was retrieved.
@@ -77,8 +74,6 @@ def check_inputs(config: Config, *, making: Collection[Unit], layout: str = "rep
             is_double = config.backbone.double_quant and form == "nf4"
             held = dataclasses.replace(config.backbone, format=form, double_quant=is_double)
             memory.lay_out(held, _shapes_of(config), layout)
-    if "sketch.parameters" in read:
-        _check_weights(config, _shapes_of(config))
     for leaf in leaves(config):
         if leaf.metadata["auto"] and leaf.value and leaf.name in read:
             checkpoint.resolve_folder(leaf.value, auto=leaf.metadata["auto"])
@@ -175,20 +170,8 @@ def checkpoint_shapes(config: Config, making: Collection[Unit]) -> decoder.Model
 def check_sketching(
     config: Config, shapes: decoder.ModelConfig, *, layout: str = "replicated"
 ) -> None:
-    """Refuses a model that the devices cannot hold, or gradients that do not fit next to it."""
+    """Refuses a model that the devices cannot hold."""
     memory.lay_out(config.backbone, shapes, layout)
-    _check_weights(config, shapes)
-
-
-def _check_weights(config: Config, shapes: decoder.ModelConfig) -> None:
-    """Refuses gradients of weights that do not fit next to the model."""
-    if config.sketch.parameters == weights.LORA:
-        return
-    base = decoder.abstract(shapes, None, jnp.dtype(config.backbone.dtype))[2]
-    taken = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(base))
-    num_weights = weights.count_weights(weights.choose_weights(config.sketch.parameters, shapes))
-    available = memory.device_bytes() - taken
-    weights.check_memory(num_weights, available)
 
 
 def _check_references_base(config: Config, model_config: decoder.ModelConfig) -> None:

@@ -28,7 +28,7 @@ from raslik_jax.parallel import meshes
 from raslik_jax.retrieve import sets
 from raslik_jax.run import artifacts, cost
 from raslik_jax.run.workspace import StoredCorpus, Workspace, lora_config_of, queries_to_answer
-from raslik_jax.sketch import head, projections, weights
+from raslik_jax.sketch import head, projections
 from raslik_jax.train import loop
 
 # Batches drawn to see which shapes a training meets.
@@ -166,8 +166,7 @@ class AbstractRun:
     Attributes:
       plain: the frozen weights before they are quantized.
       layout: a row of the table of sizes where weights are split.
-      num_params: of one adapter; `num_gradient` P, of what gradients are taken of; `num_flat` of
-        all adapters that they are taken at.
+      num_params: P, of one adapter; `num_flat` of all adapters that gradients are taken at.
       num_answered: retrieval queries that the fine-tuned model answers.
       num_measured: queries that the run is measured on.
     """
@@ -195,13 +194,10 @@ class AbstractRun:
         self.layout = sharding.row_of(self.model.base, parts)
         self.num_weights = decoder.count_parameters(self.plain)
         self.base_bytes = quantize.num_bytes(self.model.base)
-        self.num_params = self.num_gradient = projections.count_params(lora)
-        if sketching.parameters != weights.LORA:
-            chosen = weights.choose_weights(sketching.parameters, shapes)
-            self.num_gradient = weights.count_weights(chosen)
+        self.num_params = projections.count_params(lora)
         is_path = sketching.gradient_at == "trajectory"
         self.num_adapters = config.finetune.trajectory_points if is_path else 1
-        self.num_flat = self.num_adapters * self.num_gradient
+        self.num_flat = self.num_adapters * self.num_params
         self.sketch_size = min(sketching.size, self.num_flat)
         self.row_bytes = self.sketch_size * jnp.dtype(sketching.dtype).itemsize
         if rows:

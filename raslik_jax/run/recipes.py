@@ -136,7 +136,7 @@ _SETTINGS = _groups(
     perplexity="{likelihood} references.base sketch.query_output evaluate.perplexity_examples "
     "references.query_split",
     traced="{likelihood} {decoding} sketch.query_output",
-    gradient="{likelihood} sketch.gradient_at sketch.parameters sketch.loss sketch.normalize "
+    gradient="{likelihood} sketch.gradient_at sketch.loss sketch.normalize "
     "sketch.targets sketch.base_format sketch.num_buckets",
     sketch="{gradient} sketch.projection sketch.size",
     kernel="retrieve.center retrieve.aggregate sketch.query_output",

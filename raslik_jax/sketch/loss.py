@@ -4,7 +4,6 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from raslik_jax.base.axes import Tree
@@ -107,7 +106,6 @@ def example_loss(
     *,
     num_targets: int,
     loss: SketchLoss = "next_token",
-    trains_head: bool = False,
 ) -> Float[Array, ""]:
     """Returns the mean negative log likelihood of one example's targets, in nats.
 
@@ -117,15 +115,11 @@ def example_loss(
     with the fit and is the better influence kernel there (docs/notes/sketch.md).
 
     The value is float32; 0 with zero gradient if no token is a target. The head is frozen and its
-    logits are never stored (`head.target_nll`) unless its gradient is asked for too.
+    logits are never stored (`head.target_nll`).
     """
     targets = find_targets(
         decoder, lora, base, tokens_L, target_mask_L, num_targets=num_targets, loss=loss
     )
-    if trains_head:
-        logits_TV = decoder.logits(lora, base, targets.hidden_TE)
-        nll_T = optax.softmax_cross_entropy_with_integer_labels(logits_TV, targets.label_T)
-        return mean_over_targets(nll_T, targets.is_counted_T)
     table, vocab_axis = head_table(base)
     nll_T = target_nll(table, *targets, vocab_axis, decoder.config.logit_cap)
     return mean_over_targets(nll_T, targets.is_counted_T)

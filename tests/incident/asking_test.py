@@ -19,7 +19,7 @@ from index_cases import tree_bytes
 from raslik_jax.base.files import read_json, write_json
 from raslik_jax.base.settings import SettingsError, replaced
 from raslik_jax.cli import asking as loops
-from raslik_jax.config import MeshConfig, config_from_json, to_json
+from raslik_jax.config import config_from_json
 from raslik_jax.data.contents import Passage
 from raslik_jax.data.examples import write_examples
 from raslik_jax.data.read.formats import read_examples
@@ -29,9 +29,7 @@ from raslik_jax.incident import tracer as trace
 from raslik_jax.index import search
 from raslik_jax.index.store import SketchStore
 from raslik_jax.index.upkeep import requantize, verify
-from raslik_jax.models import checkpoint
 from raslik_jax.retrieve import chance
-from raslik_jax.run import memory
 from raslik_jax.run.stages import sketch as sketch_stage
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.sketch import projections
@@ -327,36 +325,14 @@ class QueryTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, r"adapters \(index: .*template \(index: "):
             trace.Tracer(copy / "sketch" / "index")
 
-    def test_an_index_of_weights_answers_as_one_and_mixes_with_no_other(self):
-        copy, pattern = self.root / "weights", r"layers\.1\.mlp.*weight"
+    def test_an_index_of_other_batches_is_refused(self):
+        """As one that was begun on a device of another kind."""
+        copy = self.root / "batches"
         shutil.copytree(self.run_folder, copy)
-        shutil.rmtree(copy / "sketch" / "index")
         config = config_from_json(read_json(copy / "config.json"))
-        other = Workspace(copy, replaced(config, {"sketch.parameters": pattern}))
-        store, _ = sketch_stage.fill_index(other, copy / "sketch")
-        self.assertEqual(store.identity["parameters"], pattern)
-        shapes = other.shapes
-        count = 2 * shapes.hidden_size * shapes.intermediate_size
-        self.assertEqual(store.identity["projection"]["num_params"], count)
-        self.assertEqual(self.tracer.store.identity["parameters"], "lora")
-        # The manifest says it, whatever config.json says.
-        tracer = trace.Tracer(copy / "sketch" / "index")
-        row = tracer.workspace.corpus.train[7]
-        found = tracer.trace_queries([row], top=1)
-        self.assertEqual(found.toward[0].example, row)
-        self.assertAlmostEqual(found.toward[0].score, 1.0, places=4)
-        # As of an index that was begun on a device of another kind, whose batches are others.
-        mend = r"begun, or move"
-        with self.assertRaisesRegex(ValueError, f"made for something else: .*parameters.*{mend}"):
-            sketch_stage.fill_index(Workspace(copy, config), copy / "sketch")
-        with self.assertRaisesRegex(ValueError, "--mesh.base=sharded needs --sketch.parameters"):
-            trace.Tracer(copy / "sketch" / "index", mesh=MeshConfig(base="sharded"))
-        # What does not fit is said before a weight is read.
-        write_json(copy / "config.json", to_json(other.config))
-        self.enter_context(mock.patch.object(checkpoint, "load_model", mock.Mock()))
-        self.enter_context(mock.patch.object(memory, "device_bytes", lambda: 10**5))
-        with self.assertRaisesRegex(ValueError, "--sketch.parameters matches too many weights"):
-            trace.Tracer(copy / "sketch" / "index")
+        other = Workspace(copy, replaced(config, {"sketch.batch_tokens": 256}))
+        with self.assertRaisesRegex(ValueError, "made for something else: .*begun, or move"):
+            sketch_stage.fill_index(other, copy / "sketch")
 
     def test_refuses_a_corpus_that_changed_since_it_was_sketched(self):
         """An edited text under an old id would be shown for a gradient that is not its own."""

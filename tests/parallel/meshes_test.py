@@ -18,7 +18,6 @@ from tiny import finished_run, run_command, run_script, tiny_config
 from raslik_jax.base import settings
 from raslik_jax.base.settings import SettingsError
 from raslik_jax.cli import query
-from raslik_jax.config import MeshConfig
 from raslik_jax.data import batches
 from raslik_jax.data.tokens import encoding
 from raslik_jax.models import decoder, quantize, sharding
@@ -65,12 +64,6 @@ class MeshesTest(parameterized.TestCase):
             checking.check_mesh(config, 8, stages=stages)
         checking.check_mesh(config, 2, stages=stages)
         checking.check_mesh(config, 8, stages=("corpus", "report"))
-
-    def test_weights_that_gradients_are_taken_of_are_never_split(self):
-        whole = tiny_config("--sketch.parameters=mlp").sketch
-        self.assertEqual(MeshConfig(base="auto").layout(whole), "replicated")
-        with self.assertRaisesRegex(ValueError, "--mesh.base=sharded needs .*=lora, got 'mlp'"):
-            MeshConfig(base="sharded").layout(whole)
 
     def test_there_is_no_axis_that_splits_a_row(self):
         said = "^--mesh.model must be 1, got 2, a row is never split: .* by --mesh.base=sharded$"

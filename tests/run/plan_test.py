@@ -120,7 +120,7 @@ _ELSEWHERE = (
     "name backbone. unlearn.choice evaluate.reference evaluate.drop_empty evaluate.questions "
     "evaluate.bootstrap_resamples evaluate.non_sf evaluate.retain_run retrieve.strategies "
     "unlearn.algorithms evaluate.traced retrieve.null_prompts "
-    "retrieve.token_rows retrieve.wished sketch.parameters evaluate.robustness"
+    "retrieve.token_rows retrieve.wished evaluate.robustness"
 ).split()
 
 
@@ -136,10 +136,6 @@ def test_unrelated_prompts_are_of_the_index_and_what_they_say_of_the_queries(tmp
     assert _changed(before, after) == {"retrieve/null", "retrieve/chance", "evaluate", "report"}
     shown = _decided(replaced(config, {"retrieve.token_rows": 9}), tmp_path)
     assert _changed(before, shown) == {"retrieve/tokens", "evaluate", "report"}
-    # A setting that came later is part of what decides where it says something.
-    weights = _decided(replaced(config, {"sketch.parameters": "mlp"}), tmp_path)
-    assert {"sketch", "retrieve/queries"} <= _changed(before, weights)
-    assert "finetune" not in _changed(before, weights)
     # Another answer is traced with the same scores of unrelated prompts.
     other = _decided(replaced(null, {"sketch.query_output": "own"}), tmp_path)
     assert "retrieve/null" not in _changed(after, other)

@@ -51,7 +51,6 @@ _ACTING = {
     "sketch.loss": "next_token",
     "sketch.targets": "response",
     "sketch.gradient_at": "finetuned",
-    "sketch.parameters": "lora",
     "sketch.normalize": "vector",
 }
 

@@ -171,7 +171,7 @@ def make_exact_scores(workspace: Workspace, folder: pathlib.Path) -> None:
     """
     config, settings = workspace.config, workspace.config.retrieve
     adapters, retrieval = sketch_lib.sketched_adapters(workspace), workspace.retrieval_queries()
-    size = sketch_lib.count_params(workspace, adapters)
+    size = sum(map(projections.count_params, adapters))
     whole = projections.init_projection(config.seed, "binned", size, size)
     sketch = sketch_lib.sketch_function(workspace, whole, adapters)
     query_QK = sketch_lib.sketch_queries(workspace, sketch, retrieval)

@@ -28,7 +28,7 @@ from raslik_jax.run.ahead import Ahead
 from raslik_jax.run.programs import AbstractRun, Work, platform_of
 from raslik_jax.run.recipes import Recipe
 from raslik_jax.run.workspace import Workspace
-from raslik_jax.sketch import gradients, projections, weights
+from raslik_jax.sketch import gradients, projections
 from raslik_jax.sketch.loss import example_loss
 
 # From a batch to the unit sketches and norms of its rows.
@@ -45,62 +45,38 @@ def _loss(workspace: Workspace, batch: batches.Batch) -> gradients.ExampleLoss:
         "num_targets": batch.num_targets,
         "loss": workspace.config.sketch.loss,
     }
-    bound, chosen = workspace.sketch_model.decoder, chosen_weights(workspace)
-    if chosen:
-        return weights.weights_loss(bound, chosen, **options)
-    return functools.partial(example_loss, bound, **options)
-
-
-def chosen_weights(workspace: Workspace) -> tuple[weights.Chosen, ...]:
-    """Returns the trained weights of --sketch.parameters; none: adapters."""
-    pattern = workspace.config.sketch.parameters
-    if pattern == weights.LORA:
-        return ()
-    return weights.choose_weights(pattern, workspace.sketch_model.decoder.config)
-
-
-def differentiated(
-    workspace: Workspace, adapters: tuple[Tree, ...], base: Tree
-) -> tuple[tuple[Tree, ...], Tree]:
-    """Returns the trained trees at every adapter and the frozen rest."""
-    chosen = chosen_weights(workspace)
-    if not chosen:
-        return adapters, base
-    return (weights.take(base, chosen),), {"lora": adapters[0], "base": base}
+    return functools.partial(example_loss, workspace.sketch_model.decoder, **options)
 
 
 def sketch_step(workspace: Workspace) -> Callable[..., gradients.Sketches]:
-    """Returns the jitted function of (projection, points, held, batch); see `differentiated`."""
+    """Returns the jitted function of (projection, adapters, base, batch)."""
     config = workspace.sketch_model.decoder.config
 
     def of_rows(
         projection: projections.Projection,
-        points: tuple[Tree, ...],
-        held: Tree,
+        adapters: tuple[Tree, ...],
+        base: Tree,
         batch: batches.Batch,
     ) -> gradients.Sketches:
-        micro_tokens = gradients.micro_tokens_of(config.hidden_size)
-        if chosen_weights(workspace):  # their gradients are large: one at a time
-            micro_tokens = 1
         return gradients.sketch_gradients(
             _loss(workspace, batch),
             projection,
-            points,
-            held,
+            adapters,
+            base,
             batch.tokens_BL,
             batch.target_mask_BL,
             normalize=workspace.config.sketch.normalize,
-            micro_tokens=micro_tokens,
+            micro_tokens=gradients.micro_tokens_of(config.hidden_size),
         )
 
     @jax.jit
     def sketch(
         projection: projections.Projection,
-        points: tuple[Tree, ...],
-        held: Tree,
+        adapters: tuple[Tree, ...],
+        base: Tree,
         batch: batches.Batch,
     ) -> gradients.Sketches:
-        return meshes.by_rows(of_rows, projection, points, held, rows=batch)
+        return meshes.by_rows(of_rows, projection, adapters, base, rows=batch)
 
     return sketch
 
@@ -112,9 +88,9 @@ def sketch_function(
     step: Callable[..., gradients.Sketches] | None = None,
 ) -> Sketch:
     """Returns a function that sketches a batch by `sketch_step`, compiled once per shape."""
-    points, held = differentiated(workspace, adapters, workspace.sketch_model.base)
-    fixed = meshes.place((projection, points))
-    return functools.partial(step or sketch_step(workspace), *fixed, held)
+    fixed = meshes.place((projection, adapters))
+    base = workspace.sketch_model.base
+    return functools.partial(step or sketch_step(workspace), *fixed, base)
 
 
 @contextlib.contextmanager
@@ -135,24 +111,15 @@ def ahead_of(
         yield sketch_step(workspace)
         return
     run = workspace.without_weights
-    parts = functools.partial(differentiated, run)
-    points, held = jax.eval_shape(parts, abstract_adapters(run), run.sketch_model.base)
+    abstract = abstract_adapters(run), run.sketch_model.base
     first = {(len(p.rows), p.length, p.num_targets): p for p in reversed(plans)}
     rows = [batches.make_batch(encoded, plan) for plan in reversed(first.values())]
     if meshes.platform() != "cpu":
         rows = rows[:1]
-    with Ahead(sketch_step(run), projection, points, held, rows=rows) as step:
+    with Ahead(sketch_step(run), projection, *abstract, rows=rows) as step:
         if is_start:
             step.start()
         yield step
-
-
-def count_params(workspace: Workspace, adapters: Sequence[Tree]) -> int:
-    """Returns P of the run's gradients for all adapters together."""
-    chosen = chosen_weights(workspace)
-    if chosen:
-        return weights.count_weights(chosen)
-    return sum(map(projections.count_params, adapters))
 
 
 def adapter_names(workspace: Workspace) -> list[str]:
@@ -178,7 +145,7 @@ def abstract_adapters(run: Workspace) -> tuple[Tree, ...]:
 def make_projection(workspace: Workspace, adapters: Sequence[Tree]) -> projections.Projection:
     """Returns the run's projection; never more coordinates than there are parameters."""
     settings = workspace.config.sketch
-    num_params = count_params(workspace, adapters)
+    num_params = sum(map(projections.count_params, adapters))
     size = min(settings.size, num_params)
     return projections.init_projection(workspace.config.seed, settings.projection, num_params, size)
 
@@ -282,7 +249,7 @@ def _describe_index(
 ) -> dict[str, Any]:
     """Returns the arguments of `SketchStore.create`: the index's sources and settings."""
     settings, spec = workspace.config.sketch, projection.spec
-    names = ("gradient_at", "loss", "targets", "normalize", "parameters")
+    names = ("gradient_at", "loss", "targets", "normalize")
     return {
         "identity": {
             **model_identity(workspace, adapters),
@@ -361,7 +328,6 @@ def count_sketches(
         family, size, passes = "binned", run.num_flat, 1 + run.config.retrieve.center
     projection = jax.eval_shape(lambda: projections.init_projection(0, family, run.num_flat, size))
     adapters = (run.model.initial,) * run.num_adapters
-    taken = functools.partial(differentiated, workspace)
     with meshes.traced_for(platform_of(run.mesh)):
         most = program_tokens(workspace.sketch_model.decoder.config)
     planned: Any = {"num_buckets": settings.num_buckets, "targets": settings.targets}
@@ -369,7 +335,8 @@ def count_sketches(
         f"sketch {family} {size}",
         sketch_step(workspace),
         projection,
-        *jax.eval_shape(taken, adapters, workspace.sketch_model.base),
+        adapters,
+        workspace.sketch_model.base,
         shapes=run.planned(rows, program_tokens=most, **planned),
         passes=2 * run.num_adapters,
     )
