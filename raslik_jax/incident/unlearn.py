@@ -349,7 +349,7 @@ def _clean(
     if importlib.util.find_spec("pyarrow"):
         set_of = {row.example_id: name for name, part in rows.items() for row in part}
         with written.replacing(root, (root / rows_lib.PLACE).parent) as made:
-            rows_lib.write_rows(made, root, to_json(config), set_of)
+            rows_lib.write_rows(made, root, set_of)
         lines.append(f"all rows with their scores: {root / rows_lib.PLACE}")
         exported["All rows with their scores"] = rows_lib.PLACE
     return "\n".join(lines), exported
