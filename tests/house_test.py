@@ -36,7 +36,7 @@ _ABOVE = {
     "evaluate": 3800,
     "run": 8600,
     "report": 4400,
-    "incident": 2350,
+    "incident": 2400,
 }
 
 

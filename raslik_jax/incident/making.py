@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 from raslik_jax.base import settings
 from raslik_jax.config import STAGES, Config, MeshConfig
+from raslik_jax.data.examples import Example
+from raslik_jax.data.read.formats import parse_fields, read_examples
 from raslik_jax.parallel import processes
 from raslik_jax.run import written
 from raslik_jax.run.live import WRITERS
@@ -107,6 +109,13 @@ def make(
         with meshes.use(devices), estimate.watching(config, workdir) as around:
             how |= {"layout": mesh.base, "around": around}
             return plan.run(config, workdir, on_start=on_start, more=(*writing.UNITS, *more), **how)
+
+
+def first_row(config: Config) -> Example:
+    """Returns the first row of a training file of the user's own."""
+    own: Any = config.corpus.own
+    keys = parse_fields(own.fields)
+    return read_examples(own.train_file, fields=keys, format=own.format, most=1)[0]
 
 
 def flag_lines(config: Config) -> Iterator[str]:

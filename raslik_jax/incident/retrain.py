@@ -10,7 +10,6 @@ from raslik_jax.base.messages import some_of
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.config import Config, config_from_json
 from raslik_jax.data.contents import Conversation
-from raslik_jax.data.read.formats import parse_fields, read_examples
 from raslik_jax.incident import making
 from raslik_jax.incident.unlearn import (
     UnlearnOptions,
@@ -174,9 +173,7 @@ def _check(config: Config, options: RetrainOptions) -> dict[str, Any]:
 def _resolved(config: Config, name: str, value: recipe.Value) -> Any:
     """Returns a value of a recipe as a setting has it."""
     if name == "targets" and value.value == recipe.BY_ROWS:
-        own: Any = config.corpus.own
-        keys = parse_fields(own.fields)
-        row = read_examples(own.train_file, fields=keys, format=own.format, most=1)[0]
+        row = making.first_row(config)
         is_talk = isinstance(row.content, Conversation) and not row.content.first
         return "all" if is_talk else "response"
     return value.value

@@ -44,6 +44,7 @@ PRESET: Mapping[str, Any] = {
     "unlearn.probe.steps": 5,
     "unlearn.probe.stop": "forgotten",
     "evaluate.traced": True,
+    "evaluate.perplexity_examples": 0,  # --measure=full takes them
 }
 # For a model whose base is not at hand and cannot be returned to.
 WHOLE: Mapping[str, Any] = {
@@ -209,7 +210,7 @@ def write_query(options: TraceOptions, config: Config) -> Callable[[], None]:
     """
     own: Any = config.corpus.own
     path, keys = pathlib.Path(own.queries_file), parse_fields(own.fields)
-    row = read_examples(own.train_file, fields=keys, format=own.format, most=1)[0]
+    row = making.first_row(config)
     if options.system.strip():
         rows = read_examples(own.train_file, fields=keys, format=own.format)
         _check_system(config, rows)

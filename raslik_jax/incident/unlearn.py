@@ -6,12 +6,20 @@ import importlib.util
 import pathlib
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from raslik_jax.base.files import hash_file
 from raslik_jax.base.messages import one_line, shown
 from raslik_jax.base.settings import Settings, replaced, setting
-from raslik_jax.config import STAGES, Config, MeshConfig, config_from_json, to_json
+from raslik_jax.config import (
+    STAGES,
+    Config,
+    EvaluateConfig,
+    MeshConfig,
+    config_from_json,
+    to_json,
+)
+from raslik_jax.data.contents import Passage
 from raslik_jax.data.examples import HELD_OUT
 from raslik_jax.data.read.cleaning import cleaned_name, is_folder, write_without
 from raslik_jax.incident import hub, making
@@ -49,6 +57,11 @@ class UnlearnOptions(Settings):
     )
     push_to_hub: str = setting("", "OWNER/NAME on the Hugging Face hub to upload it to as well.")
     public: bool = setting(False, "--push_to_hub: for everybody to see; else private.")
+    measure: Literal["quick", "full"] = setting(
+        "quick",
+        "quick: the answers to prompts that were kept out, and the traced answer. full: the "
+        "perplexity of the sets and of the answers, too. Rows without a prompt take full.",
+    )
     merged: bool = setting(False, "Write a whole checkpoint instead of an adapter.")
     dry_run: bool = setting(
         False,
@@ -252,6 +265,10 @@ def make_config(options: UnlearnOptions) -> Config:
         given |= {f"retrieve.given.{name}": path for name, path in names.items()}
         given["retrieve.strategies"] = ("given",)
     run = config_from_json(with_own_query(recorded, root))
+    is_trace = hasattr(run.corpus.own, "train_file")
+    is_text = is_trace and isinstance(making.first_row(run).content, Passage)
+    if (is_text or options.measure == "full") and not run.evaluate.perplexity_examples:
+        given.setdefault("evaluate.perplexity_examples", EvaluateConfig().perplexity_examples)
     config = making.changed(run, given)
     asked = config.unlearn.algorithms
     for name, chosen in (
