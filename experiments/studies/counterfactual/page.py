@@ -11,7 +11,8 @@ from jaxtyping import Float
 from experiments.studies.reports import markdown_table
 from raslik_jax.evaluate import counterfactual
 from raslik_jax.evaluate.rates import Interval
-from raslik_jax.report.tables import format_interval
+from raslik_jax.report import validation
+from raslik_jax.report.tables import format_interval, render_markdown
 
 _HERE = pathlib.Path(__file__).resolve().parent
 # How the page names kinds of answers in each case.
@@ -127,6 +128,12 @@ def halves_table() -> str:
     return markdown_table([*head, "score without error"], rows)
 
 
+def validated_table() -> str:
+    """Returns QLD and LDS of one traced answer of the toy, as `raslik validate` found them."""
+    parts = [validation.table_of(found) for found in read_case("validate")["found"]]
+    return "\n\n".join(map(render_markdown, parts))
+
+
 def page_tables() -> Mapping[str, Callable[[], str]]:
     """Returns what makes the tables of the study, by name."""
     return {
@@ -135,4 +142,5 @@ def page_tables() -> Mapping[str, Callable[[], str]]:
         "SmolLM2, behaviors": behaviors_table,
         "the toy, scores": lambda: score_table("toy"),
         "what halves change": halves_table,
+        "the toy, raslik validate": validated_table,
     }
