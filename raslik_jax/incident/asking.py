@@ -47,8 +47,8 @@ class AskOptions(Settings):
         "", "The model's answer (default: let it answer); follows a text unchanged, blanks too."
     )
     queries: str = setting("", "JSONL of generations, instead of --instruction.")
-    top: int = setting(10, "Examples shown that pull toward the output.", low=0)
-    bottom: int = setting(10, "Examples shown that pull against it.", low=0)
+    top: int = setting(10, "Examples shown that make the output likelier.", low=0)
+    bottom: int = setting(10, "Examples shown that make it less likely.", low=0)
     finer: str = setting(
         "", "A finer index. It scores again the best rows of an index in int8 or signs."
     )
@@ -234,19 +234,19 @@ def _lines(trace: "Trace", width: int) -> Iterator[str]:
         yield f"output  {one_line(query.output, width)}"
     if trace.told_apart:
         yield from ("", *textwrap.wrap(trace.told_apart, 96))
-    parts = [("toward this output", trace.toward), ("against this output", trace.against)]
+    parts = [("make this output likelier", trace.toward), ("make it less likely", trace.against)]
     parts += [
-        (f"toward behavior {number} alone", one.toward)
+        (f"make behavior {number} alone likelier", one.toward)
         for number, one in enumerate(trace.behaviors, start=1)
     ]
     for way, influences in parts:
-        yield f"\npulls {way} (score +- sigma of the sketch)"
+        yield f"\nrows that {way} (score +- sigma of the sketch)"
         for rank, found in enumerate(influences, start=1):
             row = found.example
             source = f"  {one_line(row.source, 60)}" if row.source else ""
             noise = "" if found.sigma is None else f" +- {found.sigma:.4f}"
             yield f"{rank:4}. {found.score:+.4f}{noise}  {one_line(row.example_id, 60)}{source}"
-            if found.chance and way.startswith("toward"):
+            if found.chance and influences is not trace.against:
                 yield " " * 6 + chance.in_words(**found.chance)
             prompt = f"{row.instruction} | {row.input}" if row.input else row.instruction
             for text in (prompt, row.output):

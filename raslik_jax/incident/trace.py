@@ -319,11 +319,11 @@ def rows_text(workdir: pathlib.Path, forget: frozenset[str], top: int) -> str:
     chances = artifacts.CHANCE.current(workdir, len(rows))
     told = chance.sentence(chances) if chances else ""
     sigma_N = artifacts.read_sigma(workdir, len(rows))
-    heading = "rows that pull toward the answer (score{}, place in the training file)"
+    heading = "rows that make the answer likelier (score{}, place in the training file)"
     what = " +- noise of its sketch, prompts that score the row as high, p, q" if told else ""
     lines = ["", heading.format(what)]
     best = np.argsort(-score_N, kind="stable")[:top]
-    best = best[score_N[best] > -np.inf]  # a row without a gradient pulls nowhere
+    best = best[score_N[best] > -np.inf]  # a row without a gradient has no effect
     for rank, position in enumerate(best.tolist(), start=1):
         row = rows[position]
         mark = "forget" if row.example_id in forget else ""

@@ -192,7 +192,7 @@ class Tracer:
         Args:
           queries: generations of one behavior; those with an empty output are answered first, and
             left out where the model says nothing. Refused where they point apart.
-          top, bottom: examples to show that pull toward them, and that pull against.
+          top, bottom: examples to show that make them likelier, and less likely.
           center, aggregate: how to score; None as the run has it.
           finer: a finer index of the same rows from which the candidates are scored again.
         """

@@ -249,7 +249,7 @@ def example_incident(
         for name, model in models.items()
         if model in answers
     )
-    # Scores of other strategies say nothing of what pulls toward an answer.
+    # Scores of other strategies say nothing of what makes an answer likelier.
     forget = sets.get(strategy, {}).get("forget") if highlighted([strategy]) else None
     cards = tuple(
         Card(row["text"], row["output"], 0, row["score"], None, "", "forget", 0)
@@ -323,7 +323,7 @@ def _cards(
         if score_N is None:
             return ()
         order = np.argsort(-score_N, kind="stable")[:_CARDS].tolist()
-        # A row without a gradient pulls nowhere.
+        # A row without a gradient has no effect.
         order = [n for n in order if score_N[n] > -np.inf]
         found = [{"id": rows[n].example_id, "score": float(score_N[n])} for n in order]
     sets = dict[str, str]()

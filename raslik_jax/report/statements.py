@@ -156,7 +156,7 @@ def retrieval_sentence(sets: Iterable[Mapping[str, Any]]) -> str:
         return text
     return (
         f"{text} In the retain set of {strategy_name(name)}, the higher a score, the more an "
-        "example pulls the other way."
+        "example opposes the behavior."
     )
 
 

@@ -134,7 +134,7 @@ class QuickstartTest(absltest.TestCase):
         done = tiny.run_script(str(folder / "cells.py"), env=_COMPILING)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("to forget: 44 rows", done.stdout)
-        self.assertIn("pulls toward this output", done.stdout)
+        self.assertIn("rows that make this output likelier", done.stdout)
         self.assertTrue((folder / "run" / "clean" / "adapter_model.safetensors").is_file())
 
 

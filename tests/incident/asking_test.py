@@ -136,7 +136,7 @@ class QueryTest(parameterized.TestCase):
         self.assertEqual(alone.behaviors, ())
         text = asking.as_text(found, 80)
         self.assertIn("The 3 queries show 2 behaviors (behavior 1: queries 1, 3; ", text)
-        self.assertIn("pulls toward behavior 2 alone", text)
+        self.assertIn("make behavior 2 alone likelier", text)
         told = asking.as_json(found)["behaviors"]
         self.assertEqual([one["queries"] for one in told], [[1, 3], [2]])
 
