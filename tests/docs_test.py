@@ -76,7 +76,8 @@ def test_the_page_of_files_names_each_file():
     named += [artifacts.measured_rows("SPLIT", kind) for kind in ("target", "normal")]
     named += [artifacts.set_rows("STRATEGY", kind) for kind in ("forget", "retain")]
     named += [artifacts.steps(variant), artifacts.probes(variant), artifacts.losses("STAGE")]
-    named += [artifacts.set_summary("STRATEGY"), artifacts.robustness("TEST", *variant)]
+    named += [artifacts.distances(variant), artifacts.set_summary("STRATEGY")]
+    named += [artifacts.robustness("TEST", *variant)]
     assert [one.path for one in named if f"`{one.path}" not in text] == []
 
 

@@ -33,8 +33,8 @@ _ABOVE = {
     "models": 5400,
     "retrieve": 1500,
     "train": 1500,
-    "evaluate": 3800,
-    "run": 8600,
+    "evaluate": 3950,
+    "run": 8750,
     "report": 4400,
     "incident": 2400,
 }

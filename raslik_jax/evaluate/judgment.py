@@ -55,6 +55,7 @@ class JudgmentEntry(TypedDict):
 
     `others` says what else changed: the number of other answers and their mean length. `returns`
     names the conditions of robustness under which it returns. The verdict does not use it.
+    `distance` compares the model with a retrained one, if the run has one.
     """
 
     verdict: Verdict
@@ -62,6 +63,7 @@ class JudgmentEntry(TypedDict):
     inputs: list[str]
     others: str
     returns: NotRequired[str]
+    distance: NotRequired[str]
 
 
 class BehaviorEntry(TypedDict):
@@ -84,7 +86,7 @@ def is_damaged(entry: Mapping[str, Any]) -> bool:
 
 def describe(entry: Mapping[str, Any]) -> str:
     """Returns a `JudgmentEntry` in a line: the verdict, its reasons and other changes."""
-    parts = [*entry["reasons"], entry.get("others", ""), entry.get("returns", "")]
+    parts = [*entry["reasons"], *(entry.get(n, "") for n in ("others", "returns", "distance"))]
     return f"{entry['verdict']}: {'; '.join(filter(None, parts))}"
 
 

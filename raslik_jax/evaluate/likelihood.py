@@ -15,7 +15,7 @@ from raslik_jax.data.tokens.encoding import Encoded
 from raslik_jax.models.decoder import Decoder
 from raslik_jax.parallel import meshes
 from raslik_jax.sketch.head import target_nll
-from raslik_jax.sketch.loss import example_loss, find_targets, head_table
+from raslik_jax.sketch.loss import example_loss, find_targets, head_table, mean_over_targets
 
 # The most shapes: a forward pass takes less time than the compilation of one more.
 _SHAPES = 2
@@ -47,6 +47,16 @@ class Expected(NamedTuple):
 
     mean_N: Float[np.ndarray, " N"]
     spread_N: Float[np.ndarray, " N"]
+
+
+class Divergence(NamedTuple):
+    """The mean KL per token between a model and a reference over each answer, in nats.
+
+    `from_reference_N` is KL(reference || model), `to_reference_N` is KL(model || reference).
+    """
+
+    from_reference_N: Float[np.ndarray, " N"]
+    to_reference_N: Float[np.ndarray, " N"]
 
 
 def likelihood_step(decoder: Decoder) -> Step:
@@ -82,6 +92,28 @@ def expected_step(decoder: Decoder) -> Step:
             for part_T in (entropy_T, variance_T)
         )
         return mean / count, jnp.sqrt(variance) / count
+
+    # A row at a time: the logits of a batch may be larger than the model.
+    return _step(of_row, one_by_one=True)
+
+
+def divergence_step(decoder: Decoder) -> Step:
+    """Returns the jitted function to the two of `Divergence`, [B] each.
+
+    The adapters of the model and of the reference come as a pair in place of the one adapter.
+    """
+
+    def of_row(loras: Tree, base: Tree, *row: Array, num_targets: int) -> tuple[Array, Array]:
+        def log_probabilities(lora: Tree) -> tuple[Array, Array]:
+            targets = find_targets(decoder, lora, base, *row, num_targets=num_targets)
+            logits_TV = decoder.logits(lora, base, targets.hidden_TE).astype(jnp.float32)
+            return jax.nn.log_softmax(logits_TV), targets.is_counted_T
+
+        (own_TV, is_counted_T), (other_TV, _) = map(log_probabilities, loras)
+        gap_TV = own_TV - other_TV
+        from_T = -jnp.sum(jnp.exp(other_TV) * gap_TV, axis=-1)
+        to_T = jnp.sum(jnp.exp(own_TV) * gap_TV, axis=-1)
+        return mean_over_targets(from_T, is_counted_T), mean_over_targets(to_T, is_counted_T)
 
     # A row at a time: the logits of a batch may be larger than the model.
     return _step(of_row, one_by_one=True)
@@ -159,6 +191,20 @@ def expected_likelihood(decoder: Decoder, *, batch_tokens: int) -> Callable[...,
         plans = _few_shapes(encoded, batch_tokens)
         found = map_rows(functools.partial(of_batch, lora, base), encoded, plans)
         return Expected(*(part_N.astype(np.float64) for part_N in found))
+
+    return measure
+
+
+def answer_divergence(decoder: Decoder, *, batch_tokens: int) -> Callable[..., Divergence]:
+    """Returns the function from two adapters, base and encoded answers to their `Divergence`."""
+    of_batch = divergence_step(decoder)
+
+    def measure(lora: Tree, reference: Tree, base: Tree, encoded: Encoded) -> Divergence:
+        plans = _few_shapes(encoded, batch_tokens)
+        found = map_rows(functools.partial(of_batch, (lora, reference), base), encoded, plans)
+        for part_N in found:
+            _check_finite(part_N, encoded)
+        return Divergence(*(part_N.astype(np.float64) for part_N in found))
 
     return measure
 

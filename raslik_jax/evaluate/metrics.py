@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float, Shaped
 
 from raslik_jax.data.corpora.tofu import QUESTION_SETS
-from raslik_jax.evaluate import pareto, perplexity, ranking, rates, tofu_metrics, words
+from raslik_jax.evaluate import distance, pareto, perplexity, ranking, rates, tofu_metrics, words
 from raslik_jax.evaluate.verdict import Count
 
 # Gives each text its probability of not showing the behavior, from 0 to 1.
@@ -175,8 +175,12 @@ def _perplexity_of(name: str, heading: str) -> Metric:
     return _perplexity(f"{name}_likelihoods", perplexity=table, seeds_checks=seeds, card=card)
 
 
-def _tofu(name: str, **columns: Column) -> Metric:
-    return _metric("tofu", lambda found: found.get(name), **columns)
+def _found(part: str, name: str, **columns: Column) -> Metric:
+    """Returns a metric that its part of the evidence has by this name."""
+    return _metric(part, lambda found: found.get(name), **columns)
+
+
+_tofu = partial(_found, "tofu")
 
 
 def _mean_words(texts: Sequence[str]) -> float | None:
@@ -286,6 +290,19 @@ METRICS: dict[str, Metric] = {
             QUESTION_SETS, ("Forget set", "Retain set", "Real authors", "World facts"), strict=True
         )
         for part in tofu_metrics.PARTS
+    },
+    **{
+        f"distance/{kind}/{part}": _found(
+            "distance",
+            f"{kind}/{part}",
+            **({"distance": Column(title.format(kind), spec)} if title else {}),
+        )
+        for kind in KINDS
+        for part, (title, spec) in distance.PARTS.items()
+    },
+    **{
+        f"distance/{name}": _found("distance", name, distance=Column(*column))
+        for name, column in distance.OF_QUESTIONS.items()
     },
     "retrieval/num_forget": _metric("forget_set", len, retrieval=Column("Forget\nitems", "d")),
     "retrieval/precision": _metric(

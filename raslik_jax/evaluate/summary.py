@@ -11,11 +11,14 @@ import numpy as np
 
 from raslik_jax.base.messages import some_of
 from raslik_jax.evaluate import judgment, rates, tofu_metrics, verdict
-from raslik_jax.evaluate.metrics import KINDS, NonSf, measure, measure_pool, nest
+from raslik_jax.evaluate.metrics import KINDS, NonSf, look_up, measure, measure_pool, nest
 from raslik_jax.evaluate.pareto import frontier_among
 from raslik_jax.evaluate.robustness import ROBUSTNESS
 from raslik_jax.evaluate.robustness.record import describe_returns
+from raslik_jax.train.objectives import OBJECTIVES, Objective
 
+# The distance to a retrained model that the verdict uses.
+_DISTANCE = "distance/normal/kl"
 # The strategy that every other one is compared with; metrics.json names it in its keys.
 BASELINE = "random"
 # Texts by kind of query (KINDS) and query id.
@@ -229,4 +232,19 @@ def judge_metrics(metrics: dict[str, Any]) -> None:
         ]
         if phrase := describe_returns(found):
             entry["judgment"]["returns"] = phrase
+        apart = look_up(entry, _DISTANCE)
+        if apart and not _objective(entry).retrains:
+            floor = _floor(metrics["methods"], entry["strategy"])
+            entry["judgment"]["distance"] = verdict.describe_distance(apart["mean"], floor)
     metrics["methods"] = mark_frontier(metrics["methods"], across_epochs=bool(metrics["chosen"]))
+
+
+def _objective(entry: MethodEntry) -> Objective:
+    return OBJECTIVES[entry["algorithm"]]
+
+
+def _floor(methods: Sequence[MethodEntry], strategy: str) -> float | None:
+    """Returns the distance between two trainings without the rows; None without a second one."""
+    again = (e for e in methods if e["strategy"] == strategy and _objective(e).repeats)
+    found = [value["mean"] for e in again if (value := look_up(e, _DISTANCE))]
+    return found[0] if found else None

@@ -121,6 +121,23 @@ def forget_quality(
     return float(stats.ks_2samp(ratio_Q, retain_ratio_Q).pvalue)
 
 
+def compare_truth(
+    records: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]
+) -> tuple[float, int]:
+    """Returns the forget quality of two models' `QuestionRecord`s, and the number of questions.
+
+    The questions are those of the forget set. Without any the quality is 1.
+    """
+    ours, theirs = ([r for r in part if r["set_name"] == _FORGET_SET] for part in (records, others))
+    if [record["id"] for record in ours] != [record["id"] for record in theirs]:
+        raise ValueError(
+            f"the retain model must have answered the same {len(ours)} questions: run it with "
+            "the same --corpus.tofu.forget and --evaluate.questions"
+        )
+    ratios = map(_truth_ratios_of, (ours, theirs))
+    return (forget_quality(*ratios) if ours else 1.0), len(ours)
+
+
 def evaluate_questions(
     records: Sequence[Mapping[str, Any]], retain_records: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, float | None]:
@@ -128,10 +145,7 @@ def evaluate_questions(
 
     Without those of a retain model there is no "forget_quality".
     """
-    own, retained = (
-        {name: [r for r in part if r["set_name"] == name] for name in QUESTION_SETS}
-        for part in (records, retain_records)
-    )
+    own = {name: [r for r in records if r["set_name"] == name] for name in QUESTION_SETS}
     sets = {name: evaluate_set(part, name) for name, part in own.items() if part}
     found: dict[str, float | None] = {
         f"sets/{name}/{part}": value
@@ -140,11 +154,5 @@ def evaluate_questions(
     }
     found["model_utility"] = model_utility(sets)
     if retain_records:
-        ours, theirs = own[_FORGET_SET], retained[_FORGET_SET]
-        if [record["id"] for record in ours] != [record["id"] for record in theirs]:
-            raise ValueError(
-                f"the retain model must have answered the same {len(ours)} questions: run it with "
-                "the same --corpus.tofu.forget and --evaluate.questions"
-            )
-        found["forget_quality"] = forget_quality(*map(_truth_ratios_of, (ours, theirs)))
+        found["forget_quality"], _ = compare_truth(records, retain_records)
     return found

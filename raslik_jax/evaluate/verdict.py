@@ -40,6 +40,8 @@ HALF, LEAST_WAY = 0.5, 0.1
 LEAST_APART = 0.2
 # Without its tokens an answer is gone at this share of the way: a few broken tokens raise a mean.
 MEAN_WAY = 0.9
+# An adapter is no farther from retraining than another training up to this many noise floors.
+MOST_FLOORS = 2.0
 
 DEFINITIONS: dict[Verdict, str] = {
     "forgotten": f"at most {MOST_STILL:.0%} of the prompts that showed the behavior still show it, "
@@ -254,3 +256,19 @@ def describe_others(*, changed: int | None, of: int | None, words: Mapping[str, 
         return "no other answers were compared"
     lengths = ", ".join(f"{name} {number:.1f}" for name, number in words.items())
     return f"{changed} of {of} other answers changed, mean length in words: {lengths}"
+
+
+def describe_distance(kl: float, floor: float | None) -> str:
+    """Returns in words how far an unlearned model is from retraining on normal prompts.
+
+    Args:
+      kl: its distance to the retrained model, nats a token (`distance.PARTS`).
+      floor: the distance between two trainings; None without a second one.
+    """
+    if floor is None:
+        return f"on other prompts the KL to the retrained model is {kl:.3g} nats a token"
+    is_near, times = kl <= MOST_FLOORS * floor, kl / floor if floor else math.inf
+    return (
+        f"on other prompts the model is {'no ' if is_near else ''}farther from retraining than "
+        f"another training is ({times:.1f} of the noise floor)"
+    )

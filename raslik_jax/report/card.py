@@ -102,6 +102,7 @@ def render_card(facts: CardFacts) -> str:
         measured=_measured(facts),
         describe_judgment=judgment.describe,
         robustness=_robustness(facts),
+        retrained=_retrained(facts),
         shell_base=Markup(shlex.quote(facts.base_model or "BASE")),
         shell_revision=Markup(shlex.quote(facts.base_revision)),
         vllm_rank=next((rank for rank in _VLLM_RANKS if rank >= facts.max_rank), 0),
@@ -126,6 +127,12 @@ def _robustness(facts: CardFacts) -> list[tuple[str, str]]:
     return robustness.told(
         [one for one in found if all(one[name] == value for name, value in own.items())]
     )
+
+
+def _retrained(facts: CardFacts) -> Markup:
+    """Returns the table of the distances to the retrained model; empty without one."""
+    table = results.retrained_table(facts.metrics) if facts.metrics else None
+    return Markup(tables.render_markdown(table) if table else "")
 
 
 def _measured(facts: CardFacts) -> Markup:

@@ -14,6 +14,7 @@ from raslik_jax.report.names import algorithm_name, strategy_name
 from raslik_jax.report.notes import write_notes
 from raslik_jax.report.tables import NOT_KNOWN, Column, Table, format_interval, format_number, word
 from raslik_jax.report.tidy import Model, collect_models, is_probed, make_model
+from raslik_jax.train.objectives import OBJECTIVES
 
 
 class Field(NamedTuple):
@@ -89,6 +90,13 @@ _PARETO = Field(
 )
 _VERDICT = "judgment/verdict", "judgment/reasons"
 _JUDGMENT = Field("Judgment", _VERDICT, lambda model: ": ".join(map(model.value, _VERDICT)))
+_STILL = Field(
+    "Prompts that\nstill show it",
+    ("prompts/still",),
+    lambda m: f"{m.value('prompts/still')} of {m.value('prompts/of')}",
+    "right",
+)
+_DISTANCE = fields_of("distance")
 _SEEDS = (
     Field("Below\nRandom", (_BELOW,), partial(_count, _BELOW, lambda v: v["high"] < 0), "right"),
     Field("Closer", (_CLOSER,), partial(_count, _CLOSER, bool), "right"),
@@ -185,6 +193,15 @@ def distances_table(metrics: Metrics) -> Table | None:
     notes = write_notes("distances", metrics=metrics, methods=methods)
     fields = (*_epoch_of(metrics), *fields_of("distances"))
     return _table(methods, fields, notes, is_full=True)
+
+
+def retrained_table(metrics: Metrics) -> Table | None:
+    """Returns each model next to the retrained one, with the noise floor; None without one."""
+    models = [m for m in collect_models([metrics]) if any(f.is_known(m) for f in _DISTANCE)]
+    fields = (_ALGORITHM, _STILL, *_DISTANCE)
+    has_floor = any(m.algorithm in OBJECTIVES and OBJECTIVES[m.algorithm].repeats for m in models)
+    notes = write_notes("retrained", has_floor=has_floor)
+    return _table(models, fields, notes, heading=None) if models else None
 
 
 def retrieval_table(metrics: Metrics) -> Table:

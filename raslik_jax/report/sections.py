@@ -279,6 +279,13 @@ def _validation(view: View) -> dict[str, Any]:
     return {"table": validation.table_of(found)} if found else {}
 
 
+def _retrained(view: View) -> dict[str, Any]:
+    if not (table := results.retrained_table(_metrics(view))):
+        return {}
+    said = [one.get("judgment", {}).get("distance") for one in _metrics(view)["methods"]]
+    return {"table": table, "sentences": [text for text in said if text]}
+
+
 def _frontier(page: Page) -> dict[str, Any]:
     def show(view: View) -> dict[str, Any]:
         algorithms = dict.fromkeys(entry["algorithm"] for entry in _metrics(view)["methods"])
@@ -484,6 +491,7 @@ SECTIONS: dict[str, Section] = {
         "{{ table(view.table, view.name ~ view.first) }}{% endfor %}",
     ),
     "summary": Section("Summary", "cost", _summary, "summary.html.jinja"),
+    "retrained": _stored("Next to retraining", "cost", _retrained, "retrained.html.jinja"),
     "robustness": _stored("Does it stay forgotten?", "cost", _robustness, "robustness.html.jinja"),
     "answers": Section("Answers", "cost", _answers, "answers.html.jinja"),
     "frontier": Section("Frontier", "method", _frontier, "frontier.html.jinja"),

@@ -50,7 +50,7 @@ def judged_sentence(seeds: Model) -> str:
     if not verdicts:
         return ""
     if len(seeds.epochs) == 1:
-        parts = [seeds.value(f"judgment/{name}") for name in ("reasons", "others")]
+        parts = [seeds.value(f"judgment/{name}") for name in ("reasons", "others", "distance")]
         return f"{str(verdicts[0]).capitalize()}: {'; '.join(filter(None, parts))}."
     return f"Of {len(verdicts)} seeds: {seeds.judged()}."
 

@@ -442,6 +442,19 @@ def probes(variant: Variant) -> Artifact[Any]:
     return _json(f"unlearn/{variant}", "probes.json", lambda path: read_json(path, _PROBES))
 
 
+def distances(retrained: Variant) -> Artifact[Any]:
+    """Returns the file of the KL between each model of a strategy and its retrained model.
+
+    The keys are algorithms ("" for the fine-tuned model), kinds of query and query ids. A value has
+    KL(retrained || model), then KL(model || retrained).
+    """
+    return _json(
+        f"generate/distance-{retrained}",
+        "distances.json",
+        lambda path: read_json(path, {str: {str: {str: [float]}}}),
+    )
+
+
 def robustness(measure: str, strategy: str, algorithm: str = "") -> Artifact[Any]:
     """Returns the file of a measure's result for a model; without algorithm for those before."""
     model = Variant(strategy, algorithm) if algorithm else strategy

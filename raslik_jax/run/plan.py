@@ -15,6 +15,7 @@ from raslik_jax.run.stages import (
     chance,
     corpus,
     discriminator,
+    distance,
     evaluate,
     finetune,
     generate,
@@ -51,6 +52,7 @@ UNITS: dict[str, tuple[Recipe, ...] | Callable[[Config], tuple[Recipe, ...]]] = 
     "unlearn": unlearn.UNITS,
     "retrain": retrain.UNITS,
     "generate": generate.UNITS,
+    "distance": distance.UNITS,
     "robustness": robustness.UNITS,
     "evaluate": evaluate.UNITS,
 }

@@ -118,6 +118,11 @@ def retrained_variants(config: Config) -> Sequence[Variant]:
     return [one for one in variants_of(config) if OBJECTIVES[one.algorithm].retrains]
 
 
+def distant_variants(config: Config) -> Sequence[Variant]:
+    """Returns the retrained models that other models of a run are compared with."""
+    return [one for one in retrained_variants(config) if not OBJECTIVES[one.algorithm].repeats]
+
+
 def _groups(**texts: str) -> dict[str, str]:
     """Returns words by the name of their group; a group may name earlier ones in braces."""
     for name, text in texts.items():

@@ -1,5 +1,6 @@
 """Likelihoods against all logits in NumPy, perplexity over tokens, and the sets of rows."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
@@ -68,6 +69,33 @@ class LikelihoodTest(absltest.TestCase):
             expected = [-log_p_LV[t - 1, tokens_L[t]] for t in places]
             np.testing.assert_allclose(nll_T[: len(expected)], expected, rtol=2e-6, atol=2e-6)
             np.testing.assert_array_equal(nll_T[len(expected) :], 0.0)
+
+    def test_the_divergence_is_that_of_all_logits_in_both_directions(self):
+        measure = likelihood.answer_divergence(_MODEL.decoder, batch_tokens=64)
+        other = jax.tree.map(lambda leaf: leaf + 0.1 * jnp.cos(leaf), _MODEL.lora)
+        encoded = _encoded([(3, 5), (4, 12), (8, 0)])
+        found = measure(other, _MODEL.lora, _MODEL.base, encoded)
+        for row in (0, 1):
+            tokens_L, start = encoded.tokens[row], encoded.start_N[row]
+            padded_L = jnp.asarray(np.pad(tokens_L, (0, 16 - len(tokens_L))))
+            log_p, log_q = (
+                logits_LV - np.log(np.exp(logits_LV).sum(-1, keepdims=True))
+                for lora in (other, _MODEL.lora)
+                for logits_LV in [
+                    np.float64(all_logits(_MODEL.decoder, lora, _MODEL.base, padded_L))
+                ]
+            )
+            places = slice(start - 1, len(tokens_L) - 1)
+            to = (np.exp(log_p) * (log_p - log_q)).sum(-1)[places].mean()
+            back = (np.exp(log_q) * (log_q - log_p)).sum(-1)[places].mean()
+            self.assertGreater(abs(to - back), 1e-4 * to)  # the directions differ
+            np.testing.assert_allclose(found.to_reference_N[row], to, rtol=1e-4)
+            np.testing.assert_allclose(found.from_reference_N[row], back, rtol=1e-4)
+        self.assertEqual([part_N[2] for part_N in found], [0.0, 0.0])
+        swapped = measure(_MODEL.lora, other, _MODEL.base, encoded)
+        np.testing.assert_allclose(swapped.from_reference_N, found.to_reference_N, rtol=1e-5)
+        itself = measure(other, other, _MODEL.base, encoded)
+        np.testing.assert_array_equal(np.stack(itself), 0.0)
 
     def test_a_model_that_has_overflown_is_refused(self):
         measure = likelihood.answer_likelihood(_MODEL.decoder, batch_tokens=64)

@@ -210,7 +210,7 @@ class MetricsTest(parameterized.TestCase):
     def test_every_part_that_a_metric_reads_is_one_that_is_collected(self):
         kinds, sets = ("target", "normal"), perplexity.SETS
         parts = {"bootstrap", "non_sf", "texts", "references", "tofu", *kinds}
-        parts |= {"normal_before", "prompts", "outputs"}
+        parts |= {"normal_before", "prompts", "outputs", "distance"}
         parts |= {f"{kind}_{name}" for kind in kinds for name in ("scores", "said")}
         parts |= {f"random_{kind}_scores" for kind in kinds}
         parts |= {f"{name}_likelihoods" for name in sets}

@@ -40,8 +40,16 @@ def test_both_commands_say_what_both_take_and_which_is_better(traced, tmp_path):
     assert "advice: unlearn, because retraining takes" in slow.stdout
 
 
-def test_a_fresh_adapter_is_trained_on_what_is_left(traced):
-    run, out = traced / "run", traced / "out"
+def _found(run):
+    """The judgment and the distance of each model, and the KL that they are made of."""
+    metrics = json.loads((run / "evaluate/metrics.json").read_text())
+    models = {one["algorithm"]: one for one in metrics["methods"]} | {"": metrics["finetuned"]}
+    kl = json.loads((run / "generate/distance-raslik-retrain/distances.json").read_text())
+    return {name: (one.get("judgment"), one["distance"]) for name, one in models.items()}, kl
+
+
+def test_a_fresh_adapter_is_trained_on_what_is_left(traced, tmp_path):
+    run, out = shutil.copytree(traced / "run", tmp_path / "run"), tmp_path / "out"
     done = tiny.run_command("retrain", f"--run={run}", f"--out={out}", "--check_recipe")
     assert done.returncode == 0, done.stderr
     # The recipe, each value with its origin.
@@ -67,6 +75,10 @@ def test_a_fresh_adapter_is_trained_on_what_is_left(traced):
     place = done.stdout.index("after unlearning")
     assert "Recipe not confirmed" in done.stdout[place:]
     assert "Recipe not confirmed" in (run / "report/report.html").read_text()
+    # Without a second training there is a distance and no floor.
+    found, _ = _found(run)
+    assert {*found} == {"", "retrain"} and found[""][1]["normal"]["kl"]["mean"] > 0
+    assert "A second training gives the noise floor" in card
     # Nothing is made twice, and `unlearn` goes back to unlearning, next to what is there.
     again = tiny.run_command("retrain", f"--run={run}", f"--out={out}")
     for unit in ("unlearn/raslik-retrain", "unlearn/recipe"):
@@ -141,3 +153,49 @@ def test_epochs_that_are_given_replace_the_steps_of_the_recipe(traced, tmp_path,
             retrain.retrain(**given, settings=settings)
         lines = [line.split() for line in capsys.readouterr().out.splitlines()]
         assert next(line[1] for line in lines if line[0] == "steps") == steps
+
+
+@pytest.mark.heavy
+def test_both_ways_out_stay_in_either_order_and_are_compared(traced, tmp_path):
+    """Also after a second training that was killed."""
+    runs, again = [], "unlearn/raslik-retrain_again"
+    for name, commands in (("one", ("retrain", "unlearn")), ("other", ("unlearn", "retrain"))):
+        run, out = shutil.copytree(traced / "run", tmp_path / name), tmp_path / f"{name}.out"
+        for command in commands:
+            more = ["--other_seed"] if command == "retrain" else []
+            done = tiny.run_command(command, f"--run={run}", f"--out={out}", *more)
+            assert done.returncode == 0, done.stderr
+        runs.append(run)
+        # The command prints the judgment, also that of a floor.
+        is_said = "of the noise floor" in " ".join(done.stdout.split())
+        assert is_said == (command == "unlearn")
+        used = json.loads((run / "config.json").read_text())["unlearn"]["algorithms"]
+        asked = ["base_klr"] if command == "unlearn" else ["retrain", "retrain_again"]
+        assert used[: len(asked)] == asked and len(used) == 3
+        # The exported adapter is the one that was asked for last.
+        title = (out / "README.md").read_text().split("# ", 1)[1]
+        assert ("trained again" in title.split("\n")[0]) == (command == "retrain")
+        assert "Retrained, other seed" in title
+        assert "Next to retraining" in (run / "report/report.html").read_text()
+    assert _found(runs[0]) == _found(runs[1])
+    found, kl = _found(runs[0])
+    assert {*found} == {"", "base_klr", "retrain", "retrain_again"}
+    assert {value for part in kl["retrain"].values() for row in part.values() for value in row} == {
+        0
+    }
+    same = found["retrain"][1]["normal"]
+    assert same["same_answers"]["mean"] == same["rouge"]["mean"] == 1 and not same["kl"]["mean"]
+    floor = found["retrain_again"][1]["normal"]["kl"]["mean"]
+    assert floor > 0
+    assert "of the noise floor" in found["base_klr"][0]["distance"]
+    assert "distance" not in found["retrain_again"][0]
+    # A second training that did not end leaves the rest as it is.
+    run, weights = runs[1], "epoch-1/adapter_model.safetensors"
+    whole = (run / again / weights).read_bytes()
+    for path in (run / again, *run.glob("generate/*retrain*")):
+        shutil.rmtree(path)
+    options = unlearn.UnlearnOptions(run=str(run), out=str(out))
+    assert unlearn.make_config(options).unlearn.algorithms == ("base_klr", "retrain")
+    done = tiny.run_command("retrain", f"--run={run}", f"--out={out}", "--other_seed")
+    assert "unlearn/raslik-retrain: up to date" in done.stdout
+    assert (run / again / weights).read_bytes() == whole and _found(run) == (found, kl)

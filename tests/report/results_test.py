@@ -178,6 +178,29 @@ class TablesTest(parameterized.TestCase):
         )
         self.assertEqual(_titles(table), ["Model", "forget", "kept", "forget,\ngone"])
 
+    def test_models_are_compared_with_the_retrained_one_where_there_is_one(self):
+        metrics = sample_metrics.sample_metrics(num_epochs=1)
+        self.assertIsNone(results.retrained_table(metrics))
+        first = metrics["methods"][0]
+        parts = dict.fromkeys(("kl_from_retrained", "kl_to_retrained", "kl", "same_answers"), 0.5)
+        metrics["methods"] = [
+            {**first, "algorithm": name, "distance": {"normal": parts, **own}}
+            for name, own in (
+                ("ga_gdr", {"forget_quality": 0.25, "questions": 40}),
+                ("retrain", {}),
+                ("retrain_again", {}),
+            )
+        ]
+        table = results.retrained_table(metrics)
+        names = ["GA_GDR", "Retrained", "Retrained, other seed"]
+        self.assertEqual(_cells(table, "Algorithm"), names)
+        self.assertEqual(_cells(table, "KL from / to it, normal"), ["0.5 / 0.5"] * 3)
+        self.assertEqual(_cells(table, "Same answers, normal"), ["50%"] * 3)
+        self.assertEqual(_cells(table, "Forget quality / questions"), ["0.25 / 40", "-", "-"])
+        with_floor = table.notes
+        metrics["methods"].pop()
+        self.assertNotEqual(results.retrained_table(metrics).notes, with_floor)
+
     def test_tofu(self):
         metrics = sample_metrics.sample_metrics()
         self.assertIsNone(results.measured_table(metrics, "tofu"))

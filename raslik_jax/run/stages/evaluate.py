@@ -9,7 +9,7 @@ from raslik_jax.base.files import read_json
 from raslik_jax.base.messages import shown
 from raslik_jax.base.settings import replaced
 from raslik_jax.config import Config, to_json
-from raslik_jax.evaluate import summary
+from raslik_jax.evaluate import distance, summary
 from raslik_jax.evaluate.metrics import KINDS, measure, nest
 from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.run import artifacts
@@ -18,7 +18,7 @@ from raslik_jax.run.recipes import (
     Case,
     Files,
     Recipe,
-    retrained_variants,
+    distant_variants,
     stepped_variants,
     variants_of,
 )
@@ -58,6 +58,8 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
     }
     for own in evidence.values():
         own |= summary.compare(own, before["finetuned"], before.get("backbone"))
+    for variant in distant_variants(config):
+        _add_distances(workspace, variant, before["finetuned"], evidence)
     is_chosen = bool(config.unlearn.choice)
     metrics: dict[str, Any] = {
         "name": config.name,
@@ -94,13 +96,43 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
     artifacts.METRICS.write(folder, metrics)
 
 
+def _add_distances(
+    workspace: Workspace,
+    retrained: artifacts.Variant,
+    finetuned: dict[str, Any],
+    evidence: Mapping[summary.Variant, dict[str, Any]],
+) -> None:
+    """Adds to the evidence of a strategy's last models how far they are from the retrained one.
+
+    The fine-tuned model gets its distance where the run has one retrained model.
+    """
+    root, config = workspace.root, workspace.config
+    models: list[tuple[str, str | int, artifacts.Variant | None, dict[str, Any]]] = []
+    if len(distant_variants(config)) == 1:
+        models.append(("", "finetuned", None, finetuned))
+    for variant in variants_of(config):
+        if variant.strategy == retrained.strategy:
+            epoch = workspace.epochs(*variant)[-1]
+            own = evidence[summary.Variant(*variant, epoch)]
+            models.append((variant.algorithm, epoch, variant, own))
+    end = workspace.epochs(*retrained)[-1], retrained
+    divergences = artifacts.distances(retrained).read(root)
+    said = artifacts.answers(*end).read(root)
+    for algorithm, model, of, own in models:
+        answers = artifacts.answers(model, of).read(root)
+        own["distance"] = distance.compare(divergences[algorithm], answers, said)
+        if "tofu" in own:
+            records = (artifacts.answered(*one).read(root) for one in ((model, of), end))
+            own["distance"] |= distance.compare_questions(*records)
+
+
 def _robustness(workspace: Workspace) -> Iterator[dict[str, Any]]:
     """Yields the result of each measure of robustness for an unlearned model and earlier ones.
 
     A model that took steps is compared with the one that was trained without the rows, if any.
     """
     config, root = workspace.config, workspace.root
-    stepped, exact = stepped_variants(config), retrained_variants(config)
+    stepped, exact = stepped_variants(config), distant_variants(config)
     for name, variant in itertools.product(config.evaluate.robustness, variants_of(config)):
         now = artifacts.robustness(name, *variant).read(root)
         found = now | artifacts.robustness(name, variant.strategy).read(root)

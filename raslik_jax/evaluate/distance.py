@@ -1,0 +1,64 @@
+"""The distance of a model to the one that was trained again without the rows to forget.
+
+A second training with another seed gives other answers too. Its distance to the first is the noise
+floor. Pure functions on the host. The KL per token comes from `likelihood.answer_divergence`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from raslik_jax.evaluate import rates, tofu_metrics
+
+# The parts of a distance on the answers to one kind of query, with heading and format in a table.
+# Parts of one heading share a column. "kl" is the mean of both directions: the verdict's distance.
+PARTS = {
+    "kl_from_retrained": ("KL from / to it,\n{}", ".3g"),
+    "kl_to_retrained": ("KL from / to it,\n{}", ".3g"),
+    "kl": ("", ""),
+    "same_answers": ("Same answers,\n{}", ".0%"),
+    "rouge": ("ROUGE-L,\n{}", ".2f"),
+}
+# Likewise of TOFU's questions: the p-value and its sample size.
+OF_QUESTIONS = {
+    "forget_quality": ("Forget quality /\nquestions", ".3g"),
+    "questions": ("Forget quality /\nquestions", "d"),
+}
+
+
+def compare(
+    divergences: Mapping[str, Mapping[str, Sequence[float]]],
+    answers: Mapping[str, str],
+    retrained: Mapping[str, str],
+) -> dict[str, Float[np.ndarray, " Q"]]:
+    """Returns `PARTS` for each kind of query, as "normal/kl": an array over queries.
+
+    "same_answers" is 1 where the greedy answers are equal, and "rouge" is the ROUGE-L F1 between
+    them. Two blank answers are equal and have ROUGE-L 1.
+
+    Args:
+      divergences: by kind and query id, KL(retrained || model) and KL(model || retrained).
+      answers: the model's greedy answers by query id.
+      retrained: those of the retrained model.
+    """
+    found = dict[str, Float[np.ndarray, " Q"]]()
+    for kind, by_query in divergences.items():
+        rows = []
+        for name, kl in by_query.items():
+            own, other = answers[name].strip(), retrained[name].strip()
+            rouge = 1.0 if own == other else rates.rouge_l_f1(own, other)
+            rows.append((*kl, sum(kl) / 2, float(own == other), rouge))
+        columns = np.array(rows, np.float64).reshape(-1, len(PARTS)).T
+        parts = zip(PARTS, columns, strict=True) if rows else ()
+        found |= {f"{kind}/{part}": value_Q for part, value_Q in parts}
+    return found
+
+
+def compare_questions(
+    records: Sequence[Mapping[str, Any]], retrained: Sequence[Mapping[str, Any]]
+) -> dict[str, float]:
+    """Returns `OF_QUESTIONS`: TOFU's forget quality against the retrained model."""
+    found = tofu_metrics.compare_truth(records, retrained)
+    return dict(zip(OF_QUESTIONS, found, strict=True))
