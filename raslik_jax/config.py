@@ -63,6 +63,12 @@ class BackboneConfig(Stage):
     batch_size: int = setting(32, "From scratch: examples a step.", low=1)
     learning_rate: float = setting(2e-3, "From scratch: peak learning rate of AdamW.", above=0)
     dtype: Literal["float32", "bfloat16"] = setting("float32", "Dtype of the frozen base.")
+    operands: Literal["auto", "float32", "bfloat16"] = setting(
+        "auto",
+        "Dtype of both factors of products with a float32 base, whose sums are float32. bfloat16 "
+        "also halves the base's memory. auto measures which is faster on a CPU, and is float32 for "
+        "small models, on other devices and with --unlearn.parameters=all.",
+    )
     format: Literal["plain", "int8", "nf4"] = setting(
         "plain",
         "Linear layers of the frozen base: as they are, in 8 bits per output channel, or in 4-bit "
@@ -70,7 +76,15 @@ class BackboneConfig(Stage):
     )
     double_quant: bool = setting(False, "nf4: its scales in eight bits as well.")
 
+    @property
+    def dtypes(self) -> tuple[str, str]:
+        """The dtypes of the base's hidden states and of the factors of its products."""
+        operands = self.dtype if self.operands == "auto" else self.operands
+        return self.dtype, operands
+
     def problems(self) -> Iterator[str]:
+        if self.dtype == "bfloat16" and self.operands == "float32":
+            yield "--operands=float32 needs --dtype=float32, got bfloat16: leave one out"
         if self.double_quant and self.format != "nf4":
             yield f"--double_quant needs --format=nf4, got {self.format}"
         if self.adapter_revision and not self.adapter:
@@ -484,6 +498,9 @@ class Config(Settings):
             if differ != ["seed"]:
                 must = f"must differ from --unlearn.{OBJECTIVES[name].repeats} in its seed alone"
                 yield f"--unlearn.{name} {must}, got {', '.join(differ) or 'no difference'}"
+        if self.backbone.dtypes == ("float32", "bfloat16") and self.unlearn.parameters == "all":
+            needs = "needs --unlearn.parameters=lora, got all"
+            yield f"--backbone.operands=bfloat16 {needs}: give --backbone.operands=float32"
         if self.unlearn.parameters == "all" and self.backbone.format != "plain":
             form = self.backbone.format
             yield f"--unlearn.parameters=all needs --backbone.format=plain, got {form}"

@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import gc
-import hashlib
 import io
 import os
 import pathlib
@@ -17,6 +16,7 @@ from typing import Any, NoReturn, TextIO
 
 from absl import app, flags, logging
 
+from raslik_jax.base import machine
 from raslik_jax.base.files import sentence_of
 from raslik_jax.base.messages import bounded, printable, shown
 from raslik_jax.base.settings import Settings
@@ -247,7 +247,7 @@ def keep_compiled(is_kept: bool) -> None:
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
     parent = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folder = pathlib.Path(parent) / "raslik_jax" / f"compiled-{_machine()}"
+    folder = pathlib.Path(parent) / "raslik_jax" / f"compiled-{machine.kind()}"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError:  # a home that cannot be written: every start compiles
@@ -256,17 +256,6 @@ def keep_compiled(is_kept: bool) -> None:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
         for name, value in _CACHE.items():
             os.environ.setdefault(name, value)
-
-
-def _machine() -> str:
-    """Returns a name of the processor's kind: its architecture and a hash of what it can do."""
-    found: tuple[str, ...] = (platform.machine(), platform.processor())
-    cpuinfo = pathlib.Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
-        names = ("flags", "Features", "model name")
-        found += tuple(next((ln for ln in lines if ln.startswith(name)), "") for name in names)
-    return f"{found[0]}-{hashlib.sha256(repr(found).encode()).hexdigest()[:8]}"
 
 
 class _Printable(io.TextIOBase):

@@ -91,7 +91,7 @@ def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None
     from raslik_jax.parallel import meshes  # for the same reason, here
     from raslik_jax.report import forecast as shown
     from raslik_jax.report import tables, writing
-    from raslik_jax.run import checking, cost, forecast
+    from raslik_jax.run import checking, cost, forecast, operands
 
     def forecast_on(mesh: Any, layout: str, stages: Sequence[str]) -> Any:
         return forecast.forecast(
@@ -106,6 +106,8 @@ def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None
             memory=gpus.GPUS[options.gpu].usable_bytes if options.gpu else meshes.device_memory(),
         )
 
+    if not options.gpu:
+        config = operands.settled(config, workdir)
     if options.gpu:
         mesh = gpus.mesh_of(options.gpu, data=options.mesh.data or 1)
     else:
@@ -122,7 +124,7 @@ def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None
         rates["origin"] = f"of {gpu.title} where not given"
     elif not all(rates.values()):
         inputs, outputs = found.run.widest_kernel
-        measured = cost.measure_rates(inputs=inputs, outputs=outputs, dtype=config.backbone.dtype)
+        measured = cost.measure_rates(inputs=inputs, outputs=outputs, dtype=config.backbone.dtypes)
         rates["flops_per_second"] = rates["flops_per_second"] or measured.operations
         rates["bytes_per_second"] = rates["bytes_per_second"] or measured.bytes_moved
         rates["origin"] = f"measured on this device ({measured.device}) where not given"

@@ -70,7 +70,8 @@ def export_model(
         raise ValueError(f"{root} must have an adapter to export one, got none: give --merged")
     # The base of a merged model is read again, unquantized: an adapter learned on a quantized base
     # is folded into the weights that were quantized.
-    plain = dataclasses.replace(config.backbone, format="plain", double_quant=False)
+    own = config.backbone
+    plain = dataclasses.replace(own, format="plain", double_quant=False, operands=own.dtype)
     backbone = plain if merged else config.backbone
     workspace = Workspace(root, dataclasses.replace(config, backbone=backbone))
     model, base = workspace.model, _base_of(config, manifest)

@@ -82,11 +82,14 @@ def make(
     if is_measured and "report" in stages:
         require("matplotlib")
     require(*(WRITERS[name].module for name in writers))
+    from raslik_jax.run import operands  # it takes jax with it, and --help should not
+
+    config = operands.settled(config, workdir)
     with contextlib.ExitStack() as held:
         record = processes.alone(
             lambda: held.enter_context(open_workdir(workdir, config, update=update))
         )
-        from raslik_jax.parallel import meshes  # it takes jax with it, and --help should not
+        from raslik_jax.parallel import meshes
         from raslik_jax.report import writing
         from raslik_jax.run import checking, estimate, plan
 

@@ -19,7 +19,7 @@ from jaxtyping import Shaped
 from raslik_jax.base import files
 from raslik_jax.base.axes import Tree
 from raslik_jax.base.messages import MAX_MESSAGE, some_of
-from raslik_jax.models import quantize, sharding, storage
+from raslik_jax.models import products, quantize, sharding, storage
 from raslik_jax.parallel import meshes, processes
 
 # Our leaf -> the Hugging Face parameter, and whether it is stored transposed ([out, in]).
@@ -186,7 +186,8 @@ def fill(
             is_sound = storage.is_finite(tensor)
             for buffer, part, own in zip(jax.tree.leaves(buffers), parts, kept, strict=True):
                 with np.errstate(over="ignore", invalid="ignore"):
-                    buffer[row] = own.of(np.asarray(part))
+                    part = own.of(np.asarray(part))
+                    buffer[row] = part if quantized else products.stored(part, buffer.dtype)
                 if np.issubdtype(buffer.dtype, np.floating) and buffer.dtype != tensor.dtype:
                     is_sound = is_sound and storage.is_finite(buffer[row])
             if not is_sound:

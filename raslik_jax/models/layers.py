@@ -1,9 +1,10 @@
 """The layers that all decoders share, written for one example; the caller vmaps.
 
 NNX modules declare the parameters. The arithmetic is plain JAX. Matmuls run in the dtype of the
-frozen weights. Norms, rotary angles, softmax, logits and adapters run in float32. Layers of one
+frozen kernels. Norms, rotary angles, softmax, logits and adapters run in float32. Layers of one
 kind are stacked along a leading axis and run under `jax.lax.scan`, so compile time does not grow
-with depth. `attention` has the exchange between tokens.
+with depth. `attention` has the exchange between tokens. A
+`dtype` is one for all weights, or `products.Dtypes`.
 
 Letters beyond axes.py: I and O, the input and output width of a linear layer; W, that of a norm.
 """
@@ -25,7 +26,7 @@ from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Bool, Float, Int
 
 from raslik_jax.base.axes import Tree
-from raslik_jax.models import quantize
+from raslik_jax.models import products, quantize
 from raslik_jax.models.attention import (
     AttentionKind,
     Context,
@@ -83,9 +84,12 @@ class Linear(nnx.Module):
         dtype: Any,
     ):
         self.name = name
-        self.kernel = nnx.Param(jnp.zeros((in_features, out_features), dtype))
+        stream, kernels = products.Dtypes.of(dtype)
+        # What quantized kernels are multiplied in; `CausalLM.run` sets it where it is another one.
+        self.operands: Any = None
+        self.kernel = nnx.Param(jnp.zeros((in_features, out_features), kernels))
         if bias:
-            self.bias = nnx.Param(jnp.zeros((out_features,), dtype))
+            self.bias = nnx.Param(jnp.zeros((out_features,), stream))
         self.has_bias = bias
         self.lora = lora if lora is not None and name in lora.targets else None
         if self.lora is not None:
@@ -105,7 +109,7 @@ class Linear(nnx.Module):
 
         `low_LR` is the adapter's inner product where it is known (`inner_products`).
         """
-        output_LO = jnp.asarray(quantize.matmul(input_LI, self.kernel.get_value()))
+        output_LO = quantize.matmul(input_LI, self.kernel.get_value(), self.operands)
         if self.has_bias:
             output_LO = output_LO + self.bias.get_value()[None, :]
         if self.lora is None:
@@ -156,18 +160,20 @@ class Embedding(nnx.Module):
     """A table of token vectors, "embedding" [V, E]; reads multiply them by `scale`."""
 
     def __init__(self, num_rows: int, width: int, *, scale: float | None, dtype: Any):
-        self.embedding = nnx.Param(jnp.zeros((num_rows, width), dtype))
+        self.embedding = nnx.Param(jnp.zeros((num_rows, width), products.Dtypes.of(dtype).kernels))
         self.scale = scale
 
     @property
     def dtype(self) -> Any:
         """The dtype of the table, also of a part of it."""
-        return jax.tree.leaves(self.embedding.get_value())[0].dtype
+        table = jax.tree.leaves(self.embedding.get_value())[0]
+        return jax.eval_shape(products.read, table).dtype
 
-    def __call__(self, tokens_L: Int[Array, " L"]) -> Hidden:
-        """Returns the rows of the given tokens."""
-        hidden_LE = jnp.asarray(meshes.gather(self.embedding.get_value()))[tokens_L]
-        # The factor is rounded to the dtype of the table: so the models were trained.
+    def __call__(self, tokens_L: Int[Array, " L"], dtype: Any = None) -> Hidden:
+        """Returns the rows of the given tokens, in the dtype of the stream or of the table."""
+        table = jnp.asarray(meshes.gather(self.embedding.get_value()))
+        hidden_LE = products.read(table[tokens_L]).astype(dtype or self.dtype)
+        # The factor is rounded to the dtype of the stream: so the models were trained.
         return (
             hidden_LE
             if self.scale is None
@@ -199,7 +205,7 @@ class RMSNorm(nnx.Module):
     """Division by the root mean square over the last axis; "scale" only."""
 
     def __init__(self, width: int, *, epsilon: float, dtype: Any):
-        self.scale = nnx.Param(jnp.ones((width,), dtype))
+        self.scale = nnx.Param(jnp.ones((width,), products.Dtypes.of(dtype).stream))
         self.epsilon = epsilon
 
     def __call__(self, hidden_LE: Hidden) -> Hidden:
@@ -211,7 +217,7 @@ class OffsetRMSNorm(nnx.Module):
     """An RMSNorm whose scale is stored as its excess over 1: "offset"."""
 
     def __init__(self, width: int, *, epsilon: float, dtype: Any):
-        self.offset = nnx.Param(jnp.zeros((width,), dtype))
+        self.offset = nnx.Param(jnp.zeros((width,), products.Dtypes.of(dtype).stream))
         self.epsilon = epsilon
 
     def __call__(self, hidden_LE: Hidden) -> Hidden:
@@ -226,7 +232,7 @@ class LayerNorm(RMSNorm):
 
     def __init__(self, width: int, *, epsilon: float, dtype: Any):
         super().__init__(width, epsilon=epsilon, dtype=dtype)
-        self.bias = nnx.Param(jnp.zeros((width,), dtype))
+        self.bias = nnx.Param(jnp.zeros((width,), products.Dtypes.of(dtype).stream))
 
     def __call__(self, hidden_LE: Hidden) -> Hidden:
         """Returns the normalized rows."""
@@ -365,7 +371,10 @@ class CausalLM(nnx.Module):
 
         def run_block(hidden_LE: Any, layer: Any) -> tuple[Any, KeyValues | None]:
             state, past_layer, key, own_scales, kinds_here = layer
-            block: Any = nnx.merge(graph, meshes.gather(state))
+            block: Any = nnx.merge(graph, products.read(meshes.gather(state)))
+            for linear in vars(block).values():
+                if isinstance(linear, Linear):
+                    linear.operands = self.embed.dtype
             for name, scale in own_scales.items():
                 getattr(block, name).adapter_scale = scale
             own = context.of_layer(kinds_here, past=past_layer, key=key)
@@ -378,41 +387,35 @@ class CausalLM(nnx.Module):
         policy = None if remat else jax.checkpoint_policies.save_only_these_names(KEPT)
         body = jax.checkpoint(run_block, policy=policy, prevent_cse=remat)
         each = (stacked, past, keys, scale_of, kinds)
-        hidden_LE, fresh = jax.lax.scan(body, self.embed(tokens_L), each)
+        # The norms have the dtype of the hidden states.
+        dtype = jax.tree.leaves(nnx.state(self.final_norm))[0].dtype
+        hidden_LE, fresh = jax.lax.scan(body, self.embed(tokens_L, dtype), each)
         return self.final_norm(hidden_LE), fresh
 
     def logits(self, hidden_TE: Float[Array, "T E"]) -> Float[Array, "T V"]:
         """Returns float32 logits, capped if the model caps; a tied head reads the embedding."""
         is_tied = self.config.tie_word_embeddings
         table = meshes.gather((self.embed.embedding if is_tied else self.head.kernel).get_value())
-        project = _contract if hidden_TE.dtype == jnp.float32 else _project
+        table = products.read(table)
+        project = products.product if hidden_TE.dtype == jnp.float32 else _project
         return cap_softly(project(hidden_TE, table, int(is_tied)), self.config.logit_cap)
-
-
-def _contract(
-    hidden_TE: Float[Array, "T E"], table: Float[Array, "rows columns"], contract: int
-) -> Float[Array, "T V"]:
-    """Returns the float32 product of hidden states with a head over the head's axis `contract`."""
-    return jax.lax.dot_general(
-        hidden_TE, table, (((1,), (contract,)), ((), ())), preferred_element_type=jnp.float32
-    )
 
 
 # With bfloat16 weights the backward pass is in their dtype: it rounds the float32 cotangent first,
 # as a framework does that casts bfloat16 logits up. Else XLA converts the whole table to float32.
 # It is written as a tangent, which rows share when it is transposed: a custom backward pass would
 # make the table's gradient of each row before it is summed.
-_project = jax.custom_jvp(_contract, nondiff_argnums=(2,))
+_project = jax.custom_jvp(products.summed, nondiff_argnums=(2,))
 
 
 def _project_tangent(contract: int, primals: Any, tangents: Any) -> tuple[Array, Array]:
     (hidden_TE, table), (hidden_tangent, table_tangent) = primals, tangents
     terms = [
-        jax.lax.dot_general(left, right, (((1,), (contract,)), ((), ())))
+        products.contract(left, right, contract)
         for left, right in ((hidden_tangent, table), (hidden_TE, table_tangent))
         if not isinstance(left, SymbolicZero) and not isinstance(right, SymbolicZero)
     ]
-    logits_TV = _contract(hidden_TE, table, contract)
+    logits_TV = products.summed(hidden_TE, table, contract)
     return logits_TV, sum(terms, jnp.zeros((), table.dtype)).astype(logits_TV.dtype)
 
 
@@ -435,6 +438,6 @@ def init_weights(shapes: Tree, *, key: jax.Array, initializer_range: float) -> T
         if names[-1] == "a":
             return init_factor_a(own_key, leaf.shape)
         values = jax.random.normal(own_key, leaf.shape, jnp.float32) * initializer_range
-        return values.astype(leaf.dtype)
+        return products.stored(values, leaf.dtype)
 
     return jax.tree_util.tree_map_with_path(draw, shapes)

@@ -22,6 +22,7 @@ import numpy as np
 from jaxtyping import Float
 
 from raslik_jax.base.axes import Array, Tree
+from raslik_jax.models import products
 
 FORMATS = ("int8", "nf4")
 
@@ -170,7 +171,7 @@ def dequantize(
         wide = kernel.codes.astype(jnp.float32) * jnp.expand_dims(kernel.scale, -2)
         return wide.astype(dtype)
     if not isinstance(kernel, Nf4Kernel):
-        return jnp.asarray(kernel).astype(dtype)
+        return products.read(jnp.asarray(kernel)).astype(dtype)
     *layers, inputs, outputs = kernel_shape(kernel)
     block = block_size(inputs)
     blocks = inputs // block
@@ -194,21 +195,23 @@ def kernel_shape(kernel: Array | Int8Kernel | Nf4Kernel) -> tuple[int, ...]:
 
 
 def matmul(
-    inputs: Float[jax.Array, "*batch inputs"], kernel: Array | Int8Kernel | Nf4Kernel
-) -> Float[jax.Array, "*batch outputs"]:
-    """Returns `inputs @ kernel`; a quantized kernel takes the dtype of the inputs.
+    inputs: Float[jax.Array, "L inputs"], kernel: Array | Int8Kernel | Nf4Kernel, dtype: Any = None
+) -> Float[jax.Array, "L outputs"]:
+    """Returns `inputs @ kernel`, see `products`; a quantized kernel is rebuilt in a dtype.
+
+    That is the dtype of the inputs for None.
 
     Its product is a checkpoint: the backward pass rebuilds the kernel from its codes. Otherwise a
     scan over layers would keep every rebuilt kernel, which is the memory that quantizing saved.
     """
     if not is_quantized(kernel):
-        return inputs @ jnp.asarray(kernel)
-    return _checkpointed_matmul(inputs, kernel)
+        return products.product(inputs, jnp.asarray(kernel))
+    return _checkpointed_matmul(inputs, kernel, dtype or inputs.dtype)
 
 
-@jax.checkpoint
-def _checkpointed_matmul(inputs: Any, kernel: Any) -> Any:
-    return inputs @ dequantize(kernel, inputs.dtype)
+@functools.partial(jax.checkpoint, static_argnums=2)
+def _checkpointed_matmul(inputs: Any, kernel: Any, dtype: Any) -> Any:
+    return products.product(inputs, dequantize(kernel, dtype))
 
 
 def quantize_kernel(

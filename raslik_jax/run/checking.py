@@ -68,12 +68,12 @@ def check_inputs(config: Config, *, making: Collection[Unit], layout: str = "rep
         check_model(config)
     read = {name for unit in making for name in unit.settings}
     if "backbone.dtype" in read:
-        memory.lay_out(config.backbone, _shapes_of(config), layout)
+        memory.lay_out(config.backbone, shapes_of(config), layout)
         form = config.sketch.base_format
         if "sketch.base_format" in read and form != "same":
             is_double = config.backbone.double_quant and form == "nf4"
             held = dataclasses.replace(config.backbone, format=form, double_quant=is_double)
-            memory.lay_out(held, _shapes_of(config), layout)
+            memory.lay_out(held, shapes_of(config), layout)
     for leaf in leaves(config):
         if leaf.metadata["auto"] and leaf.value and leaf.name in read:
             checkpoint.resolve_folder(leaf.value, auto=leaf.metadata["auto"])
@@ -110,7 +110,7 @@ def _batch_sizes(config: Config) -> dict[str, int]:
 
 def check_model(config: Config) -> None:
     """Refuses an architecture that is not supported and adapters on layers that it lacks."""
-    model_config = _shapes_of(config)
+    model_config = shapes_of(config)
     if config.backbone.adapter:
         # Adapters are small: one that does not fit is found before the model is loaded.
         source = adapter_source(config)
@@ -151,7 +151,7 @@ def _check_own_tokenizer(config: Config, shapes: decoder.ModelConfig) -> str:
     return f"{decides}; they differ from the checkpoint's in {differs}" if differs else ""
 
 
-def _shapes_of(config: Config) -> decoder.ModelConfig:
+def shapes_of(config: Config) -> decoder.ModelConfig:
     """Returns the model settings of the checkpoint or of the model that is trained here."""
     if not config.backbone.checkpoint:
         return model_of(config)[1]
@@ -164,7 +164,7 @@ def checkpoint_shapes(config: Config, making: Collection[Unit]) -> decoder.Model
     A model that is trained here has positions for its rows.
     """
     is_read = any("backbone.revision" in unit.settings for unit in making)
-    return _shapes_of(config) if config.backbone.checkpoint and is_read else None
+    return shapes_of(config) if config.backbone.checkpoint and is_read else None
 
 
 def check_sketching(

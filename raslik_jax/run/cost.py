@@ -13,8 +13,10 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.extend import core
 
+from raslik_jax.models import products
 from raslik_jax.parallel import meshes
 
 
@@ -161,11 +163,20 @@ def measure_rates(*, inputs: int, outputs: int, dtype: Any) -> Rates:
 
 
 def measure_product(*, inputs: int, outputs: int, dtype: Any) -> float:
-    """Returns the operations a second of a product of rows with a kernel on the default device."""
+    """Returns the operations a second of a product of rows with a kernel on the default device.
+
+    The dtype is as of `products.Dtypes`.
+    """
     most = 2e9 if jax.default_backend() == "cpu" else 2e12
     rows = int(min(8192, max(16, most // (2 * inputs * outputs))))
-    kernel = jnp.ones((rows, inputs), dtype), jnp.ones((inputs, outputs), dtype)
-    return 2.0 * rows * inputs * outputs / _shortest(jax.jit(jnp.matmul), *kernel)
+    stream, kernels = products.Dtypes.of(dtype)
+    kernel = products.stored(jnp.ones((inputs, outputs)), kernels)
+
+    def multiply(left_LI: Array, kernel: Array) -> Array:
+        return products.product(left_LI, products.read(kernel))
+
+    seconds = _shortest(jax.jit(multiply), jnp.ones((rows, inputs), stream), kernel)
+    return 2.0 * rows * inputs * outputs / seconds
 
 
 def _shortest(function: Callable[..., Any], *args: Any) -> float:

@@ -271,7 +271,7 @@ def watching(config: Config, root: pathlib.Path) -> Iterator[Around]:
         if processes.count() > 1:  # what runs on the devices runs in all processes
             return None
         inputs, outputs = run().widest_kernel
-        dtype = config.backbone.dtype
+        dtype = config.backbone.dtypes
         rate = cost.measure_product(inputs=inputs, outputs=outputs, dtype=dtype)
         return 1 / (rate * meshes.num_shards())
 

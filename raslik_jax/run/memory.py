@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterator
 
 import jax
-import jax.numpy as jnp
 
 from raslik_jax.base.axes import Tree
 from raslik_jax.base.messages import one_line
@@ -41,7 +40,7 @@ def lay_out(settings: BackboneConfig, shapes: decoder.ModelConfig, kind: str) ->
     """
     return sharding.lay_out(
         kind,
-        decoder.abstract(shapes, None, jnp.dtype(settings.dtype))[2],
+        decoder.abstract(shapes, None, settings.dtypes)[2],
         settings.format,
         double_quant=settings.double_quant,
         devices=meshes.num_shards(),

@@ -185,9 +185,7 @@ class AbstractRun:
     ):
         self.config, self.mesh, self.corpus = config, mesh, corpus
         lora_config, sketching = lora_config_of(config, shapes), config.sketch
-        _, lora, self.plain = decoder.abstract(
-            shapes, lora_config, jnp.dtype(config.backbone.dtype)
-        )
+        _, lora, self.plain = decoder.abstract(shapes, lora_config, config.backbone.dtypes)
         parts = sharding.choose_parts(layout, self.plain, devices=self.num_devices, memory=memory)
         self.workspace = workspace.abstract(shapes, lora_config, parts=parts)
         self.model = self.workspace.model

@@ -133,9 +133,9 @@ def _groups(**texts: str) -> dict[str, str]:
 _SETTINGS = _groups(
     text="corpus.template corpus.max_len",
     # The source of the model: its weights, their format, and the shape of its adapter.
-    model="seed backbone.checkpoint backbone.revision backbone.dtype backbone.format "
-    "backbone.double_quant backbone.adapter backbone.adapter_revision finetune.lora_rank "
-    "finetune.lora_alpha finetune.lora_dropout finetune.lora_targets",
+    model="seed backbone.checkpoint backbone.revision backbone.dtype backbone.operands "
+    "backbone.format backbone.double_quant backbone.adapter backbone.adapter_revision "
+    "finetune.lora_rank finetune.lora_alpha finetune.lora_dropout finetune.lora_targets",
     decoding="{text} {model} references.max_new_tokens references.decode_batch_size",
     likelihood="{text} {model} sketch.batch_tokens",
     perplexity="{likelihood} references.base sketch.query_output evaluate.perplexity_examples "

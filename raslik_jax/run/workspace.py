@@ -221,7 +221,7 @@ class Workspace:
         settings = self.config.backbone
         loaded = checkpoint.load_model(
             source,
-            dtype=jnp.dtype(settings.dtype),
+            dtype=settings.dtypes,
             base_format=None if form == "plain" else form,
             double_quant=settings.double_quant and form == "nf4",
             parts=self.parts,
@@ -531,7 +531,7 @@ def abstract_model(
     `form` is that of the base, empty for --backbone.format. `parts` is the number of its parts.
     """
     settings = config.backbone
-    graphdef, lora, plain = decoders.abstract(shapes, lora_config, jnp.dtype(settings.dtype))
+    graphdef, lora, plain = decoders.abstract(shapes, lora_config, settings.dtypes)
     form = form or settings.format
     base = quantize.shapes_of(plain, form, double_quant=settings.double_quant)
     base = sharding.split(base, parts)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Bool, Float, Int
 
+from raslik_jax.models import products
 from raslik_jax.models.attention import cap_softly
 from raslik_jax.parallel import meshes
 
@@ -40,7 +41,7 @@ def target_nll(
     (z_v / c)^2 with a cap. The same pass finds it by the recurrence of flash attention (Dao et al.
     2022, arXiv:2205.14135). The rows of the head are keys and values.
 
-    The table is [E, V] or [V, E]. The hidden states have its dtype.
+    The table is [E, V] or [V, E]. The hidden states are rounded to its dtype.
     """
     return _nll_and_slope(vocab_axis, cap)(table, hidden_TE, label_T, is_counted_T)[0]
 
@@ -108,7 +109,8 @@ def _packed(
     # Slot j holds row source_S[j], the counted ones first; what is left over is never read.
     order_M = counted_first(is_counted_M)
     source_S = jnp.pad(order_M, (0, num_slots - num_rows))
-    hidden_SE, label_S = hidden_ME[source_S], label_M[source_S]
+    dtype = jax.eval_shape(products.read, table).dtype
+    hidden_SE, label_S = hidden_ME[source_S].astype(dtype), label_M[source_S]
     num_chunks = -(-jnp.sum(is_counted_M.astype(jnp.int32)) // chunk)
 
     def run_chunk(step: jax.Array, carry: tuple) -> tuple:
@@ -161,6 +163,7 @@ def _online(
         # The last tile is moved back to end with the table; what it repeats is masked.
         start = jnp.minimum(step * tile, vocab_size - tile)
         weights = jax.lax.dynamic_slice_in_dim(table, start, tile, axis=vocab_axis)
+        weights = products.read(weights)
         logits_CV = jax.lax.dot_general(
             hidden_CE, weights, to_vocab, preferred_element_type=jnp.float32
         )
@@ -179,7 +182,7 @@ def _online(
             if not is_exact:
                 weight_CV = jnp.where(is_new_1V, weight_CV, 0.0)
         product_CE = jax.lax.dot_general(
-            weight_CV.astype(table.dtype), weights, from_vocab, preferred_element_type=jnp.float32
+            weight_CV.astype(weights.dtype), weights, from_vocab, preferred_element_type=jnp.float32
         )
         return (
             new_maximum_C1,
@@ -190,7 +193,7 @@ def _online(
     rows, width = hidden_CE.shape
     start = jnp.full((rows, 1), -jnp.inf), jnp.zeros((rows, 1)), jnp.zeros((rows, width))
     maximum_C1, sum_C1, mean_CE = jax.lax.fori_loop(0, num_tiles, add_tile, start)
-    label_weights = jnp.take(table, label_C, axis=vocab_axis).astype(jnp.float32)
+    label_weights = products.read(jnp.take(table, label_C, axis=vocab_axis)).astype(jnp.float32)
     label_CE = label_weights.T if vocab_axis == 1 else label_weights
     label_logit_C = jnp.sum(hidden_CE.astype(jnp.float32) * label_CE, axis=1)
     if cap is not None:

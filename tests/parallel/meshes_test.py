@@ -213,6 +213,8 @@ class SplitTest(absltest.TestCase):
                 )
             rows = (other["sketch"]["rows"], one["sketch"]["rows"])
             np.testing.assert_allclose(*rows, atol=2e-6)
+            # A sum in another order may round a factor of the next product to its neighbor.
+            np.testing.assert_allclose(other["narrow"]["rows"], one["narrow"]["rows"], atol=2e-3)
             self.assertEqual(other["answers"], one["answers"])
 
     def test_only_what_has_to_is_sent(self):

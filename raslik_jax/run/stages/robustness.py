@@ -316,7 +316,7 @@ class Bench:
         dtype = jnp.dtype(workspace.config.backbone.dtype)
 
         def widen(leaf: Tree) -> Tree:
-            return quantize.dequantize(leaf, dtype) if quantize.is_quantized(leaf) else leaf
+            return quantize.dequantize(leaf, dtype)
 
         joined = meshes.joined(model.base)
         base = jax.tree.map(widen, joined, is_leaf=quantize.is_quantized)

@@ -202,6 +202,7 @@ def model_identity(workspace: Workspace, adapters: Sequence[Tree]) -> dict[str, 
         digest.update(json.dumps((row.example_id, *learned_part(row))).encode())
     return {
         "base": checkpoint.base_hash(meshes.joined(workspace.sketch_model.base)),
+        "dtypes": list(workspace.config.backbone.dtypes),
         "adapters": [checkpoint.adapter_hash(lora) for lora in adapters],
         "tokenizer": tokenization.tokenizer_hash(workspace.tokenizer),
         "template": prompts.template_hash(workspace.template),

@@ -1,0 +1,95 @@
+"""Settles --backbone.operands: as asked for, as a run was begun, or what is faster here."""
+
+import json
+import os
+import pathlib
+import sys
+
+import jax
+
+from raslik_jax.base import files, machine, settings
+from raslik_jax.config import Config
+from raslik_jax.parallel import processes
+from raslik_jax.run import artifacts, checking, cost
+
+_PLAIN, _NARROW = "float32", "bfloat16"
+# Smaller models spend little of their time in products.
+_LEAST_WIDTH = 256
+# Less would be within what measuring it again may give.
+_LEAST_GAIN = 1.2
+_KEPT = "operands.json"
+
+
+def settled(config: Config, workdir: pathlib.Path) -> Config:
+    """Returns the settings of a run with its operands, which all results of the model depend on.
+
+    Says so where they are bfloat16 by measurement, and where a run was begun with others than a new
+    one would have here.
+    """
+    found = processes.from_first(lambda: _settle(config, workdir))
+    return settings.replaced(config, {"backbone.operands": found})
+
+
+def _settle(config: Config, workdir: pathlib.Path) -> str:
+    asked, begun = config.backbone.operands, _begun(workdir)
+    if asked not in ("auto", begun):
+        return asked
+    fastest, line = _fastest(config), ""
+    if begun and begun != fastest:
+        line = f"the run was begun with {begun} operands and keeps them, {fastest} is faster here"
+        line += f": --update --backbone.operands={fastest} begins it again"
+    elif not begun and fastest == _NARROW and config.backbone.dtype == _PLAIN:
+        line = "products with the base take bfloat16 and sum float32, which is faster here"
+        line += f" (--backbone.operands={_PLAIN} turns it off)"
+    if line:
+        print(line, file=sys.stderr)
+    return begun or fastest
+
+
+def _begun(workdir: pathlib.Path) -> str:
+    """Returns what a work directory's run was begun with; "" without one."""
+    try:
+        recorded = artifacts.CONFIG.find(workdir) or {}
+    except ValueError:  # of something else, which is refused later
+        return ""
+    begun = recorded.get("backbone", {}).get("operands", "")
+    return "" if begun == "auto" else str(begun)
+
+
+def _fastest(config: Config) -> str:
+    """Returns the operands of a new run."""
+    if config.backbone.dtype != _PLAIN:
+        return config.backbone.dtype
+    if config.unlearn.parameters == "all" or jax.default_backend() != "cpu":
+        return _PLAIN
+    try:
+        shapes = checking.shapes_of(config).text_part
+    except ValueError:  # the checkpoint is refused later
+        return _PLAIN
+    if shapes.hidden_size < _LEAST_WIDTH:
+        return _PLAIN
+    gain = measured_gain(shapes.hidden_size, shapes.intermediate_size)
+    return _NARROW if gain > _LEAST_GAIN else _PLAIN
+
+
+def measured_gain(inputs: int, outputs: int) -> float:
+    """Returns how many times as fast a product of this width is with bfloat16 operands.
+
+    It is measured once for a kind of machine, and kept where JAX keeps compiled programs.
+    """
+    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    place = pathlib.Path(folder) / _KEPT if folder else None
+    name = f"{machine.kind()} jax {jax.__version__} {inputs}x{outputs}"
+    try:
+        kept = json.loads(place.read_text(encoding="utf-8")) if place else {}
+        if name in kept:
+            return float(kept[name])
+    except (OSError, ValueError, TypeError):  # none yet, or damaged
+        kept = {}
+    plain, narrow = (
+        cost.measure_product(inputs=inputs, outputs=outputs, dtype=(_PLAIN, operands))
+        for operands in (_PLAIN, _NARROW)
+    )
+    if place:
+        files.write_json(place, {**kept, name: narrow / plain})
+    return narrow / plain
