@@ -26,7 +26,7 @@ from raslik_jax.base.axes import Tree
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command
 from raslik_jax.models import decoder as decoders
-from raslik_jax.models import quantize
+from raslik_jax.models import products, quantize
 from raslik_jax.models.lora import LORA_PRESETS, LoRAConfig
 from raslik_jax.models.presets import MODEL_PRESETS
 from raslik_jax.report import tables
@@ -53,6 +53,9 @@ class ModelOptions(Options):
     dtype: Literal["auto", "float32", "bfloat16"] = setting(
         "auto", "Dtype of the base; auto: float32 on a CPU, else bfloat16."
     )
+    operands: Literal["", "bfloat16"] = setting(
+        "", "Dtype of what products with a float32 base take; empty: the base's."
+    )
 
 
 class Model(NamedTuple):
@@ -66,7 +69,7 @@ class Model(NamedTuple):
     @property
     def dtype(self) -> jnp.dtype:
         """The dtype of the embedding, and so of the products."""
-        return self.base["embed"]["embedding"].dtype
+        return jax.eval_shape(products.read, self.base["embed"]["embedding"]).dtype
 
 
 def preset_adapter(options: ModelOptions) -> LoRAConfig:
@@ -83,16 +86,17 @@ def draw_model(options: ModelOptions, lora_config: LoRAConfig | None) -> Model:
     say(f"drawing the weights of {options.model}")
     config = MODEL_PRESETS[options.model]
     auto = {"auto": "float32" if jax.default_backend() == "cpu" else "bfloat16"}
-    dtype = jnp.dtype(auto.get(options.dtype, options.dtype))
+    dtype = auto.get(options.dtype, options.dtype)
+    pair = dtype, options.operands or dtype
 
     @jax.jit
     def draw(key: jax.Array) -> tuple[Tree, Tree]:
-        _, lora, base = decoders.create(config, lora_config, key=key, dtype=dtype)
+        _, lora, base = decoders.create(config, lora_config, key=key, dtype=pair)
         # B = 0 would leave half of the gradient zero.
         noise = optax.tree.random_like(key, lora)
         return jax.tree.map(lambda leaf, noise: leaf + 0.02 * noise, lora, noise), base
 
-    graphdef, _, _ = decoders.abstract(config, lora_config, dtype)
+    graphdef, _, _ = decoders.abstract(config, lora_config, pair)
     return Model(config, graphdef, *draw(jax.random.key(options.seed)))
 
 
@@ -184,13 +188,18 @@ class Product(NamedTuple):
 
 def matrix_products(base: Tree, *, tokens: int, targets: int) -> dict[str, Product]:
     """Returns the products of a forward pass in the base's dtype; the head runs at targets."""
-    linear, dtype, found = linear_shapes(base), base["embed"]["embedding"].dtype, {}
+    linear, found = linear_shapes(base), {}
+    kernels, stream = base["embed"]["embedding"].dtype, jax.tree.leaves(base["final_norm"])[0].dtype
     for pair, rows in (dict.fromkeys(linear.layer, tokens) | {linear.head: targets}).items():
         times = linear.layer.count(pair) * linear.num_layers + (pair == linear.head)
-        left, right = jnp.ones((rows, pair[0]), dtype), jnp.ones(pair, dtype)
-        call = functools.partial(jax.jit(jnp.matmul), left, right)
+        left, right = jnp.ones((rows, pair[0]), stream), jnp.ones(pair)
+        call = functools.partial(jax.jit(_multiply), left, products.stored(right, kernels))
         found[f"matmul {rows} {pair}"] = Product(2.0 * left.size * pair[1], times, call)
     return found
+
+
+def _multiply(left: jax.Array, right: jax.Array) -> jax.Array:
+    return products.product(left, products.read(right))
 
 
 def matmul_line(products: Mapping[str, Product], seconds: Mapping[str, float]) -> Line:

@@ -19,7 +19,7 @@ import transformers
 
 from experiments.bench.harness import say
 from experiments.bench.workload import Options, Plan, Subject, manifest_order, signs_and_bins
-from raslik_jax.models import adapters, checkpoint
+from raslik_jax.models import adapters, checkpoint, products
 from raslik_jax.sketch.families import PROJECTIONS
 
 # sketch(tokens_L, target_mask_L) -> unit sketch_K of one example.
@@ -81,7 +81,7 @@ def make_peer(subject: Subject, device: str) -> Peer:
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft's use of transformers
         model_folder, adapter_folder = (pathlib.Path(folder) / x for x in ("model", "adapter"))
-        checkpoint.save_model(model_folder, config, base)
+        checkpoint.save_model(model_folder, config, products.read(base))
         adapters.save_adapter(adapter_folder, lora, subject.adapter, config)
         model: Any = transformers.AutoModelForCausalLM.from_pretrained(model_folder, dtype="auto")
         model = peft.PeftModel.from_pretrained(model, adapter_folder, is_trainable=True)

@@ -47,6 +47,11 @@ class Dtypes(NamedTuple):
         return cls(stream, operands)
 
 
+def is_narrow(weights: Any) -> bool:
+    """Says whether weights are stored as bits, also where they are split over a mesh."""
+    return bool(jax.tree.leaves(weights)[0].dtype == _BITS)
+
+
 def stored(values: Any, dtype: Any) -> Any:
     """Returns weights as an array of their tree has them."""
     if dtype != _BITS:
@@ -57,7 +62,7 @@ def stored(values: Any, dtype: Any) -> Any:
 def read(tree: Tree) -> Tree:
     """Returns a tree with weights in place of the integers of their bits."""
     bitcast = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.bfloat16)
-    return jax.tree.map(lambda leaf: bitcast(leaf) if leaf.dtype == _BITS else leaf, tree)
+    return jax.tree.map(lambda leaf: bitcast(leaf) if is_narrow(leaf) else leaf, tree)
 
 
 def product(
