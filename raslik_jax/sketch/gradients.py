@@ -148,10 +148,11 @@ def micro_rows(batch: int, length: int, micro_tokens: int | None) -> int:
 def micro_tokens_of(hidden_size: int) -> int | None:
     """Returns the tokens whose gradients a model of this width takes at a time; None for all.
 
-    The activations of a narrow model's layer for a whole batch do not fit a CPU's caches, and every
-    pass waits for memory. A wider model reads more weights for each part. The figures are measured
-    (docs/notes/sketch.md, "Speed").
+    What a layer of a narrow model makes of a whole batch does not fit a CPU's caches, and every
+    pass over it waits for memory. A wider one keeps most for the way back, .7 MB a token of
+    SmolLM2-135M: what does not stay in the heap is cleared again in every step. The figures are
+    measured (docs/notes/sketch.md, "Speed").
     """
     if meshes.platform() != "cpu" or meshes.num_shards() > 1:
         return None
-    return max(1600, 6 * hidden_size) * machine.usable_cpus()
+    return (1600 if hidden_size < 512 else 800) * machine.usable_cpus()
