@@ -25,7 +25,7 @@ from raslik_jax.evaluate.robustness.membership import MembershipSettings, Told, 
 from raslik_jax.evaluate.robustness.record import Asked, Reading, make_reading
 from raslik_jax.evaluate.robustness.relearn import KINDS
 from raslik_jax.evaluate.robustness.sampling import Rated
-from raslik_jax.models import checkpoint, decode, quantize, sharding
+from raslik_jax.models import checkpoint, decode, products, quantize, sharding
 from raslik_jax.models import decoder as decoders
 from raslik_jax.parallel import meshes
 from raslik_jax.run import artifacts, memory
@@ -316,7 +316,9 @@ class Bench:
         dtype = jnp.dtype(workspace.config.backbone.dtype)
 
         def widen(leaf: Tree) -> Tree:
-            return quantize.dequantize(leaf, dtype)
+            if quantize.is_quantized(leaf):
+                return quantize.dequantize(leaf, dtype)
+            return products.read(leaf).astype(dtype)
 
         joined = meshes.joined(model.base)
         base = jax.tree.map(widen, joined, is_leaf=quantize.is_quantized)
