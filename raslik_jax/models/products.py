@@ -1,11 +1,11 @@
 """Products with the frozen weights, in the dtypes of both factors.
 
-Where the weights are narrower than what they multiply, both factors enter the product as narrow as
-they are, and sums are float32. A CPU that multiplies bfloat16 does so at about twice the rate of
-float32, if it is asked for float32 sums: else XLA rounds them in a pass of its own.
+If the weights are narrower than their inputs, both factors of a product have the narrow dtype.
+The sums are float32. A CPU with bfloat16 instructions computes such products at twice the rate of
+float32 products. With bfloat16 sums XLA adds a pass for the rounding.
 
-Such weights are stored as integers of their bits, which have no gradient. Of a bfloat16 array XLA
-takes no part on a CPU, such as the kernel of a layer, before it has widened the whole.
+Narrow weights are stored as the integers of their bits. Integers have no gradient. On a CPU XLA
+widens a whole bfloat16 array before it takes the kernel of one layer.
 """
 
 import functools
@@ -28,8 +28,8 @@ class Dtypes(NamedTuple):
     """The dtypes of a base.
 
     Attributes:
-      stream: of hidden states, norms and biases.
-      kernels: of kernels and of the embedding, as they are stored.
+      stream: dtype of hidden states, norms and biases.
+      kernels: stored dtype of kernels and of the embedding.
     """
 
     stream: np.dtype
@@ -37,7 +37,7 @@ class Dtypes(NamedTuple):
 
     @classmethod
     def of(cls, dtype: Any) -> "Dtypes":
-        """Returns those of one dtype, or of a pair: of the stream, and of what products take."""
+        """Returns the dtypes for one dtype or for a pair of stream and factors."""
         stream, operands = map(jnp.dtype, dtype if isinstance(dtype, tuple) else (dtype, dtype))
         if (stream, operands) == (jnp.float32, jnp.bfloat16):
             return cls(stream, _BITS)
@@ -48,19 +48,19 @@ class Dtypes(NamedTuple):
 
 
 def is_narrow(weights: Any) -> bool:
-    """Says whether weights are stored as bits, also where they are split over a mesh."""
+    """Says whether weights are stored as bits; they may be split over a mesh."""
     return bool(jax.tree.leaves(weights)[0].dtype == _BITS)
 
 
 def stored(values: Any, dtype: Any) -> Any:
-    """Returns weights as an array of their tree has them."""
+    """Returns weights in the stored form of a dtype."""
     if dtype != _BITS:
         return values.astype(dtype)
     return values.astype(ml_dtypes.bfloat16).view(_BITS)
 
 
 def read(tree: Tree) -> Tree:
-    """Returns a tree with weights in place of the integers of their bits."""
+    """Returns a tree with weights in place of their bits."""
     bitcast = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.bfloat16)
     return jax.tree.map(lambda leaf: bitcast(leaf) if is_narrow(leaf) else leaf, tree)
 
@@ -68,25 +68,24 @@ def read(tree: Tree) -> Tree:
 def product(
     left_LI: Float[Array, "L I"], kernel: Float[Array, "rows columns"], axis: int = 0
 ) -> Float[Array, "L O"]:
-    """Returns left @ kernel, or left @ kernel.T for axis 1, in the dtype of `left`.
+    """Returns left @ kernel in the dtype of `left`; left @ kernel.T for axis 1.
 
-    A narrower kernel, which has no gradient, rounds `left` to its dtype, and on the way back the
-    cotangent.
+    A narrower kernel has no gradient. The product rounds `left` to the dtype of the kernel. The
+    backward pass rounds the cotangent.
     """
     narrow = left_LI.dtype != kernel.dtype
     return _narrow_product(left_LI, kernel, axis) if narrow else contract(left_LI, kernel, axis)
 
 
 def contract(left: Any, kernel: Any, axis: int, **options: Any) -> Array:
-    """Returns the product of two factors, summed over this axis of the second."""
+    """Returns the product of two factors; the sum runs over this axis of the second."""
     return jax.lax.dot_general(left, kernel, (((1,), (axis,)), ((), ())), **options)
 
 
 summed = functools.partial(contract, preferred_element_type=jnp.float32)
 
 
-# The transpose of a product with float32 sums would have the cotangent as a float32 factor, for
-# which XLA widens the kernel.
+# The transpose of a product with float32 sums has a float32 cotangent. XLA would widen the kernel.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _narrow_product(left_LI: Any, kernel: Any, axis: int) -> Array:
     return summed(left_LI.astype(kernel.dtype), kernel, axis)

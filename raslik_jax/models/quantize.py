@@ -197,12 +197,12 @@ def kernel_shape(kernel: Array | Int8Kernel | Nf4Kernel) -> tuple[int, ...]:
 def matmul(
     inputs: Float[jax.Array, "L inputs"], kernel: Array | Int8Kernel | Nf4Kernel, dtype: Any = None
 ) -> Float[jax.Array, "L outputs"]:
-    """Returns `inputs @ kernel`, see `products`; a quantized kernel is rebuilt in a dtype.
+    """Returns `inputs @ kernel` by `products`.
 
-    That is the dtype of the inputs for None.
+    A quantized kernel takes `dtype`, by default the dtype of the inputs.
 
-    Its product is a checkpoint: the backward pass rebuilds the kernel from its codes. Otherwise a
-    scan over layers would keep every rebuilt kernel, which is the memory that quantizing saved.
+    Its product is a checkpoint. The backward pass rebuilds the kernel from its codes. Otherwise a
+    scan over layers would keep every rebuilt kernel.
     """
     if not is_quantized(kernel):
         return products.product(inputs, jnp.asarray(kernel))

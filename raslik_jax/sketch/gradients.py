@@ -148,10 +148,9 @@ def micro_rows(batch: int, length: int, micro_tokens: int | None) -> int:
 def micro_tokens_of(hidden_size: int) -> int | None:
     """Returns the tokens whose gradients a model of this width takes at a time; None for all.
 
-    What a layer of a narrow model makes of a whole batch does not fit a CPU's caches, and every
-    pass over it waits for memory. A wider one keeps most for the way back, .7 MB a token of
-    SmolLM2-135M: what does not stay in the heap is cleared again in every step. The figures are
-    measured (docs/notes/sketch.md, "Speed").
+    The activations of a narrow model's layer for a whole batch do not fit a CPU's caches, and every
+    pass waits for memory. A wider model keeps most of them for the way back, 0.7 MB per token of
+    SmolLM2-135M. The heap does not keep so much between the steps. The figures are measured.
     """
     if meshes.platform() != "cpu" or meshes.num_shards() > 1:
         return None
