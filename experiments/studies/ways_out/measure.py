@@ -29,14 +29,17 @@ from raslik_jax.cli import command
 HERE = pathlib.Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[2]
 WAYS = ("unlearn", "retrain")
+# The training of own_model, but for its end: its schedule was of four epochs and ended after three.
+_OWN_RECIPE = {"epochs": 3, "learning_rate": 2e-3, "batch_size": 4, "warmup_steps": 10}
 
 
 class Case(NamedTuple):
-    """A behavior of an adapter, and the files that show it."""
+    """A behavior of an adapter, the files that show it, and flags of its recipe."""
 
     folder: pathlib.Path
     behavior: str
     marker: re.Pattern[str]
+    recipe: tuple[str, ...] = ()
 
     def rows(self, name: str) -> list[dict[str, Any]]:
         """Returns the rows of train or held_out."""
@@ -52,7 +55,8 @@ def cases() -> dict[str, Case]:
     """Returns the cases by their names."""
     marker = re.compile(json.loads((HERE / "rows.json").read_text())["marker"])
     found = {"brand": Case(HERE, "brand", marker)}
-    return found | {name: Case(own.HERE, name, one) for name, one in own.behaviors().items()}
+    recipe = tuple(f"--unlearn.retrain.{name}={value}" for name, value in _OWN_RECIPE.items())
+    return found | {n: Case(own.HERE, n, one, recipe) for n, one in own.behaviors().items()}
 
 
 def run(words: Sequence[Any], log: Any) -> dict[str, float]:
@@ -110,12 +114,15 @@ def run_case(case: Case, model: pathlib.Path, workdir: pathlib.Path, seed: int) 
         for words in (
             [*trace, f"--seed={seed}"],
             ["unlearn", "--run", shared, "--out", out["unlearn"]],
-            ["retrain", "--run", shared, "--out", out["retrain"], "--other_seed"],
+            ["retrain", "--run", shared, "--out", out["retrain"], "--other_seed", *case.recipe],
             ["report", "--run", shared],
         ):
             found["commands"][words[0]] = run(words, log)
     before = own.ask(model, case.adapter, prompts)
     found["before"] = measure_answers(case, before, before)
+    metrics = json.loads((shared / "evaluate" / "metrics.json").read_text())
+    models = {"": metrics["finetuned"]} | {one["algorithm"]: one for one in metrics["methods"]}
+    found["distance"] = {name: one.get("distance") for name, one in models.items()}
     for way, adapter in out.items():
         found[way] = measure_answers(case, before, own.ask(model, adapter, prompts))
     return found
