@@ -113,6 +113,11 @@ def stepped_variants(config: Config) -> Sequence[Variant]:
     return [one for one in variants_of(config) if not OBJECTIVES[one.algorithm].retrains]
 
 
+def attacked_variants(config: Config) -> Sequence[Variant]:
+    """Returns the models that robustness is measured of: no second training of the same rows."""
+    return [one for one in variants_of(config) if not OBJECTIVES[one.algorithm].repeats]
+
+
 def retrained_variants(config: Config) -> Sequence[Variant]:
     """Returns the models that a run trains again without a strategy's forget set."""
     return [one for one in variants_of(config) if OBJECTIVES[one.algorithm].retrains]

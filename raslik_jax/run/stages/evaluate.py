@@ -18,6 +18,7 @@ from raslik_jax.run.recipes import (
     Case,
     Files,
     Recipe,
+    attacked_variants,
     distant_variants,
     stepped_variants,
     variants_of,
@@ -133,7 +134,7 @@ def _robustness(workspace: Workspace) -> Iterator[dict[str, Any]]:
     """
     config, root = workspace.config, workspace.root
     stepped, exact = stepped_variants(config), distant_variants(config)
-    for name, variant in itertools.product(config.evaluate.robustness, variants_of(config)):
+    for name, variant in itertools.product(config.evaluate.robustness, attacked_variants(config)):
         now = artifacts.robustness(name, *variant).read(root)
         found = now | artifacts.robustness(name, variant.strategy).read(root)
         again = [one for one in exact if one.strategy == variant.strategy and variant in stepped]
