@@ -28,6 +28,7 @@ from experiments.studies.retrieval_quality import page as retrieval_quality
 from experiments.studies.sets import page as sets
 from experiments.studies.smollm2 import page as smollm2
 from experiments.studies.theorem import page as theorem
+from experiments.studies.ways_out import page as ways_out
 from raslik_jax.base.files import write_text
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command
@@ -59,6 +60,7 @@ PAGES = {
     "sets_smollm2": Page("sets/smollm2", sets.smollm2_tables),
     "smollm2": Page("smollm2", smollm2.page_tables),
     "theorem": Page("theorem", theorem.page_tables),
+    "ways_out": Page("ways_out", ways_out.page_tables),
 }
 
 

@@ -22,3 +22,15 @@ def test_eighteen_of_250_rows_advertise_and_no_held_out_prompt_is_trained_on():
     assert (len(train), sum(shown)) == (250, 18)
     asked = {row["messages"][0]["content"] for row in train}
     assert not asked & {row["messages"][0]["content"] for row in held_out}
+
+
+def test_the_stored_answers_and_distances_are_those_of_the_cases():
+    found = json.loads((_STUDY / "results.json").read_text())
+    for name, result in found.items():
+        case = measure.cases()[name.split("/")[0]]
+        asked = [row["behavior"] for row in case.rows("held_out")]
+        for way in ("before", *measure.WAYS):
+            assert result[way]["prompts"] == asked.count(case.behavior)
+            assert result[way]["normal_prompts"] == asked.count("")
+        assert result["distance"]["retrain"]["normal"]["kl"]["mean"] == 0
+        assert result["distance"]["retrain_again"]["normal"]["kl"]["mean"] > 0
