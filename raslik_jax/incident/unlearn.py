@@ -46,7 +46,7 @@ class UnlearnOptions(Settings):
     run: str = setting("", "Work directory of a trace.")
     out: str = setting(
         "",
-        "Folder for the unlearned adapter and its card: new, empty, or as this run has written it.",
+        "Folder for the new adapter and its card: new, empty, or as this run has written it.",
     )
     forget_file: str = setting("", "Rows to forget in place of those of the trace.")
     retain_file: str = setting("", "Rows to retain, with --forget_file (default: random others).")

@@ -34,8 +34,8 @@ class ValidateOptions(RecipeOptions):
     )
     seeds: int = setting(
         3,
-        "Seeds for QLD, each of a retraining without the top rows of every ranking, one without "
-        "random rows and one with all rows; 0: no QLD.",
+        "Seeds for QLD. Each takes a training on all rows, one without the top rows of every "
+        "ranking, and one without as many random rows. 0: no QLD.",
         zero_or=2,
     )
     top: str = setting("1%", "Rows that QLD removes: a share, as 1%, or their number.")
