@@ -63,7 +63,7 @@ def choose(
         times += f", and {incidents} incidents are expected"
     more = incidents * (retrain.seconds - unlearn.seconds)
     if retrain.seconds <= _TIMES * unlearn.seconds or more <= _SECONDS_MORE:
-        return Advice("retrain", f"it is the exact answer and takes {times}")
+        return Advice("retrain", f"it is exact for the rows that were found, and takes {times}")
     return Advice("unlearn", f"retraining takes {times}")
 
 
