@@ -109,10 +109,6 @@ house: $(VENV)/.installed-dev
 # Writes the tables of the studies again, in docs/studies and next to the stored results.
 tables: $(VENV)/.installed-dev
 	$(BIN)/python experiments/studies/pages.py
-# Lowers the limits of tests/language.json to what documents and docstrings have now.
-.PHONY: language
-language: $(VENV)/.installed-dev
-	$(BIN)/python tests/language_test.py
 
 # Writes the reference pages that follow from the code: flags, settings, models, public names.
 .PHONY: reference

@@ -60,12 +60,12 @@ class Divergence(NamedTuple):
 
 
 def likelihood_step(decoder: Decoder) -> Step:
-    """Returns the jitted function from (lora, base, batch) to the loss of each answer."""
+    """Returns the jitted function from `(lora, base, batch)` to the loss of each answer."""
     return _step(functools.partial(example_loss, decoder))
 
 
 def token_step(decoder: Decoder) -> Step:
-    """Returns the jitted function from (lora, base, batch) to the loss of each target, [B, T]."""
+    """Returns the jitted function from `(lora, base, batch)` to the loss of each target, [B, T]."""
 
     def of_row(lora: Tree, base: Tree, *row: Array, num_targets: int) -> Array:
         table, vocab_axis = head_table(base)
@@ -77,7 +77,7 @@ def token_step(decoder: Decoder) -> Step:
 
 
 def expected_step(decoder: Decoder) -> Step:
-    """Returns the jitted function from (lora, base, batch) to the two of `Expected`, [B] each."""
+    """Returns the jitted function from `(lora, base, batch)` to the two of `Expected`, [B] each."""
 
     def of_row(lora: Tree, base: Tree, *row: Array, num_targets: int) -> tuple[Array, Array]:
         targets = find_targets(decoder, lora, base, *row, num_targets=num_targets)
@@ -120,7 +120,7 @@ def divergence_step(decoder: Decoder) -> Step:
 
 
 def _step(of_row: Callable[..., Any], *, one_by_one: bool = False) -> Step:
-    """Returns the jitted function from (lora, base, batch) to `of_row`'s result for each row."""
+    """Returns the jitted function from `(lora, base, batch)` to `of_row`'s result for each row."""
 
     def of_rows(lora: Tree, base: Tree, batch: Batch) -> Any:
         own = functools.partial(of_row, lora, base, num_targets=batch.num_targets)
@@ -135,7 +135,7 @@ def _step(of_row: Callable[..., Any], *, one_by_one: bool = False) -> Step:
 
 
 def answer_likelihood(decoder: Decoder, *, batch_tokens: int) -> Callable[..., Likelihood]:
-    """Returns the function from (lora, base, encoded, on_ladder=False) to answers' likelihood.
+    """Returns the function from `(lora, base, encoded, on_ladder=False)` to answers' likelihood.
 
     It is the training loss of each example: `next_token` over the response, in batches of at most
     batch_tokens, padding included. A set of answers has two shapes. With `on_ladder` it has one,
@@ -156,7 +156,7 @@ def answer_likelihood(decoder: Decoder, *, batch_tokens: int) -> Callable[..., L
 
 
 def token_likelihood(decoder: Decoder, *, batch_tokens: int) -> Callable[..., np.ndarray]:
-    """Returns the function from (lora, base, encoded) to the nats of every token of every answer.
+    """Returns the function from `(lora, base, encoded)` to the nats of every token of every answer.
 
     It gives [N, T] with T the most tokens of an answer. Zeros follow an answer's last one. The mean
     over its tokens is the result of `answer_likelihood` in batches of the same shapes.
@@ -179,7 +179,7 @@ def token_likelihood(decoder: Decoder, *, batch_tokens: int) -> Callable[..., np
 
 
 def expected_likelihood(decoder: Decoder, *, batch_tokens: int) -> Callable[..., Expected]:
-    """Returns the function from (lora, base, encoded) to drawn answers' nats at its tokens.
+    """Returns the function from `(lora, base, encoded)` to drawn answers' nats at its tokens.
 
     For tokens drawn from the model sum_t (nll_t - H_t) is a martingale of mean 0. Its variance is
     that of sum_t V_t with H = -sum_v p_v log p_v and V = sum_v p_v (log p_v + H)^2. The model would

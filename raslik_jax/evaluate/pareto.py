@@ -100,7 +100,7 @@ def mahalanobis_to_ideal(retain_M: Rates, forget_M: Rates) -> Mahalanobis:
 
     D_mah(v) = sqrt((v - mu)^T Sigma^-1 (v - mu)), v = (R, F), mu = (1, 0). The paper calls Sigma
     the "(regularized) covariance of all methods" and says no more. Here Sigma = 0.9 C + 0.1 diag(C)
-    with C the ddof = 1 covariance of the methods' points. Of 57 rules it is the only one that
+    with C the ddof = 1 covariance of the methods' points. It is the only one of 57 rules that
     reproduces 11 of 15 published blocks within rounding. No rule gives the other four.
     """
     if not have_covariance(retain_M, forget_M):

@@ -49,7 +49,7 @@ def select_by_count(
     forget = best_positions(forget_N, ids, num_forget, "num_forget")
     left_N = retain_N.copy()
     left_N[forget] = -np.inf
-    name = f"num_retain beside the {num_forget} to forget"
+    name = f"num_retain next to the {num_forget} to forget"
     return Selection(forget=forget, retain=best_positions(left_N, ids, num_retain, name))
 
 
@@ -58,7 +58,7 @@ def spread_retain(
 ) -> Float[np.ndarray, " N"]:
     """Returns retain scores whose best are drawn at random from a share of the examples.
 
-    That share has the highest scores. All others follow it in their order, and a score of minus
+    The share has the highest scores. All others follow it in their order, and a score of minus
     infinity stays. The examples of the highest scores may be of one kind. A model that retains them
     alone may change elsewhere. The draw follows the ids.
     """
@@ -103,7 +103,7 @@ def select_by_threshold(
     ):
         if not is_chosen_N.any():
             raise ValueError(
-                f"the {name} set must have an example, none clears {name}_threshold={tau} by "
+                f"the {name} set must have an example, none exceeds {name}_threshold={tau} by "
                 f"{margin:.3g}, the highest score is {score_N.max(initial=-np.inf):.6g}: lower it"
             )
         chosen.append(best_positions(score_N, ids, int(is_chosen_N.sum())))
@@ -170,7 +170,7 @@ def noise_band(score_N: Float[np.ndarray, " N"], *, sigma: float = 0.0) -> tuple
 
     ranked_N = np.sort(score_N[score_N > -np.inf].astype(np.float64))
     if len(ranked_N) < 10:
-        must = "examples must be ten or more to tell noise from what stands out"
+        must = "examples must be ten or more to separate noise from rows that stand out"
         raise ValueError(f"{must}, got {len(ranked_N)}: give --retrieve.num_forget")
     edge = ranked_N[max(9, int(_UNRELATED * len(ranked_N))) - 1]
     count = 0
@@ -245,8 +245,8 @@ def _check_scores(
         if len(where):
             value = "NaN" if np.isnan(score_N[where[0]]) else "infinite"
             raise ValueError(
-                f"the {name} score of example {ids[where[0]]} is {value} "
-                f"({len(where)} such): sketch again from a model with finite weights"
+                f"the {name} scores must be finite, that of example {ids[where[0]]} is {value} "
+                f"({len(where)} in all): sketch again from a model with finite weights"
             )
 
 

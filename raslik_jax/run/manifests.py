@@ -179,12 +179,12 @@ def verify(root: pathlib.Path) -> list[str]:
             found.append(f"{name}/{MANIFEST}: damaged")
         damaged = damaged_outputs(root / name, manifest, hashes)
         found += [f"{name}/{file}: missing or damaged" for file in damaged]
-        found += [f"{name}: made from another {path} than is there" for path in changed]
+        found += [f"{name}: made from another version of {path}" for path in changed]
     return [*dict.fromkeys(found)]
 
 
 def _changed_reads(root: pathlib.Path, manifest: Manifest) -> list[str]:
-    """Returns what a unit read of earlier ones that is another now; what is gone is not."""
+    """Returns the inputs of a unit that changed after it; a missing one did not change."""
     changed = []
     for path, recorded in manifest["reads"].items():
         owner = owner_on_disk(root, path)

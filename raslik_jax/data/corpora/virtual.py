@@ -67,7 +67,7 @@ def draw_rows(
 ) -> tuple[list[Example], list[Example]]:
     """Returns rows to train on, and queries that ask the same topics in other words.
 
-    Of every topic one wording is held out. Training goes over all topics before any is asked a
+    One wording of every topic is held out. Training goes over all topics before any is asked a
     second time; queries are held-out wordings of topics that are trained on.
     """
     held_out: dict[Topic, Example] = {}
