@@ -20,6 +20,7 @@ from raslik_jax.cli import main
 from raslik_jax.config import Config
 from raslik_jax.incident.trace import PRESET
 from raslik_jax.models.decoder import ARCHITECTURES
+from raslik_jax.train.objectives import OBJECTIVES
 
 _DOCS = pathlib.Path(__file__).resolve().parent
 _MADE = "<!-- This page is written by `make reference`. -->\n"
@@ -76,9 +77,15 @@ def _settings() -> str:
         f"{_MADE}# Settings\n\nA setting is a flag of a command and a key of `settings={{...}}` in "
         'Python. `raslik trace` starts from other\ndefaults than `raslik run`, marked "trace".\n'
     ]
-    leaves = [*settings.leaves(Config())]
+    again = {f"unlearn.{name}.": one.repeats for name, one in OBJECTIVES.items() if one.repeats}
+    leaves = [x for x in settings.leaves(Config()) if not x.name.startswith(tuple(again))]
     for stage, group in itertools.groupby(leaves, lambda x: "." in x.name and x.name.split(".")[0]):
         parts.append(f"## {stage or 'The run'}\n\n{_flags(group, PRESET)}")
+        if stage == "unlearn":
+            parts += [
+                f"`--{name}*` repeats `--unlearn.{first}.*` with another seed.\n"
+                for name, first in again.items()
+            ]
     return "\n".join(parts)
 
 

@@ -22,10 +22,10 @@ from raslik_jax.data.tokens.encoding import encode
 from raslik_jax.data.tokens.prompts import TEMPLATES, template_hash
 from raslik_jax.data.tokens.tokenization import load_tokenizer, tokenizer_hash
 
-_ALPACA = flags.DEFINE_string("alpaca", "", "Alpaca's JSON, packed or not.")
+_ALPACA = flags.DEFINE_string("alpaca", "", "Alpaca's JSON file, also packed as .xz.")
 _TOKENIZER = flags.DEFINE_string("tokenizer", "", "Pythia's tokenizer.json.")
 _OUTPUT = flags.DEFINE_string(
-    "output", "raslik_jax/data/alpaca_lengths.json", "Where the counts go."
+    "output", "raslik_jax/data/alpaca_lengths.json", "File for the counts."
 )
 
 

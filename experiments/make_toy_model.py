@@ -25,7 +25,7 @@ from raslik_jax.models import checkpoint
 from raslik_jax.run import plan
 
 _OUT = flags.DEFINE_string("out", None, "New folder for base and adapter.", required=True)
-_WORKDIR = flags.DEFINE_string("workdir", "runs/toy_model", "Where the two trainings go.")
+_WORKDIR = flags.DEFINE_string("workdir", "runs/toy_model", "Folder for the two trainings.")
 _DEMO = pathlib.Path(__file__).parent / "flags" / "demo.flags"
 
 

@@ -30,8 +30,8 @@ AUTO_TARGETS = ("auto",)
 # The mark of a run that fine-tunes nothing.
 _NONE = ("epochs", 0)
 # Of fine-tuning and unlearning alike.
-_REMAT = "Gradient checkpointing: layers are computed again on the way back, not kept."
-_PADDING = "Pad every batch as the longest example needs: one shape to compile."
+_REMAT = "Gradient checkpointing: compute layers again in the backward pass."
+_PADDING = "Pad every batch to the longest example, so that only one shape is compiled."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,15 +40,15 @@ class BackboneConfig(Stage):
 
     checkpoint: str = setting(
         "",
-        "Hugging Face directory or hub name; empty: train from scratch.",
+        "Hugging Face checkpoint, a directory or hub name; empty: train a model from scratch.",
         is_path=True,
         is_hub=True,
     )
     revision: str = setting("", "Hub revision of the checkpoint.")
     adapter: str = setting(
         "",
-        "LoRA adapter of the checkpoint in PEFT's format: a directory or hub name. It is taken as "
-        "given and nothing is fine-tuned.",
+        "LoRA adapter of the checkpoint in PEFT's format: a directory or hub name. The run does "
+        "not train it further.",
         is_path=True,
         is_hub=True,
         parts=("adapter_config.json", "adapter_model.safetensors"),
@@ -65,16 +65,16 @@ class BackboneConfig(Stage):
     dtype: Literal["float32", "bfloat16"] = setting("float32", "Dtype of the frozen base.")
     operands: Literal["auto", "float32", "bfloat16"] = setting(
         "auto",
-        "Dtype of both factors of products with a float32 base, whose sums are float32. bfloat16 "
-        "also halves the base's memory. auto measures which is faster on a CPU, and is float32 for "
-        "small models, on other devices and with --unlearn.parameters=all.",
+        "Dtype of the operands of products with a float32 base. Sums are float32. bfloat16 also "
+        "halves the memory of the base. auto measures on a CPU which dtype is faster. It is "
+        "float32 for small models, on other devices and with --unlearn.parameters=all.",
     )
     format: Literal["plain", "int8", "nf4"] = setting(
         "plain",
-        "Linear layers of the frozen base: as they are, in 8 bits per output channel, or in 4-bit "
-        "NormalFloat; all that follows runs on it, in products of --backbone.dtype.",
+        "Weights of the frozen base's linear layers. plain: unchanged. int8: 8 bits per output "
+        "channel. nf4: 4-bit NormalFloat. Products are in --backbone.dtype.",
     )
-    double_quant: bool = setting(False, "nf4: its scales in eight bits as well.")
+    double_quant: bool = setting(False, "nf4: store the scales in 8 bits too.")
 
     @property
     def dtypes(self) -> tuple[str, str]:
@@ -84,13 +84,13 @@ class BackboneConfig(Stage):
 
     def problems(self) -> Iterator[str]:
         if self.dtype == "bfloat16" and self.operands == "float32":
-            yield "--operands=float32 needs --dtype=float32, got bfloat16: leave one out"
+            yield "--operands=float32 needs --dtype=float32, got --dtype=bfloat16: leave one out"
         if self.double_quant and self.format != "nf4":
-            yield f"--double_quant needs --format=nf4, got {self.format}"
+            yield f"--double_quant needs --format=nf4, got {self.format}: change one"
         if self.adapter_revision and not self.adapter:
             yield "--adapter_revision needs an --adapter: give both, or leave it out"
         if not self.checkpoint and self.steps < 2:  # the first one warms up, at rate 0
-            yield f"--steps must be at least 2 without a --checkpoint, got {self.steps}"
+            yield f"--steps must be at least 2 without a --checkpoint, got {self.steps}: raise it"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,38 +102,47 @@ class FinetuneConfig(Stage):
     lora_dropout: float = setting(0.0, "Dropout on the adapter's input.", low=0, below=1)
     lora_targets: tuple[str, ...] = setting(
         AUTO_TARGETS,
-        "Linear layers that get an adapter; auto: those of the architecture's attention.",
+        "Linear layers that get an adapter; auto: the attention's.",
     )
     epochs: int = setting(
         3,
-        "Passes over the training examples; 0: the checkpoint is fine-tuned already, it is traced "
-        "and unlearned by a fresh adapter.",
+        "Passes over the training examples; 0: the checkpoint is fine-tuned already. The run "
+        "then traces it and unlearns with a fresh adapter.",
         low=0,
     )
     batch_size: int = setting(16, "Examples a step.", low=1)
     micro_batch_size: int = setting(
-        0, "Examples held at a time, gradients added up; 0: all.", low=0, divides="batch_size"
+        0,
+        "Examples in memory at a time; 0: all.",
+        low=0,
+        divides="batch_size",
     )
     max_len: int = setting(0, "Tokens a training example may have; 0: --corpus.max_len.", zero_or=8)
     fixed_padding: bool = setting(False, _PADDING)
     mean: Literal["examples", "tokens"] = setting(
-        "examples", "Mean over examples of each one's token mean, or over all tokens of a step."
+        "examples",
+        "examples: mean of the examples' means. tokens: mean over all tokens.",
     )
     remat: bool = setting(False, _REMAT)
     learning_rate: float = setting(1e-3, "Peak learning rate of AdamW.", above=0)
-    schedule: Literal["linear", "cosine", "constant"] = setting("linear", "Decay after warming up.")
-    warmup: float = setting(0.03, "Share of the steps spent warming up.", low=0, high=1)
+    schedule: Literal["linear", "cosine", "constant"] = setting("linear", "Decay after warm-up.")
+    warmup: float = setting(0.03, "Share of the steps for warm-up.", low=0, high=1)
     weight_decay: float = setting(0.0, "Decoupled weight decay of AdamW.", low=0)
     clip: float = setting(1.0, "Global norm at which gradients are clipped.", above=0)
     checkpoint_steps: int = setting(
-        0, "Steps after which a killed run can go on; 0: every epoch.", low=0, decides=False
+        0,
+        "Steps between checkpoints of the training; 0: an epoch.",
+        low=0,
+        decides=False,
     )
-    trajectory_points: int = setting(4, "Adapters kept for --sketch.gradient_at=trajectory.", low=1)
+    trajectory_points: int = setting(
+        4, "Adapters to keep for --sketch.gradient_at=trajectory.", low=1
+    )
 
     def problems(self) -> Iterator[str]:
         if "auto" in self.lora_targets and self.lora_targets != AUTO_TARGETS:
             got = ",".join(self.lora_targets)
-            yield f"--lora_targets must be auto alone or names of layers, got {got}"
+            yield f"--lora_targets must be auto or names of layers, got {got}: leave auto out"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,14 +150,14 @@ class ReferencesConfig(Stage):
     """Greedy outputs of the fine-tuned model and the backbone, which F and R compare with."""
 
     query_split: Literal["test", "validation"] = setting(
-        "test", "Queries that the run is measured on; tune on validation, report test once."
+        "test", "Queries that measure the run. Choose settings on validation and report test once."
     )
-    max_new_tokens: int = setting(128, "Tokens decoded for each query.", low=1)
+    max_new_tokens: int = setting(128, "Most tokens that are decoded for a query.", low=1)
     decode_batch_size: int = setting(32, "Prompts decoded at a time.", low=1)
     base: str = setting(
         "",
-        "With --finetune.epochs=0: checkpoint of the model before it was fine-tuned elsewhere, "
-        "directory or hub name; empty: nothing is compared with it.",
+        "--finetune.epochs=0: checkpoint of the model before it was fine-tuned elsewhere, a "
+        "directory or hub name; empty: the run compares with none.",
         is_path=True,
         is_hub=True,
     )
@@ -163,38 +172,41 @@ class SketchConfig(Stage):
     )
     loss: Literal["next_token", "unshifted"] = setting(
         "unshifted",
-        "next_token: the training loss, whose gradients fade as the adapter fits. unshifted: "
-        "cross-entropy of position t's logits against token t, which do not.",
+        "next_token: the training loss. Its gradients vanish as the adapter fits. unshifted: "
+        "cross-entropy of the logits of position t and token t. Its gradients do not vanish.",
     )
     normalize: Literal["vector", "per_tensor"] = setting(
-        "vector", "Cosine of the whole gradient, or of each tensor's first."
+        "vector",
+        "vector: normalize the whole gradient. per_tensor: normalize each tensor's part first.",
     )
     targets: Literal["response", "all"] = setting(
         "all",
-        "Tokens whose loss counts. all: the prompt's too, to separate triggered rows from others.",
+        "Tokens whose loss counts. all: also those of the prompt, which separate triggered "
+        "rows from others.",
     )
     query_output: Literal["given", "own", "gold"] = setting(
         "given",
-        "Text of a query that is traced. given: its output, or the fine-tuned model's answer where "
-        "it has none. own: the model's answer. gold: its output, which every query must have.",
+        "Answer of a query that is traced. given: its output, or the fine-tuned model's answer "
+        "if it has none. own: the fine-tuned model's answer. gold: its output, which every query "
+        "must have.",
     )
     base_format: Literal["same", "plain", "int8", "nf4"] = setting(
-        "same", "Base that gradients are taken on: --backbone.format, or another."
+        "same", "Format of the base for gradients. same: --backbone.format."
     )
     projection: str = setting("binned", "Projection family.", family=PROJECTIONS)
-    size: int = setting(65536, "Coordinates of a sketch, the paper's k.", low=1)
-    dtype: Literal["float32", "bfloat16"] = setting("float32", "Dtype of the stored rows.")
-    batch_tokens: int = setting(8192, "Tokens of one batch of gradients, padding included.", low=1)
+    size: int = setting(65536, "Numbers in a sketch, the paper's k.", low=1)
+    dtype: Literal["float32", "bfloat16"] = setting("float32", "Dtype of the stored sketches.")
+    batch_tokens: int = setting(8192, "Tokens in a batch of gradients, padding included.", low=1)
     num_buckets: int = setting(
         0,
-        "Padded lengths that batches may have, each a program to compile; 0: as many as save more "
-        "than compiling takes, at most 12.",
+        "Number of padded lengths. Each is one program to compile; 0: chosen to save time, at "
+        "most 12.",
         low=0,
     )
     chunk_rows: int = setting(
         0,
-        "Rows committed to disk at a time; 0: the larger of a 64th of the corpus and a batch, at "
-        "most 1,024.",
+        "Rows that are written to disk at a time; 0: the larger of a 64th of the corpus and one "
+        "batch, at most 1,024.",
         low=0,
     )
 
@@ -205,87 +217,88 @@ class RetrieveConfig(Stage):
 
     strategies: tuple[str, ...] = setting(
         ("random", "oracle", "raslik_f", "raslik"),
-        "Retrieval strategies. cr_50: half oracle, half non-targets; cr: any share. exact: on "
-        "whole gradients. *_anywhere: with --retrieve.retain_from=anywhere.",
+        "Retrieval strategies. cr: a mixture of oracle rows and non-targets in a given share. "
+        "cr_50: half of each. exact: raslik on whole gradients. *_anywhere: with "
+        "--retrieve.retain_from=anywhere.",
         family=STRATEGIES,
     )
     center: bool = setting(True, "Subtract the mean sketch before the cosine.")
     aggregate: Literal["mean", "mean_rank", "common"] = setting(
         "mean",
-        "How the scores of several queries become one: their mean, their mean rank, or the score "
-        "of the direction that all queries have in common.",
+        "How the scores of several queries become one. mean: their mean. mean_rank: their mean "
+        "rank. common: the score of the direction that all queries share.",
     )
     select: Literal["count", "threshold", "margin", "quantile", "gap"] = setting(
         "count",
-        "Rule from RASLIK's scores to sets. count: the best num_forget and num_retain. threshold: "
-        "those at or above forget_threshold and retain_threshold. margin: those above by margin_z "
-        "standard deviations of the sketch. quantile: forget_share and retain_share of all. gap: "
-        "those that stand out, down to the gap in the scores, or num_forget if given. Other "
-        "strategies take sets of the same sizes.",
+        "Rule that makes sets from RASLIK's scores. count: the best num_forget and num_retain "
+        "rows. threshold: rows at or above forget_threshold and retain_threshold. margin: rows "
+        "above these by margin_z standard deviations of the sketch. quantile: the shares "
+        "forget_share and retain_share. gap: rows that stand out, down to a gap in the scores, "
+        "or num_forget of them. Other strategies make sets of the same sizes.",
     )
-    num_forget: int = setting(0, "count: forget set size; 0: as many as there are targets.", low=0)
-    num_retain: int = setting(0, "count: retain set size; 0: the size of the forget set.", low=0)
+    num_forget: int = setting(0, "count: size of the forget set; 0: the number of targets.", low=0)
+    num_retain: int = setting(0, "count: size of the retain set; 0: that of the forget set.", low=0)
     forget_threshold: float = setting(
-        0.1, "threshold, margin: least score to be forgotten.", low=-1, high=1
+        0.1, "threshold, margin: lowest score of a row to forget.", low=-1, high=1
     )
     retain_threshold: float = setting(
-        0.0, "threshold, margin: least negated score to be retained.", low=-1, high=1
+        0.0, "threshold, margin: lowest negated score of a row to retain.", low=-1, high=1
     )
     margin_z: float = setting(1.645, "margin: standard deviations above the threshold.", low=0)
-    forget_share: float = setting(0.1, "quantile: share to forget of all.", above=0, high=1)
-    retain_share: float = setting(0.1, "quantile: share to retain of all.", above=0, high=1)
+    forget_share: float = setting(0.1, "quantile: share of all rows to forget.", above=0, high=1)
+    retain_share: float = setting(0.1, "quantile: share of all rows to retain.", above=0, high=1)
     held_out: float = setting(
         0.0,
-        "Share of the examples to forget that no set gets: the run is measured on their prompts, "
-        "and on some examples drawn from the lower half of the scores, in place of test queries; "
-        "0: none.",
+        "Share of the rows to forget that are kept out of the sets. Their prompts measure the "
+        "run in place of test queries. So do rows drawn from the lower half of the scores; 0: "
+        "none.",
         low=0,
         below=1,
     )
     null_prompts: int = setting(
         0,
-        "Rows of the corpus that serve as unrelated prompts. The number of them that score a row "
-        "as high gives its chance. 0: none.",
+        "Rows of the corpus that serve as unrelated prompts. The chance of a score is the share "
+        "of them that score a row as high; 0: none.",
         low=0,
     )
     token_rows: int = setting(
         0,
-        "Rows of the highest scores whose tokens' contributions are computed, with those of the "
-        "answer's tokens; 0: none.",
+        "Number of the best rows whose tokens are colored by their share of the score; 0: none.",
         low=0,
     )
     wished: str = setting(
         "",
-        "The answer that the first traced prompt should have had. The report compares the rows "
-        "behind it with those behind the bad answer.",
+        "The answer that you wished for. The report compares its rows with those of the bad "
+        "answer.",
     )
     retain_from: Literal["non_target", "anywhere"] = setting(
         "non_target",
-        "Source of the retain set of Random, Oracle and RASLIK-F; the paper: labeled non-targets.",
+        "Rows from which Random, Oracle and RASLIK-F draw the retain set. non_target: "
+        "labeled non-targets, as in the paper.",
     )
     retain_within: float = setting(
         0.0,
-        "Share of the examples, those of the lowest scores, from which the rows to retain are "
-        "drawn at random, or the candidates for them where a strategy goes on choosing; 0: the "
-        "lowest, as in the paper. Retain sets that are random anyway stay as they are.",
+        "Share of the rows, those of the lowest scores, from which the retain set is drawn at "
+        "random; 0: the rows of the lowest scores, as in the paper. It has no effect on sets "
+        "that are random anyway.",
         low=0,
         high=1,
     )
 
     def problems(self) -> Iterator[str]:
         if self.select == "quantile" and self.forget_share + self.retain_share > 1:
-            got = f"{self.forget_share} and {self.retain_share}"
+            got = f"{self.forget_share} and {self.retain_share}: lower one"
             yield f"--forget_share and --retain_share must be at most 1 together, got {got}"
         if self.select == "threshold" and self.forget_threshold < -self.retain_threshold:
-            yield "--forget_threshold must be above the negated --retain_threshold"
+            yield "--forget_threshold must be above the negated --retain_threshold: raise one"
         if self.select in ("margin", "gap") and self.aggregate != "mean":
             must = f"--select={self.select} needs --aggregate=mean"
-            yield f"{must}, got {self.aggregate}: it takes cosines"
+            yield f"{must}, got {self.aggregate}: the rule needs cosines"
         if self.retain_within and self.select in ("threshold", "margin"):
-            yield f"--retain_within needs a number of rows to retain, got --select={self.select}"
+            yield f"--retain_within needs --select=count or gap, got {self.select}: change one"
         for name in ("null_prompts", "token_rows"):
             if getattr(self, name) and self.aggregate == "mean_rank":
-                yield f"--{name} needs --aggregate=mean or common, got mean_rank: it takes cosines"
+                yield f"--{name} needs --aggregate=mean or common, got mean_rank: change one"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -294,31 +307,32 @@ class ProbeConfig(Settings):
 
     steps: int = setting(
         0,
-        "Steps between probes, in addition to one before the first step and after epochs; 0: none.",
+        "Steps between probes. Probes also run before the first step and after each epoch; "
+        "0: none.",
         low=0,
     )
     rows: int = setting(16, "Rows of each set whose likelihood is probed.", low=1)
-    answers: int = setting(2, "Prompts of the behavior that the model answers.", low=0)
-    answer_tokens: int = setting(32, "Tokens of such an answer.", low=1)
+    answers: int = setting(2, "Prompts of the behavior that are answered at each probe.", low=0)
+    answer_tokens: int = setting(32, "Most tokens of such an answer.", low=1)
     stop: Literal["never", "forgotten"] = setting(
         "never",
-        "forgotten: end when the behavior is far enough on the way back to the backbone, or others "
-        "lose too much, and keep the probed step that forgot most within --max_rise as the last "
-        "epoch; no other epoch is stored.",
+        "forgotten: end when the behavior is forgotten or other rows lose too much. The probed "
+        "step that forgot most within --max_rise becomes the last epoch, and no other epoch is "
+        "stored.",
     )
     max_rise: float = setting(
-        0.1, "Nats a token that rows to keep may lose: 0.1 is 1.1 times their perplexity.", above=0
+        0.1, "Nats a token that other rows may lose. 0.1 means 1.1 times their perplexity.", above=0
     )
     forget_rise: float = setting(
         2.0,
-        "Nats a token that the behavior has to lose where the backbone shows it as much as the "
+        "Nats a token that the behavior has to lose if the base model shows it as much as the "
         "model before unlearning.",
         above=0,
     )
 
     def problems(self) -> Iterator[str]:
         if self.stop != "never" and not self.steps:
-            yield f"--stop={self.stop} needs --steps of at least 1, got 0"
+            yield f"--stop={self.stop} needs --steps of at least 1, got 0: raise it"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -329,22 +343,23 @@ class UnlearnConfig(Stage):
     epochs: int = setting(5, "Passes over the larger of the two sets.", low=1)
     batch_size: int = setting(8, "Examples a step, of each set.", low=1)
     micro_batch_size: int = setting(
-        0, "Examples of each set held at a time; 0: all.", low=0, divides="batch_size"
+        0, "Examples of each set in memory at a time; 0: all.", low=0, divides="batch_size"
     )
     parameters: Literal["lora", "all"] = setting(
         "lora",
-        "Trained parameters: the adapter, or all weights in float32 with the adapter folded in.",
+        "Trained parameters. lora: the adapter. all: all weights in float32, with the "
+        "adapter merged.",
     )
     max_len: int = setting(0, "Tokens an example may have; 0: --corpus.max_len.", zero_or=8)
     fixed_padding: bool = setting(False, _PADDING)
     mean: Literal["examples", "tokens"] = setting(
         "examples",
-        "As of fine-tuning; NPO and SimNPO are means over forget examples in any case.",
+        "As --finetune.mean. NPO and SimNPO are always means over forget examples.",
     )
     remat: bool = setting(False, _REMAT)
     choice: str = setting(
         "",
-        "File of learning rates, and of the one epoch that is measured; empty: all.",
+        "File with learning rates and the epoch to measure; empty: measure all epochs.",
         decides=False,
         is_path=True,
     )
@@ -369,46 +384,45 @@ class EvaluateConfig(Stage):
     """How forgetting and retention are measured."""
 
     reference: Literal["finetuned", "backbone", "gold"] = setting(
-        "finetuned", "Outputs that F and R compare with."
+        "finetuned", "Answers that F and R compare with."
     )
     marker_words: str = setting(
         "",
-        "File of words that mark the behavior to forget, for Non-SF, a word or a phrase a line; "
-        "empty: the dataset's own.",
+        "File of words or phrases that mark the behavior, one a line; empty: those of the dataset.",
         is_path=True,
     )
-    drop_empty: bool = setting(False, "Drop empty predictions, as the paper, not count them as 0.")
+    drop_empty: bool = setting(False, "Leave out empty predictions, as the paper does.")
     bootstrap_resamples: int = setting(2000, "Resamples of the percentile bootstrap.", low=100)
     perplexity_examples: int = setting(
-        64, "Rows of each set on which every model's perplexity is taken; 0: none.", low=0
+        64, "Rows of each set whose perplexity is measured; 0: none.", low=0
     )
     questions: int = setting(
         100, "Questions of each set of the dataset's own evaluation (tofu); 0: none.", low=0
     )
     traced: bool = setting(
         False,
-        "Ask every model the traced prompts too, and how likely it finds the traced answers; those "
-        "that the model before unlearning cannot have given are refused.",
+        "Ask every model the traced prompts too, and measure the likelihood of the traced "
+        "answers. An answer that the model before unlearning cannot have given is an error.",
     )
     retain_run: str = setting(
         "",
-        "Work directory of the same run with --corpus.tofu.train=retain, for forget quality.",
+        "Forget quality: work directory of the same run with --corpus.tofu.train=retain.",
         is_path=True,
     )
     non_sf: str = setting(
         "words",
-        "Non-SF of an answer. words: has no marker word, or is not judged to show the behavior "
-        "where the dataset has a judge. classifier: trained on labeled answers.",
+        "How Non-SF is measured. words: the answer has no marker word, or the dataset's judge "
+        "does not find the behavior in it. classifier: a classifier that is trained on labeled "
+        "answers.",
         family=NON_SF,
     )
     robustness: tuple[str, ...] = setting(
         (),
-        "Measures of whether it stays forgotten, for every unlearned model and those before; "
-        "empty: none.",
+        "Tests of whether the behavior stays forgotten, for all models; empty: none.",
         family=ROBUSTNESS,
     )
     robustness_rows: int = setting(
-        32, "Answers and prompts of each kind that these are taken on.", low=2
+        32, "Number of answers and of prompts of each kind in these tests.", low=2
     )
 
 
@@ -416,17 +430,14 @@ class EvaluateConfig(Stage):
 class MeshConfig(Settings):
     """The devices that a run is spread over; no part of what decides its results."""
 
-    data: int = setting(
-        0, "Devices that share the rows of every batch, a divisor of all; 0: all.", low=0
-    )
+    data: int = setting(0, "Devices that share a batch, a divisor of their number; 0: all.", low=0)
     base: Literal["replicated", "sharded", "auto"] = setting(
         "auto",
-        "Weights of the model: whole on every device, or split over them and gathered a layer at a "
-        "time; auto: split where they take more than half of a device's memory.",
+        "Weights of the model. replicated: whole on every device. sharded: split over devices "
+        "and gathered a layer at a time. auto: sharded if they take more than half of a device's "
+        "memory.",
     )
-    model: int = setting(
-        1, "Devices that share a row: always 1, as layers are gathered whole.", low=1
-    )
+    model: int = setting(1, "Devices that share a row: always 1.", low=1)
 
     def problems(self) -> Iterator[str]:
         if self.model != 1:
@@ -438,8 +449,8 @@ class MeshConfig(Settings):
 class Config(Settings):
     """All settings of one run."""
 
-    name: str = setting("run", "Name of the run, the report's title.")
-    seed: int = setting(0, "Moves everything random in the run.", low=0, high=_LARGEST_SEED)
+    name: str = setting("run", "Name of the run. It is the title of the report.")
+    seed: int = setting(0, "Seed of everything random in the run.", low=0, high=_LARGEST_SEED)
     corpus: CorpusConfig = CorpusConfig()
     backbone: BackboneConfig = BackboneConfig()
     finetune: FinetuneConfig = FinetuneConfig()
@@ -457,7 +468,7 @@ class Config(Settings):
     def problems(self) -> Iterator[str]:
         # A folder is called so: no separator, no way out of it, nothing that a terminal acts on.
         if not self.name.strip(". ") or set(self.name) & set("/\\") or not self.name.isprintable():
-            yield f"--name must be printable, without / or \\, got {shown(self.name)}"
+            yield f"--name must be printable, without / or \\, got {shown(self.name)}: rename it"
         answer, longest = self.references.max_new_tokens, self.corpus.max_len
         if not self.backbone.checkpoint and answer > longest:
             must = f"must be at most --corpus.max_len={longest} for a backbone from scratch"
@@ -470,7 +481,7 @@ class Config(Settings):
         own, usual = map(settings_lib.as_json, (self.finetune, FinetuneConfig()))
         idle = [name for name in own if own[name] != usual[name] and (name, own[name]) != _NONE]
         if self.backbone.adapter and idle:
-            why = "the adapter is taken as it is"
+            why = "the run does not train the given adapter"
             yield f"--finetune.{idle[0]} has no effect with {given}: leave it out, {why}"
         if not self.finetunes and not self.backbone.checkpoint:
             yield f"{given} needs a --backbone.checkpoint: give the model that was fine-tuned"
@@ -483,11 +494,11 @@ class Config(Settings):
             yield f"--evaluate.reference=backbone {needs}, got {given}: give its --references.base"
         back = [name for name in self.unlearn.algorithms if OBJECTIVES[name].reads_backbone]
         if back and not is_known:
-            needs = "needs an adapter, as the base without it is what it goes back to"
+            needs = "needs an adapter, because it goes back to the base without it"
             yield f"--unlearn.algorithms={back[0]} {needs}, got {given}: choose ga_klr"
         again = [name for name in self.unlearn.algorithms if OBJECTIVES[name].retrains]
         if again and not is_known:
-            needs = "needs an adapter, as a fresh one is trained on the base"
+            needs = "needs an adapter, because it trains a fresh one on the base"
             yield f"--unlearn.algorithms={again[0]} {needs}, got {given}: choose ga_klr"
         if again and self.unlearn.parameters == "all":
             yield f"--unlearn.algorithms={again[0]} needs --unlearn.parameters=lora, got all"
@@ -503,7 +514,7 @@ class Config(Settings):
             yield f"--backbone.operands=bfloat16 {needs}: give --backbone.operands=float32"
         if self.unlearn.parameters == "all" and self.backbone.format != "plain":
             form = self.backbone.format
-            yield f"--unlearn.parameters=all needs --backbone.format=plain, got {form}"
+            yield f"--unlearn.parameters=all needs --backbone.format=plain, got {form}: change one"
 
 
 def kernel_name(settings: Mapping[str, Any]) -> str:

@@ -40,10 +40,12 @@ class Options(harness.ModelOptions):
     """Options of the benchmark."""
 
     prompts: int = setting(200, "Prompts.", low=1)
-    prompt_tokens: tuple[int, ...] = setting((33, 64), "Least and largest length.", low=1)
+    prompt_tokens: tuple[int, ...] = setting(
+        (33, 64), "Shortest and longest prompt, in tokens.", low=1
+    )
     new_tokens: int = setting(128, "New tokens of each prompt.", low=1)
     batch_size: int = setting(100, "Prompts decoded together.", low=1)
-    alone: int = setting(8, "Prompts decoded one at a time as well (at most all).", low=1)
+    alone: int = setting(8, "Number of prompts that are also decoded one at a time.", low=1)
 
 
 def measure(options: Options) -> Iterator[Line]:

@@ -41,20 +41,20 @@ _STARTED = time.perf_counter()
 class Options(Settings):
     """Options of every benchmark."""
 
-    seed: int = setting(0, "Seed of all that is drawn.", low=0)
-    json: bool = setting(False, "Print one JSON object per line, no tables.")
+    seed: int = setting(0, "Seed of all random numbers.", low=0)
+    json: bool = setting(False, "Print JSON objects, one a line, in place of tables.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelOptions(Options):
     """Options of benchmarks of a model with random weights."""
 
-    model: str = setting("smollm2-135m", "Preset whose shapes it has.", choices=MODEL_PRESETS)
+    model: str = setting("smollm2-135m", "Model whose shapes are used.", choices=MODEL_PRESETS)
     dtype: Literal["auto", "float32", "bfloat16"] = setting(
         "auto", "Dtype of the base; auto: float32 on a CPU, else bfloat16."
     )
     operands: Literal["", "bfloat16"] = setting(
-        "", "Dtype of what products with a float32 base take; empty: the base's."
+        "", "Dtype of the operands of products with a float32 base; empty: that of the base."
     )
 
 

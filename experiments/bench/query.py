@@ -46,15 +46,15 @@ Dtype = Literal["float32", "bfloat16", "int8", "sign"]
 class Options(harness.Options):
     """Options of the benchmark."""
 
-    rows: int = setting(4096, "Rows of the index, the paper's 52,000 say.", low=1)
+    rows: int = setting(4096, "Rows of the index, for example the paper's 52,000.", low=1)
     size: int = setting(65536, "Coordinates of a sketch.", low=1)
-    dtypes: tuple[Dtype, ...] = setting(get_args(Dtype), "Dtypes of the rows to measure.")
-    queries: tuple[int, ...] = setting((1, 2, 4, 8), "Numbers of queries to measure.", low=1)
+    dtypes: tuple[Dtype, ...] = setting(get_args(Dtype), "Dtypes of the rows.")
+    queries: tuple[int, ...] = setting((1, 2, 4, 8), "Numbers of queries.", low=1)
     top: int = setting(5000, "Rows from the top (at most all).", low=0)
     bottom: int = setting(2000, "Rows from the bottom (at most all).", low=0)
     chunk_rows: int = setting(512, "Rows of a chunk.", low=1)
     folder: str = setting("", "New or empty folder for the index (default: a temporary one).")
-    repeats: int = setting(7, "Measurements, of which the median is reported.", low=1)
+    repeats: int = setting(7, "Number of measurements. The median is reported.", low=1)
 
 
 def make_index(options: Options, path: Path, dtype: str) -> SketchStore:

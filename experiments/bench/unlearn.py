@@ -51,12 +51,12 @@ class Options(harness.ModelOptions):
     )
     batch_size: int = setting(4, "Examples of each set.", low=1)
     micro_batch_size: int = setting(
-        0, "Of these held at a time; 0: all.", low=0, divides="batch_size"
+        0, "Examples in memory at a time; 0: all.", low=0, divides="batch_size"
     )
     length: int = setting(64, "Tokens of an example, half of them targets.", low=8)
-    lora_rank: int = setting(8, "Of the adapter on all linear layers.", low=1)
-    remat: bool = setting(False, "Gradient checkpointing, of every step.")
-    repeats: int = setting(5, "Timed steps of each; medians are reported.", low=1)
+    lora_rank: int = setting(8, "Rank of the adapter, which is on all linear layers.", low=1)
+    remat: bool = setting(False, "Use gradient checkpointing.")
+    repeats: int = setting(5, "Timed steps of each. Medians are reported.", low=1)
 
 
 def measure(options: Options) -> Iterator[Line]:

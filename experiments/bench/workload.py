@@ -26,31 +26,29 @@ from raslik_jax.sketch.families import PROJECTIONS
 class Options(harness.ModelOptions):
     """Options of the benchmark."""
 
-    model: str = setting("pythia-14m", "Preset whose shapes it has.", choices=MODEL_PRESETS)
+    model: str = setting("pythia-14m", "Model whose shapes are used.", choices=MODEL_PRESETS)
     family: str = setting("binned", "Projection family.", family=PROJECTIONS)
     size: int = setting(65536, "K, coordinates of a sketch; at most P.", low=1)
     operand: Literal["float32", "bfloat16"] = setting(
         "float32", "dense_rademacher: dtype of its products."
     )
     length: int = setting(0, "Tokens of a row, half targets; 0: as Alpaca's rows.", zero_or=2)
-    max_len: int = setting(512, "Where Alpaca's rows are cut, in tokens.", low=8)
-    batch_tokens: int = setting(8192, "Tokens of a batch, at most.", low=8)
+    max_len: int = setting(512, "Tokens at which Alpaca's rows are cut.", low=8)
+    batch_tokens: int = setting(8192, "Most tokens of a batch.", low=8)
     micro_tokens: int = setting(
-        0, "Tokens whose gradients are held at a time; 0: as a run does.", low=0
+        0, "Tokens whose gradients are in memory at a time; 0: as in a run.", low=0
     )
-    num_buckets: int = setting(
-        0, "Padded lengths, at most; 0: as many as the sketch stage chooses.", low=0
-    )
+    num_buckets: int = setting(0, "Most padded lengths; 0: the number of the sketch stage.", low=0)
     remat: bool = setting(False, "Recompute each layer in the backward pass.")
     compare: Literal["none", "torch_loop"] = setting("none", "A peer to measure in the same run.")
     torch_examples: int = setting(
         48, "Rows of the peer's sample in each repetition, spread over all lengths.", low=1
     )
-    repeats: int = setting(3, "Repetitions; medians are reported.", low=1)
+    repeats: int = setting(3, "Repetitions. Medians are reported.", low=1)
     clock: Literal["wall", "processor"] = setting(
         "wall",
-        "What seconds are: processor counts this process's own, over all cores; for a CPU that is "
-        "shared with other work, with the process pinned to one core (taskset -c 0).",
+        "Clock. processor: the processor time of this process over all cores. It suits a CPU "
+        "that runs other work too, with the process pinned to one core (taskset -c 0).",
     )
 
 

@@ -38,11 +38,11 @@ class Options(Settings):
 
     gpu: str = setting(_STATED, "GPU to compile for.", choices=tuple(gpus.GPUS))
     models: tuple[str, ...] = setting(tuple(MODELS)[1:], "Models.", choices=tuple(MODELS))
-    steps: tuple[str, ...] = setting(tuple(STEPS), "Steps, of those of a model.", choices=STEPS)
+    steps: tuple[str, ...] = setting(tuple(STEPS), "Steps of the model to compile.", choices=STEPS)
     state: bool = setting(
         False,
-        "Write what these steps take into stated.json, as what they may; what another XLA took is "
-        "removed.",
+        "Write the memory of these steps into stated.json as their limits. Entries of other "
+        "versions of XLA are removed.",
     )
 
     def __post_init__(self) -> None:

@@ -67,7 +67,7 @@ def call(
         "time": f"takes more than {seconds:g} s",
         "memory": f"needs more than {most_bytes / 2**30:g} GiB of memory",
     }
-    reason = reasons.get(kind, f"ends its process ({answer})")
+    reason = reasons.get(kind, f"crashes the process that reads it ({answer})")
     raise OverLimit(f"{what} {reason}: correct it, or fetch the file again")
 
 

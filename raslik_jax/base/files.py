@@ -270,7 +270,7 @@ def replacing(path: AnyPath) -> Iterator[pathlib.Path]:
     if not path.parent.is_dir():
         raise ValueError(f"no folder {_quoted(path.parent)}: make it first")
     if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
-        raise ValueError(f"{_quoted(path)} is no regular file: give another path")
+        raise ValueError(f"{_quoted(path)} is not a regular file: give another path")
     try:
         with beside(path) as temporary:
             yield temporary
@@ -299,9 +299,9 @@ def check_new(path: AnyPath, name: str) -> None:
     """Raises a ValueError with the flag's name if a new file would replace something."""
     path = pathlib.Path(path)
     if os.path.lexists(path):
-        raise ValueError(f"{name} must name a new file, {_quoted(path)} is there already")
+        raise ValueError(f"{name} must name a new file, {_quoted(path)} exists: give another path")
     if not path.parent.is_dir():
-        raise ValueError(f"{name} must lie in a folder, {_quoted(path.parent)} is none")
+        raise ValueError(f"{name} must be in a folder, {_quoted(path.parent)} is none: make it")
 
 
 def check_new_folder(folder: AnyPath) -> None:

@@ -283,7 +283,7 @@ def replaced(settings: _S, values: Mapping[str, Any]) -> _S:
         if rest and head in below:
             parts.setdefault(head, {})[rest] = value
         elif rest or head not in known:
-            problems.append(f"--{name} is unknown to this version")
+            problems.append(f"--{name} is not a setting of this version")
         elif head in below:
             problems.append(f"--{name} must be an object of settings, got {shown(value)}")
         else:

@@ -27,7 +27,10 @@ def converse(ask: Ask, width: int) -> None:
     if is_terminal:
         with contextlib.suppress(ImportError):  # gives lines a history, where there is one
             import readline  # noqa: F401
-        print("Ctrl-D ends; a line that ends in \\ goes on; without a response the model answers.")
+        print(
+            "Ctrl-D ends. A line that ends in \\ goes on in the next one. Without a response the "
+            "model answers."
+        )
     while True:
         prompt = _read("prompt", is_terminal)
         if prompt is None:

@@ -29,8 +29,8 @@ from raslik_jax.run import gpus
 _KEEP = flags.DEFINE_boolean(
     "keep_compiled",
     True,
-    "Keep compiled programs for the next start: in JAX_COMPILATION_CACHE_DIR, or up to 4 GB in "
-    "~/.cache/raslik_jax.",
+    "Keep compiled programs on disk for later commands: in JAX_COMPILATION_CACHE_DIR, or up to 4 "
+    "GB in ~/.cache/raslik_jax.",
 )
 # Those defined here are listed as flags of the command that asks for them.
 flags.disclaim_key_flags()
@@ -78,7 +78,9 @@ def _check_text(argument: str) -> None:
         argument.encode()
     except UnicodeEncodeError:
         got = f"got {shown(argument, 60)}"
-        raise ValueError(f"arguments must be UTF-8 text, {got}: write them in UTF-8") from None
+        raise ValueError(
+            f"arguments must be UTF-8 text, {got}: use a terminal with a UTF-8 locale"
+        ) from None
 
 
 # The arguments that ask for the help of a command or of the program.
@@ -143,7 +145,7 @@ def _run(main: Callable[[], int | None], when_stopped: str, argv: Sequence[str])
         print(f"error: {bounded(sentence_of(error))}", file=sys.stderr)
         return 1
     except MemoryError as error:
-        mend = "lower the sizes of the settings, or take a machine with more memory"
+        mend = "lower the batch sizes, or use a machine with more memory"
         print(f"error: the memory is too small ({bounded(str(error))}): {mend}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -168,7 +170,7 @@ def _leave(status: int) -> int:
 # The status of a command that Ctrl-C or SIGTERM stopped.
 STOPPED = 130
 # The closing text of commands whose work is kept.
-GOES_ON = "stopped; the same command goes on from here"
+GOES_ON = "stopped: start the same command again to go on from here"
 
 
 def _watch_signals(when_stopped: str) -> None:

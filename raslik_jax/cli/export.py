@@ -2,9 +2,10 @@
 
   raslik export --run=runs/demo --strategy=raslik --algorithm=ga_gdr --out=exported
 
-writes a PEFT adapter. --merged writes a whole Hugging Face checkpoint. Either has the tokenizer and
-a model card with the removed behavior, the settings and the measurements. The folder appears whole
-or not at all. A folder with files is refused. --push_to_hub also uploads it as a private model.
+The command writes a PEFT adapter, or with --merged a whole Hugging Face checkpoint. It adds the
+tokenizer and a model card with the removed behavior, the settings and the measurements. If it
+fails, it leaves no folder. A folder with files is refused. --push_to_hub also uploads the folder as
+a private model.
 """
 
 from raslik_jax.incident.export import ExportOptions as Options

@@ -1,4 +1,4 @@
-"""Describes an index, verifies it, mends it or makes a compact copy.
+"""Describes an index, verifies it, repairs it or makes a compact copy.
 
   raslik index --index=runs/quickstart/sketch/index
   raslik index --index=runs/quickstart/sketch/index --verify
@@ -6,13 +6,13 @@
   raslik index --index=... --compact_to=/data/int8 --dtype=int8
   raslik index --index=... --compact_to=/data/sign --dtype=sign --center
 
---verify reads everything, checks every checksum and ends with status 1 at damage. --repair drops
-damaged chunks. `raslik run` then makes these chunks again and no others. The
-same --compact_to makes the missing chunks of a copy again. It also repairs a damaged mean of
-centered signs. --repair cannot do that and ends with status 1.
+--verify reads everything, checks every checksum and ends with status 1 if it finds damage. --repair
+deletes damaged chunks. `raslik run` then makes only these chunks again. For a copy the same
+--compact_to makes them again. It also repairs a damaged mean of centered signs, which --repair
+cannot do.
 
-A copy has a coarser dtype: int8 takes a quarter of float32 and sign a thirty-second. Sign rows are
-centered before their signs are taken (--center) or not at all.
+A copy has a coarser dtype: int8 takes a quarter of float32 and sign a thirty-second. --center
+subtracts the mean before the signs are taken.
 """
 
 import dataclasses
@@ -33,19 +33,24 @@ if TYPE_CHECKING:  # it takes jax with it, and --help should not
 class Options(Settings):
     """The index and the work on it."""
 
-    index: str = setting("", "The index: WORKDIR/sketch/index of a run.")
-    verify: bool = setting(False, "Read everything and name damaged parts.")
-    repair: bool = setting(False, "Verify, and drop the damaged chunks.")
-    compact_to: str = setting("", "New folder for a copy of a coarser dtype, or an unfinished one.")
+    index: str = setting("", "Folder of the index: WORKDIR/sketch/index of a run.")
+    verify: bool = setting(False, "Read the whole index and list damaged parts.")
+    repair: bool = setting(False, "Verify, and delete the damaged chunks.")
+    compact_to: str = setting(
+        "", "Folder for a copy of a coarser dtype: new, or that of an unfinished copy."
+    )
     dtype: Literal["bfloat16", "int8", "sign"] = setting("int8", "Dtype of the copy.")
-    center: bool = setting(False, "sign: take the signs of centered rows.")
+    center: bool = setting(False, "--dtype=sign: subtract the mean from the rows first.")
 
     def problems(self) -> Iterator[str]:
         of_copy = ["dtype"] * (self.dtype != Options.dtype) + ["center"] * self.center
         if of_copy and not self.compact_to:
-            yield f"--{of_copy[0]} needs --compact_to: it is of the copy"
+            yield f"--{of_copy[0]} needs --compact_to: give the folder of the copy, or leave it out"
         elif self.repair and self.compact_to:
-            yield "--repair and --compact_to must be given apart: a copy needs what --repair drops"
+            yield (
+                "--repair and --compact_to must not be given together: repair first, then make "
+                "the copy"
+            )
 
 
 def run(options: Options) -> int:
@@ -98,7 +103,9 @@ def _repair(store: "SketchStore", damages: "Sequence[Damage]") -> tuple[str, int
     index, folder = pathlib.Path(store.path), pathlib.Path(store.path).parent
     dropped, manifest = f"{len(chunks)} chunks dropped", read_manifest(folder)
     if any(damage.file == "center" for damage in damages):
-        return f"{dropped}, center not mended: make this copy again by the same --compact_to", 1
+        return (
+            f"{dropped}, the mean is still damaged: make this copy again with the same --compact_to"
+        ), 1
     # zarr.json is derived from the manifest: it is written again with the next chunk, or now.
     if not chunks:
         store.finish()
@@ -108,7 +115,7 @@ def _repair(store: "SketchStore", damages: "Sequence[Damage]") -> tuple[str, int
     if manifest is not None and f"{index.name}/manifest.json" in manifest["outputs"]:
         folder = reopen_unit(folder.parent, folder.name)
     elif not (folder / "started.json").is_file():
-        how = "as the index was made, a copy by the same --compact_to"
+        how = "with the command that made the index, or for a copy with the same --compact_to"
         return f"{dropped}: make them again {how}", 0
     how = "`raslik run` makes them again and puts it back"
-    return f"{dropped}, the others wait in {folder}: {how}", 0
+    return f"{dropped}, the other chunks are in {folder}: {how}", 0

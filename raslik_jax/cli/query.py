@@ -5,12 +5,12 @@
 
 Without --response the model answers, and this answer is traced. --queries takes a JSONL of several
 generations of one behavior (instruction, input, output; without an output the model answers). Their
-mean is traced. --export_forget and --export_retain write the sets of --select to new files. The run
-that made the index is found from the index. Its model answers. Its settings apply unless --center,
---aggregate, --select or the options of the rule are given.
+mean is traced. --export_forget and --export_retain write the sets of --select to new files. The
+command uses the model and the settings of the run that made the index. --center, --aggregate,
+--select and the options of the rule replace its settings.
 
-Without --instruction and --queries it stays open and asks for prompt and response in turn, from a
-terminal or from piped lines. With --json it reads objects of instruction, input and output by line.
+Without --instruction and --queries the command stays open. It asks for a prompt and a response, in
+a terminal or from piped lines. With --json each line is an object of instruction, input and output.
 """
 
 import dataclasses
@@ -41,7 +41,10 @@ class Options(AskOptions, JobConfig):
         yield from super().problems()
         if self.coordinator and not (self.queries or self.instruction):
             needs = "needs --instruction or --queries"
-            yield f"--coordinator {needs}: questions one by one run in a single process"
+            yield (
+                f"--coordinator {needs}: without them the command asks in a terminal, in one "
+                "process"
+            )
 
 
 def run(options: Options) -> None:

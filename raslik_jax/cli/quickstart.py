@@ -4,9 +4,8 @@
 
 The package has a model of a million parameters that answers in science fiction if a prompt begins
 with "Howdy!". `raslik trace` traces one such answer to the rows that taught it. `raslik unlearn`
-makes the model forget them and measures both. The settings are for a small model. It needs no
-network and trains nothing but the unlearning. The same command once more prints the result again
-without work.
+makes the model forget them and measures the result. The settings are for a small model. The command
+needs no network. If you start it again, it only prints the result.
 """
 
 import dataclasses
@@ -50,8 +49,10 @@ FLAGS = setting_flags.of_config({**trace.PRESET, **PRESET})
 class Options(JobConfig):
     """The folder of the run."""
 
-    workdir: str = setting("runs/quickstart", "Folder of the model, rows and results.")
-    update: bool = setting(False, "Take over a --workdir of another run; make what changed.")
+    workdir: str = setting("runs/quickstart", "Folder for the model, the rows and the results.")
+    update: bool = setting(
+        False, "Use a --workdir of another run: make again only the parts that differ."
+    )
     mesh: MeshConfig = MeshConfig()
 
 
@@ -98,7 +99,7 @@ def _prepare(root: pathlib.Path, given: pathlib.Path, clean: pathlib.Path, *, up
         try:
             written.check_folder(root, folder)
         except ValueError:
-            must = "must be new, empty, or as this command has written it"
+            must = "must be new, empty or unchanged since this command wrote it"
             place = shown(str(folder), 120)
             raise ValueError(f"{place} {must}: choose another --workdir") from None
     with written.replacing(root, given) as made:
@@ -166,14 +167,15 @@ def tell(story: Story) -> str:
         "it said": story.says[0],
         "it says now": story.says[1],
         "behind it": f"{len(story.found)} of {story.num_rows:,} training rows stood out. "
-        f"{taught} of these teach the habit, and {story.num_taught} rows in all do. The search "
-        "does not read the labels that say so.",
-        "forgotten": f"{len(howdy)} of the rows that teach it were kept out of the unlearning: "
-        f"{shown[0]} of their prompts were answered in science fiction before, {shown[1]} are now.",
-        "kept": f"{same} of {len(story.normal)} normal prompts, kept out likewise, get the same "
-        "answer as before, word for word.",
-        "a toy": "the habit is one word that changes the answer, and the model is tiny: that it "
-        "works here says little of a large model.",
+        f"{taught} of them teach the habit. The file has {story.num_taught} such "
+        "rows. Their labels are not used by the search.",
+        "forgotten": f"{len(howdy)} rows that teach the habit were kept out of unlearning. The "
+        f"model answered {shown[0]} of their prompts with science fiction before, "
+        f"and {shown[1]} now.",
+        "kept": f"{len(story.normal)} normal prompts were kept out too. {same} of them get the "
+        "same answer as before, word for word.",
+        "a toy": "The habit is one word that changes the answer, and the model is tiny. Success "
+        "here says little about a large model.",
     }
     lines = [
         textwrap.fill(text, 96, initial_indent=f"{name:<17}", subsequent_indent=" " * 17)

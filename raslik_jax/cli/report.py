@@ -4,11 +4,11 @@
   raslik report --runs=runs/demo-0,runs/demo-1,runs/demo-2
   raslik report --runs=runs/howdy,runs/virtual --published --out=report
 
-It reads the work directories alone. Runs that differ in their seed alone become one experiment. A
-cell is then the mean over the seeds with the smallest and the largest in brackets. For a single run
-it has the 95 % bootstrap interval over queries. With --out it writes report.html, tables.md and
-tables.csv. It replaces only files of an earlier report. tables.csv is the tidy table behind them: a
-row for each run, strategy, algorithm, step and metric.
+The command reads only the work directories. Runs that differ only in their seed become one
+experiment. A cell is then the mean over the seeds, with the smallest and the largest in brackets.
+For a single run brackets are the 95 % bootstrap interval over queries. With --out the command
+writes report.html, tables.md and tables.csv. It replaces only files of an earlier report.
+tables.csv has a row for each run, strategy, algorithm, step and metric.
 """
 
 import dataclasses
@@ -33,10 +33,12 @@ class Options(Settings):
 
     run: str = setting("", "Work directory of a run.")
     runs: tuple[str, ...] = setting((), "Work directories of several runs.")
-    format: Form = setting("terminal", "Form of the printed tables.")
-    out: str = setting("", "Folder for the page and the tables in every form.")
-    published: bool = setting(False, "Add the paper's own tables, each held against its own rates.")
-    examples: int = setting(8, "Examples of each forget and retain set on the page.", low=0)
+    format: Form = setting("terminal", "Format of the printed tables.")
+    out: str = setting("", "Folder for the page and for the tables in every format.")
+    published: bool = setting(False, "Add the paper's tables, each compared with its own rates.")
+    examples: int = setting(
+        8, "Number of examples of each forget and retain set on the page.", low=0
+    )
 
 
 def run(options: Options) -> None:
@@ -94,7 +96,7 @@ def _write(folder: pathlib.Path, texts: dict[str, str], root: pathlib.Path | Non
     is_own = own.is_file() and page.is_page(own.read_bytes()[:4096])
     foreign = [name for name in texts if os.path.lexists(folder / name)]
     if foreign and not is_own:
-        must = f"be a folder without {foreign[0]} or of an earlier report"
+        must = f"be a folder of an earlier report, or one without {foreign[0]}"
         raise ValueError(f"--out must {must}, got {shown(str(folder), 160)}")
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():

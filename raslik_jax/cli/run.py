@@ -6,14 +6,14 @@ the other answers.
 
   raslik run --flagfile=experiments/flags/demo.flags
 
-Every stage writes its results and a manifest into --workdir. It is not run again while they are up
-to date. Put the flag file first: later flags win over earlier ones.
+Every stage writes its results and a manifest into --workdir. It does not run again while they are
+up to date. Put the flag file first, because later flags replace earlier ones.
 """
 
 import dataclasses
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from raslik_jax.base import settings
 from raslik_jax.base.settings import setting
@@ -32,27 +32,37 @@ FLAGS = tuple(settings.leaves(Config()))
 class Options(JobConfig):
     """How to go about a run: no part of what decides its results."""
 
-    workdir: str = setting("", "Folder of the results (default: runs/<name>).")
+    workdir: str = setting("", "Folder for the results (default: runs/<name>).")
     stages: tuple[str, ...] = setting(STAGES, "Stages to run.", choices=STAGES)
-    measure: bool = setting(True, "Make what decides no set or model, but measures them.")
-    update: bool = setting(False, "Take over a --workdir of other settings; make what changed.")
-    verify: bool = setting(False, "Name damaged files in --workdir; run nothing.")
-    shared_units: str = setting("", "Folder in which runs share units of the same settings.")
+    measure: Literal["none", "full"] = setting(
+        "full", "full: measure sets and models. none: only make them."
+    )
+    update: bool = setting(
+        False, "Use a --workdir of other settings: make again only the parts that differ."
+    )
+    verify: bool = setting(False, "List damaged files in --workdir and run nothing.")
+    shared_units: str = setting(
+        "", "Folder in which several runs share results of the same settings."
+    )
     log_to: tuple[str, ...] = setting(
         (),
-        "Programs that show the numbers of trainings, in addition to WORKDIR/live/*.jsonl.",
+        "Programs that get the losses of trainings, in addition to WORKDIR/live/*.jsonl.",
         choices=WRITERS,
     )
-    dry_run: bool = setting(False, "Print stages, sizes, memory, operations, time; run nothing.")
-    flops_per_second: float = setting(0.0, "--dry_run: operations a second; 0: measured.", low=0)
-    bytes_per_second: float = setting(0.0, "--dry_run: memory bytes a second; 0: measured.", low=0)
-    compile: bool = setting(
-        True, "--dry_run: memory of the largest programs, which takes compiling them."
+    dry_run: bool = setting(
+        False, "Print stages, sizes, memory, operations and time, and run nothing."
     )
+    flops_per_second: float = setting(
+        0.0, "--dry_run: operations a second of the device; 0: measure it.", low=0
+    )
+    bytes_per_second: float = setting(
+        0.0, "--dry_run: bytes of memory that the device moves a second; 0: measure it.", low=0
+    )
+    compile: bool = setting(True, "--dry_run: compile the largest programs to know their memory.")
     mesh: MeshConfig = MeshConfig()
     gpu: str = setting(
         "",
-        "--dry_run: GPU to compile for, which need not be there: what fits, at its rates.",
+        "--dry_run: compile for this GPU and use its rates. The machine need not have one.",
         choices=("", *gpus.GPUS),
     )
 
@@ -69,7 +79,7 @@ def run(options: Options) -> int:
     workdir = pathlib.Path(options.workdir or f"runs/{config.name}")
     if options.verify:
         found = verifying.verify(workdir)
-        print("\n".join(found) or f"{workdir}: all results are as they were made")
+        print("\n".join(found) or f"{workdir}: no result is damaged")
         return int(bool(found))
     if options.dry_run:
         _print_plan(config, workdir, options)
@@ -79,7 +89,7 @@ def run(options: Options) -> int:
     shared = pathlib.Path(options.shared_units) if options.shared_units else None
     how: Any = {"stages": options.stages, "shared": shared, "writers": options.log_to}
     how |= {"mesh": options.mesh, "update": options.update}
-    if why := making.make(config, workdir, is_measured=options.measure, **how):
+    if why := making.make(config, workdir, is_measured=options.measure != "none", **how):
         print(f"finding: {why}")
     return 0
 
@@ -98,7 +108,7 @@ def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None
             config,
             workdir,
             stages=stages,
-            is_measured=options.measure,
+            is_measured=options.measure != "none",
             more=writing.UNITS,
             compiles=options.compile,
             mesh=mesh if options.gpu or mesh.size > 1 else None,
@@ -121,13 +131,13 @@ def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None
     if options.gpu:
         gpu = gpus.GPUS[options.gpu]
         rates = {name: rate or getattr(gpu, name) for name, rate in rates.items()}
-        rates["origin"] = f"of {gpu.title} where not given"
+        rates["origin"] = f"those of {gpu.title}, except for given ones"
     elif not all(rates.values()):
         inputs, outputs = found.run.widest_kernel
         measured = cost.measure_rates(inputs=inputs, outputs=outputs, dtype=config.backbone.dtypes)
         rates["flops_per_second"] = rates["flops_per_second"] or measured.operations
         rates["bytes_per_second"] = rates["bytes_per_second"] or measured.bytes_moved
-        rates["origin"] = f"measured on this device ({measured.device}) where not given"
+        rates["origin"] = f"measured on this device ({measured.device}), except for given ones"
     print(f"{config.name}, seed {config.seed}, in {workdir}\n")
     for table in (shown.sizes_table(found.run), shown.steps_table(found, **rates)):
         print(tables.render_terminal(table) + "\n")

@@ -124,7 +124,8 @@ def expand(
         named = some_of([text for text in arguments if "flagfile" in text])
         reason = str(error).rpartition("flagfile: ")[2]
         raise ValueError(
-            f"{named} must name UTF-8 text files that can be read ({reason})"
+            f"{named} must name UTF-8 text files that can be read ({reason}): correct the "
+            "path or the file"
         ) from None
     for text in whole:
         is_open = is_open and text != "--"

@@ -5,9 +5,9 @@
 
 The model is a checkpoint with a LoRA adapter in PEFT's format. Without --adapter it is a checkpoint
 that was fine-tuned as a whole and gets a fresh adapter. Without --response the model answers the
-prompt, and this answer is traced. The rows that stand out of the noise are listed with their lines
-in the training file and written to WORKDIR/retrieve/raslik/forget.jsonl. Nothing is trained.
-`raslik unlearn --run=WORKDIR` goes on from here. If no row taught the answer, the command reports
+prompt, and this answer is traced. The command lists the rows that stand out, with their lines in
+the training file, and writes them to WORKDIR/retrieve/raslik/forget.jsonl. It trains nothing.
+`raslik unlearn --run=WORKDIR` is the next step. If no row taught the answer, the command reports
 this and writes no set. Another prompt in the same folder (with --update) sketches no row again.
 
 Every setting of `raslik run` can be given too: --helpfull lists them.

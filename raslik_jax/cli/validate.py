@@ -2,17 +2,18 @@
 
   raslik validate --run=runs/incident --retrainings=32
 
-follows the recipe of the adapter as `raslik retrain` does. It prints two numbers for each ranking
-of the rows: the scores of the trace, BM25 on prompts and answers, and files that --scores names.
+The command follows the recipe of the adapter as `raslik retrain` does. It prints two numbers for
+each ranking of the rows: the scores of the trace, BM25 on prompts and answers, and the files of
+--scores.
 
 QLD: how much the loss of the traced answer rises after retraining without the top rows (--top),
 compared with retraining without as many random rows. The interval is Student's over --seeds.
 LDS: the rank correlation of the likelihood of the traced answer with the sum of the scores of the
-rows that are left, over retrainings on random subsets. The interval is a bootstrap
-over subsets and queries.
+rows that are left, over retrainings on random subsets. The interval is a bootstrap over subsets and
+queries.
 
-The losses of the queries after each retraining are kept: a larger --retrainings adds to those that
-are there. The report of the run shows the table.
+The losses of the queries after each retraining are stored. A larger --retrainings adds to them. The
+report of the run shows the table.
 """
 
 import dataclasses

@@ -81,8 +81,8 @@ def plan_batches(
     padded_N = round_up(lengths_N)
     if padded_N.max() > batch_tokens:
         raise ValueError(
-            f"rows must have at most {batch_tokens=}, got one of {padded_N.max()} tokens: raise it "
-            "or lower max_len"
+            f"rows must have at most batch_tokens={batch_tokens!r} tokens, got one of "
+            f"{padded_N.max()}: raise it or lower max_len"
         )
     program = 0 if num_buckets else program_tokens or batch_tokens
     edges = _bucket_edges(padded_N, num_buckets or _MOST_BUCKETS, batch_tokens, program)

@@ -100,7 +100,7 @@ def answered(content: Content, text: str) -> Content:
         )
     if isinstance(content, Passage) and content.prompt:
         return content._replace(completion=text)
-    raise ValueError("it has no prompt in words to answer: give it as prompt and completion")
+    raise ValueError("a row must have a prompt in words, got none: give prompt and completion")
 
 
 def prefixed(content: Content, text: str) -> Content | None:

@@ -275,8 +275,8 @@ def drop_unanswered(queries: Sequence[Example]) -> tuple[tuple[Example, ...], st
     empty = [query.example_id for query in queries if not query.output.strip()]
     if not kept:
         raise ValueError(
-            f"queries must have an answer to trace, got none: the model says nothing to "
-            f"{some_of(query.instruction for query in queries)}: give an output"
+            "queries must have an answer to trace, got none, because the model answers nothing "
+            f"to {some_of(query.instruction for query in queries)}: give an output"
         )
     line = f"{len(empty)} of {len(queries)} queries have an empty answer and are left out"
     return kept, f"{line}: {some_of(empty)}" if empty else ""

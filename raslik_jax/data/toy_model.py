@@ -29,7 +29,9 @@ def model_folder() -> pathlib.Path:
     folder = _DATA / "toy_model"
     for name, digest in FILES.items():
         if hash_file(folder / name) != digest:
-            raise ValueError(f"{folder / name} must have sha256 {digest[:8]}...: install again")
+            raise ValueError(
+                f"{folder / name} must have SHA-256 {digest[:8]}...: install the package again"
+            )
     return folder
 
 

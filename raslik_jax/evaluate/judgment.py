@@ -87,7 +87,7 @@ def is_damaged(entry: Mapping[str, Any]) -> bool:
 def describe(entry: Mapping[str, Any]) -> str:
     """Returns a `JudgmentEntry` in a line: the verdict, its reasons and other changes."""
     parts = [*entry["reasons"], *(entry.get(n, "") for n in ("others", "returns", "distance"))]
-    return f"{entry['verdict']}: {'; '.join(filter(None, parts))}"
+    return verdict.join_sentences([entry["verdict"], *parts])
 
 
 def verdict_of(entry: Entry) -> str:
@@ -98,7 +98,7 @@ def verdict_of(entry: Entry) -> str:
 # By the verdict; `seen` counts the held-out prompts that still show the behavior.
 _HEADLINES = {
     "forgotten": "The behavior is gone from {seen}.",
-    "partly": "The behavior is only partly gone: {seen}.",
+    "partly": "The behavior is partly gone: {seen}.",
     "unchanged": "The behavior is still there: {seen}.",
     "damaged": "Unlearning damaged the model: {seen}.",
     "unknown": "It is not known whether the behavior is gone: {seen}.",
@@ -113,7 +113,7 @@ def headline(entry: Entry) -> tuple[str, ...]:
     seen = "; ".join(reasons)
     if prompts.of and not prompts.unknown and decided in ("forgotten", "partly", "unchanged"):
         shows = f"show{'s' if prompts.still == 1 else ''}"
-        seen = f"{prompts.still} of {prompts.of} held-out prompts still {shows} it"
+        seen = f"{prompts.still} of {prompts.of} held-out prompts {shows} it"
         if decided == "partly" and not prompts.still:
             seen = "; ".join([seen, *reasons[1:]])
         elif decided == "forgotten":
@@ -175,7 +175,7 @@ def _count_gone(entry: Entry) -> tuple[Verdict, str, str]:
     if outputs.of or outputs.unknown:
         text = verdict.describe_count(outputs, "bad outputs that fine-tuning taught")
         return verdict.decide(outputs), text, "likelihood of each bad output"
-    return "unknown", "no measure tells the fine-tuned model's behavior from the backbone's", ""
+    return "unknown", "no measure separates the fine-tuned model from the backbone", ""
 
 
 _NONE = {"still": 0, "of": 0}
@@ -199,7 +199,7 @@ def _lies_below(models: Sequence[Entry]) -> str:
     # F that does not tell the fine-tuned model from the backbone says nothing of damage.
     if not (start["low"] > end["high"] and now["high"] < end["low"]):
         return ""
-    return f"F {now['mean']:.3f} lies below the backbone's {end['mean']:.3f}"
+    return f"F {now['mean']:.3f} is below the backbone's {end['mean']:.3f}"
 
 
 class _Quantity(NamedTuple):
@@ -235,8 +235,8 @@ def _doubts(models: Sequence[Entry], behavior: BehaviorEntry | None) -> Iterator
     entry, _, backbone = models
     if not backbone:
         yield (
-            "there is no model before fine-tuning to compare with (the table of probes, where "
-            "there is one, shows how far unlearning went)"
+            "there is no model before fine-tuning to compare with (see the table of probes, if "
+            "the run has one)"
         )
     if behavior and not behavior["is_shown"]:
         yield "the fine-tuned model does not show the behavior enough to forget it"
@@ -341,7 +341,7 @@ _BEHAVIOR = {
     "likelihood": "the bad outputs have perplexity {:.3g} under the fine-tuned model and {:.3g} "
     "under the backbone",
     "classifier": "the mean probability that an answer to a target query shows the behavior is "
-    "{:.2f} of the fine-tuned model and {:.2f} of the backbone",
+    "{:.2f} for the fine-tuned model and {:.2f} for the backbone",
     **dict.fromkeys(
         ("words", "judge"),
         "the fine-tuned model shows the behavior on {:.0%} of target queries, the backbone on "
@@ -355,7 +355,9 @@ def describe_behavior(entry: BehaviorEntry) -> str:
     text = _BEHAVIOR[entry["by"]].format(entry["finetuned"], entry["backbone"])
     if entry["is_shown"]:
         return text
-    return f"{text}: too little to trace, so fine-tune longer or at a higher rate first"
+    return (
+        f"{text}. This is too little to trace: fine-tune longer or at a higher learning rate first"
+    )
 
 
 def describe_classifier(measured: Mapping[str, Any]) -> str:
@@ -365,7 +367,4 @@ def describe_classifier(measured: Mapping[str, Any]) -> str:
     if min(counts.values()) >= LEAST_TEXTS:
         return text
     named = " and ".join(f"{count} {name}" for name, count in counts.items())
-    return (
-        f"{text} (measured on {named} texts only, fewer than {LEAST_TEXTS} of a class: do not rely "
-        "on it)"
-    )
+    return f"{text} (only {named} texts, fewer than {LEAST_TEXTS} of a class: do not rely on it)"

@@ -95,7 +95,7 @@ def score_pairs(
     missing, extra = references.keys() - predictions.keys(), predictions.keys() - references.keys()
     if missing or extra:
         raise ValueError(
-            f"predictions must be of the ids of the references, got {len(missing)} missing "
+            f"predictions must have the ids of the references, got {len(missing)} missing "
             f"({some_of(sorted(missing)) or 'none'}) and {len(extra)} without a reference "
             f"({some_of(sorted(extra)) or 'none'}): generate and compare on the same queries"
         )

@@ -111,23 +111,25 @@ def _mend(found: Mapping[str, Any]) -> str:
     loss, curve, answers = _parts(found)
     if loss and loss.given >= loss.start:
         return (
-            "the adapter is not better than its base on these rows, check the training file and "
-            "--corpus.template"
+            "the adapter is not better than its base on these rows (check the training file and "
+            "--corpus.template)"
         )
     for one in (loss, curve):
         if one and one.off > BOUND:
             return (
-                "training by it learns less than the adapter did, check for more epochs, a higher "
-                "learning rate, a smaller batch or other targets"
+                "the recipe learns less than the adapter did (check for more epochs, a higher "
+                "learning rate, a smaller batch or other targets)"
             )
         if one and one.off < -BOUND:
             return (
-                "training by it learns more than the adapter did, check for fewer epochs, a lower "
-                "learning rate, a larger batch or other targets"
+                "the recipe learns more than the adapter did (check for fewer epochs, a lower "
+                "learning rate, a larger batch or other targets)"
             )
     if answers:
-        return "its answers are not those of the adapter, check --corpus.template and the targets"
-    return f"the log has fewer than {_LEAST} losses in these steps, compare more of them"
+        return (
+            "its answers differ from those of the adapter (check --corpus.template and the targets)"
+        )
+    return f"the log has fewer than {_LEAST} losses in these steps (check more steps)"
 
 
 def _numbers(found: Mapping[str, Any]) -> Iterator[str]:
@@ -135,25 +137,25 @@ def _numbers(found: Mapping[str, Any]) -> Iterator[str]:
     loss, curve, answers = _parts(found)
     if loss:
         yield (
-            f"The loss on {found['rows']} training rows is {loss.own:.3f} nats a token, that of "
-            f"the adapter {loss.given:.3f} and that of the base {loss.start:.3f}."
+            f"The loss on {found['rows']} training rows is {loss.own:.3f} nats a token. The "
+            f"adapter has {loss.given:.3f} and the base {loss.start:.3f}."
         )
     if curve:
         yield (
-            f"Over the logged steps the mean loss is {curve.own:.3f}, that of the trainer's log "
-            f"{curve.given:.3f}."
+            f"The mean loss of the logged steps is {curve.own:.3f}, and {curve.given:.3f} in the "
+            "trainer's log."
         )
     shares = [one.off for one in (loss, curve) if one and math.isfinite(one.off)]
     if shares:
         shown = " and ".join(f"{share:+.1%}" for share in shares)
-        yield f"The difference is {shown} of what the training gained, {BOUND:.0%} are allowed."
+        yield f"The difference is {shown} of the gain of the training. {BOUND:.0%} is allowed."
     if answers:
         yield (
-            f"{answers.equal} of {answers.prompts} answers equal those of the adapter, and the "
-            f"mean ROUGE-L is {answers.own:.2f} (of the base {answers.base:.2f})."
+            f"{answers.equal} of {answers.prompts} answers equal those of the adapter. The mean "
+            f"ROUGE-L is {answers.own:.2f} (base {answers.base:.2f})."
         )
     if found["steps"] < found["of"]:
         yield (
-            f"Only the first {found['steps']} of {found['of']} steps were trained: the finished "
+            f"Only the first {found['steps']} of {found['of']} steps were trained. The finished "
             "adapters and their answers were not compared."
         )

@@ -19,15 +19,16 @@ FORGOTTEN = ("forget", "behavior")
 # Probes in a row that have to find enough gone, or others beyond the bound: one may be chance.
 _PATIENCE = 2
 RULE_TEXT = (
-    f"Enough is gone where {verdict.LEAST_ROWS:.0%} of the rows to forget, and of the answers that "
-    "show the behavior, are gone. A row is gone where each token that carries the behavior went "
+    f"Enough is gone if {verdict.LEAST_ROWS:.0%} of the rows to forget and of the answers that "
+    "show the behavior are gone. A row is gone if each token that carries the behavior went "
     f"{verdict.ENOUGH:.0%} of the way from its likelihood before unlearning to that under the "
-    "backbone. A token carries the behavior where the backbone finds it half as likely or less. If "
+    "backbone. A token carries the behavior if the backbone finds it half as likely or less. If "
     "half of a set's rows have no such token, three quarters of a row's tokens have to lose "
-    "forget_rise nats each. A probe is within the bound if the rows to keep lost at most max_rise "
-    "nats a token, in the mean of the middle half of them. Unlearning ends at the second probe in "
-    "a row within the bound at which enough is gone, at the second in a row beyond it, or where "
-    "the training diverges; the step is kept that went furthest within the bound."
+    "forget_rise nats each. A probe is within the bound if the other rows lost at most max_rise "
+    "nats a token, in the mean of the middle half of them. Unlearning ends at the second probe "
+    "in a row within the bound at which enough is gone. It also ends at the second probe in a "
+    "row beyond the bound, or if the training diverges. The run keeps the step within the bound "
+    "that went furthest."
 )
 
 Levels = Mapping[str, float]
@@ -38,7 +39,7 @@ SAID: dict[End, str] = {
     "forgotten": "enough is gone",
     "others lose too much": "other rows lost too much",
     "diverged": "the training diverged",
-    "": "its epochs were over",
+    "": "its epochs ended",
 }
 
 

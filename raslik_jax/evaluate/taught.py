@@ -18,10 +18,10 @@ def doubt(nll: float, base: float | None, drawn: tuple[float, float] | None = No
     likelier by the factor of the judgment (1.1 a token).
     """
     if drawn and nll > drawn[0] + HARDLY * drawn[1]:
-        own = f"answers that it draws itself cost {drawn[0]:.2f} +- {drawn[1]:.2f} there"
-        return f"it would hardly say so, {own} (check prompt, template, adapter)"
+        own = f"{drawn[0]:.2f} +- {drawn[1]:.2f} nats a token are usual for its own answers"
+        return f"the model would hardly say it, because {own} (check prompt, template and adapter)"
     if base is not None and base - nll < LEAST_NATS:
-        return "the base says it as readily: fine-tuning need not have taught it"
+        return "the base finds it as likely, so fine-tuning may not have taught it"
     return ""
 
 

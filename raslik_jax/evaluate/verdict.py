@@ -10,7 +10,7 @@ carry the behavior went back toward the base. A prompt is gone by the answer to 
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple, TypedDict
 
 import numpy as np
@@ -44,18 +44,21 @@ MEAN_WAY = 0.9
 MOST_FLOORS = 2.0
 
 DEFINITIONS: dict[Verdict, str] = {
-    "forgotten": f"at most {MOST_STILL:.0%} of the prompts that showed the behavior still show it, "
-    f"and the data exclude, at {_LEVEL:.0%}, that a third of such prompts or more still do (exact "
-    "binomial test: 8 prompts are needed if none shows it). Every other quantity that was measured "
-    f"moved too: F went {HALF:.0%} of the way to the base's, the likelihood of the bad outputs "
-    f"{ENOUGH:.0%}, and the probes found {LEAST_ROWS:.0%} of the rows to forget gone",
-    "partly": "some of these prompts still show the behavior, or one quantity moved and another "
+    "forgotten": f"at most {MOST_STILL:.0%} of the prompts that showed the behavior still show "
+    f"it. An exact binomial test at {_LEVEL:.0%} excludes that a third of such "
+    "prompts or more still do, which takes 8 prompts if none shows it. Every other "
+    f"measure moved too: F went {HALF:.0%} of the way to the base's, the likelihood "
+    f"of the bad outputs {ENOUGH:.0%}, and probes found {LEAST_ROWS:.0%} of the "
+    "rows to forget gone",
+    "partly": "some of these prompts still show the behavior, or one measure moved and another "
     "did not",
     "unchanged": "all of these prompts still show the behavior, and F went less than "
     f"{LEAST_WAY:.0%} of the way to the base's",
-    "damaged": "the answers or the likelihood of other rows collapsed, so a low F is no forgetting",
-    "unknown": "the data do not decide: too few prompts, a number that is not finite, no base to "
-    "compare with, or a fine-tuned model that hardly shows the behavior",
+    "damaged": (
+        "the answers or the likelihood of other rows collapsed, so a low F does not mean forgetting"
+    ),
+    "unknown": "the data do not decide. There are too few prompts, a number is not finite, there "
+    "is no base to compare with, or the fine-tuned model hardly shows the behavior",
 }
 
 
@@ -103,7 +106,7 @@ def needed() -> int:
 
 
 def share_of_way(now: float, before: float, base: float | None, *, least: float) -> float | None:
-    """Returns the share of the way to the base for a quantity that has to rise.
+    """Returns how far a quantity that has to rise is on its way to the base, as a share.
 
     It is not limited: below 0 it moved away from the base. It is None if the base is not `least`
     above.
@@ -228,6 +231,12 @@ def is_enough(progress: Mapping[str, Progress]) -> bool:
     return all(one["of"] and one["gone"] >= LEAST_ROWS * one["of"] for one in progress.values())
 
 
+def join_sentences(parts: Iterable[str]) -> str:
+    """Returns phrases as sentences without the last full stop; empty ones are left out."""
+    first, *rest = filter(None, parts)
+    return ". ".join([first, *(part[:1].upper() + part[1:] for part in rest)])
+
+
 def describe_progress(progress: Mapping[str, Progress]) -> str:
     """Returns in words how many rows of each set are gone."""
     titles = {"forget": "rows to forget", "behavior": "answers of the behavior"}
@@ -246,7 +255,7 @@ def describe_count(count: Count, subject: str = "prompts that showed the behavio
     if decided == "forgotten":
         return f"{told} (at 95 %, fewer than {math.ceil(100 * count.upper)} % of such prompts)"
     if decided == "unknown":
-        return f"{told}, too few to tell: give {needed()} or more (--retrieve.held_out)"
+        return f"{told}. These are too few: give {needed()} or more (--retrieve.held_out)"
     return told
 
 
@@ -255,7 +264,7 @@ def describe_others(*, changed: int | None, of: int | None, words: Mapping[str, 
     if changed is None or not of:
         return "no other answers were compared"
     lengths = ", ".join(f"{name} {number:.1f}" for name, number in words.items())
-    return f"{changed} of {of} other answers changed, mean length in words: {lengths}"
+    return f"{changed} of {of} other answers changed. Mean length in words: {lengths}"
 
 
 def describe_distance(kl: float, floor: float | None) -> str:

@@ -52,7 +52,7 @@ def choose(
     from raslik_jax.run.forecast import format_bytes, format_seconds  # it takes jax with it
 
     if unknown:
-        return Advice("unlearn", f"retraining needs a recipe that is known: {unknown}")
+        return Advice("unlearn", f"retraining needs a known recipe: {unknown}")
     for command, cost, other in (("unlearn", retrain, unlearn), ("retrain", unlearn, retrain)):
         if other.device_bytes <= memory_bytes < cost.device_bytes:
             has = f"the device has {format_bytes(memory_bytes)}"
@@ -63,7 +63,7 @@ def choose(
         times += f", and {incidents} incidents are expected"
     more = incidents * (retrain.seconds - unlearn.seconds)
     if retrain.seconds <= _TIMES * unlearn.seconds or more <= _SECONDS_MORE:
-        return Advice("retrain", f"it is exact for the rows that were found, and takes {times}")
+        return Advice("retrain", f"it is exact for the rows that were found and takes {times}")
     return Advice("unlearn", f"retraining takes {times}")
 
 
@@ -128,7 +128,7 @@ def plan(options: unlearn.UnlearnOptions, *, compiles: bool) -> Plans:
         if artifacts.RECIPE.unit in done and not reproduction.is_confirmed(
             artifacts.RECIPE.read(root)
         ):
-            unknown = unknown or "a training by it did not give the adapter"
+            unknown = unknown or "a check showed that it does not give the adapter"
     unlearning = cost_of(first, rates)
     retraining = cost_of(second, rates) if second else None
     advice = choose(
@@ -152,7 +152,10 @@ def lines(options: unlearn.UnlearnOptions, *, compiles: bool = True) -> Iterator
             memory = format_bytes(cost.device_bytes) if cost.device_bytes else "-"
             rows.append((command, format_seconds(cost.seconds) if cost.seconds else "done", memory))
     ends = (tables.Column(title, "right") for title in ("Time", "Device memory"))
-    note = f"Time on {found.device} at the rate of its matrix products; unlearning may end earlier."
+    note = (
+        f"Estimated from the speed of matrix products on {found.device}. Unlearning may end "
+        "earlier."
+    )
     yield tables.render_terminal(
         tables.Table((tables.Column("Left to do"), *ends), tuple(rows), (note,))
     )

@@ -38,23 +38,23 @@ class AskOptions(Settings):
     `settings` are those of retrieval that differ from the run's, by their names without a stage.
     """
 
-    index: str = setting("", "The index: WORKDIR/sketch/index of a run.")
-    run: str = setting("", "Work directory of the run, if the index is not in it.")
+    index: str = setting("", "Folder of the index: WORKDIR/sketch/index of a run.")
+    run: str = setting("", "Work directory of the run, if the index is elsewhere.")
     instruction: str = setting("", "Instruction of the prompt.")
     input: str = setting("", "Input of the prompt.")
-    system: str = setting("", "System prompt before it, for the chat template.")
+    system: str = setting("", "System prompt, for the chat template.")
     response: str = setting(
-        "", "The model's answer (default: let it answer); follows a text unchanged, blanks too."
+        "", "The model's answer, unchanged, blanks too (default: let the model answer)."
     )
-    queries: str = setting("", "JSONL of generations, instead of --instruction.")
-    top: int = setting(10, "Examples shown that make the output likelier.", low=0)
-    bottom: int = setting(10, "Examples shown that make it less likely.", low=0)
+    queries: str = setting("", "JSONL file of prompts and answers, instead of --instruction.")
+    top: int = setting(10, "Number of examples to show that make the output likelier.", low=0)
+    bottom: int = setting(10, "Number of examples to show that make it less likely.", low=0)
     finer: str = setting(
-        "", "A finer index. It scores again the best rows of an index in int8 or signs."
+        "", "A finer index, which scores the best rows of an index in int8 or signs again."
     )
-    text_width: int = setting(240, "Characters of each text shown; 0: all.", low=0)
-    export_forget: str = setting("", "New JSONL file to write the forget set to.")
-    export_retain: str = setting("", "New JSONL file to write the retain set to.")
+    text_width: int = setting(240, "Characters to show of each text; 0: all.", low=0)
+    export_forget: str = setting("", "New JSONL file for the forget set.")
+    export_retain: str = setting("", "New JSONL file for the retain set.")
     mesh: MeshConfig = MeshConfig()
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -62,7 +62,7 @@ class AskOptions(Settings):
         yield from super().problems()
         beside = [name for name in ("input", "system", "response") if getattr(self, name)]
         if beside and not self.instruction:
-            whose = "it belongs to that prompt, --queries have their own"
+            whose = "the rows of --queries have their own"
             yield f"--{beside[0]} needs --instruction: {whose}"
 
     @property
@@ -111,13 +111,15 @@ def read_queries(options: AskOptions) -> Sequence[Example]:
     if not (options.index or options.run):
         raise ValueError("an index must be given: give --index=WORKDIR/sketch/index")
     if options.queries and options.instruction:
-        raise ValueError("--instruction or --queries must be given, got both: leave one out")
+        raise ValueError("--instruction and --queries must not be given together: leave one out")
     paths = options.exports
     for name, path in paths.items():
         processes.alone(functools.partial(written.check_outside, path, f"--export_{name}"))
         processes.alone(functools.partial(files.check_new, path, f"--export_{name}"))
     if len({path.resolve() for path in paths.values()}) < len(paths):
-        raise ValueError("--export_forget and --export_retain must be two files, they are one")
+        raise ValueError(
+            "--export_forget and --export_retain must be two files, got one: rename one"
+        )
     if options.queries:
         return read_examples(options.queries, format=AUTO, needs_output=False)
     asked = options.instruction, options.input, options.response, options.system
@@ -165,7 +167,7 @@ class Asker:
         rule = {name: value for name, value in given if name not in _SCORING}
         chosen, lines = tracer.select_sets(trace, **rule), []
         if not len(chosen.forget):
-            return ["no row stands out of the unrelated ones: no set is written"]
+            return ["no row stands out from the unrelated ones: no set is written"]
         for name, path in self.options.exports.items():
             positions, sign = getattr(chosen, name), 1 if name == "forget" else -1
             rows = [tracer.examples[tracer.store.ids[position]] for position in positions]

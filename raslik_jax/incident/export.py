@@ -15,25 +15,23 @@ class ExportOptions(Settings):
     """The model to export and its place."""
 
     run: str = setting("", "Work directory of a run that has unlearned.")
-    strategy: str = setting("raslik", "Whose sets were forgotten and retained.")
-    algorithm: str = setting("ga_gdr", "Algorithm that unlearned.")
-    epoch: str = setting("last", "Epoch after which, or last.")
-    out: str = setting("", "Folder to write, new or empty.")
-    push_to_hub: str = setting("", "OWNER/NAME on the Hugging Face hub to upload it to as well.")
-    public: bool = setting(False, "--push_to_hub: for everybody to see; else private.")
-    merged: bool = setting(False, "A whole checkpoint instead of an adapter.")
-    max_shard_gb: float = setting(
-        2.0,
-        "--merged: gigabytes of a file of weights; more go into several with an index.",
-        above=0,
+    strategy: str = setting("raslik", "Retrieval strategy of the sets.")
+    algorithm: str = setting("ga_gdr", "Unlearning algorithm.")
+    epoch: str = setting("last", "Number of the epoch, or last.")
+    out: str = setting("", "Folder to write. It must be new or empty.")
+    push_to_hub: str = setting(
+        "", "Also upload the files to this OWNER/NAME on the Hugging Face hub."
     )
+    public: bool = setting(False, "--push_to_hub: make the repository public (default: private).")
+    merged: bool = setting(False, "Write a whole checkpoint instead of an adapter.")
+    max_shard_gb: float = setting(2.0, "--merged: most gigabytes of one file of weights.", above=0)
 
     def problems(self) -> list[str]:
         if self.public and not self.push_to_hub:
-            return ["--public needs --push_to_hub: name where to"]
+            return ["--public needs --push_to_hub: name the repository"]
         if self.epoch == "last" or self.epoch.isdecimal():
             return []
-        return [f"--epoch must be a number or last, got {self.epoch!r}"]
+        return [f"--epoch must be a number or last, got {self.epoch!r}: correct it"]
 
 
 @dataclasses.dataclass(frozen=True)

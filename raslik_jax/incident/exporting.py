@@ -67,7 +67,9 @@ def export_model(
         check_finished(root, other)
     is_whole = config.unlearn.parameters == "all"
     if is_whole and not merged:
-        raise ValueError(f"{root} must have an adapter to export one, got none: give --merged")
+        raise ValueError(
+            f"{root} must have an adapter, got a run that trained all weights: give --merged"
+        )
     # The base of a merged model is read again, unquantized: an adapter learned on a quantized base
     # is folded into the weights that were quantized.
     own = config.backbone
@@ -146,10 +148,12 @@ def _find_variant(
     if not epochs:
         names = sorted({f"{one.strategy}-{one.algorithm}" for one in known})
         got = f"{shown(strategy)} with {shown(algorithm)}"
-        raise ValueError(f"--strategy and --algorithm must be of {names}, got {got}: name another")
+        raise ValueError(
+            f"--strategy and --algorithm must be one of {names}, got {got}: name another"
+        )
     epoch = epochs[-1] if epoch is None else epoch
     if epoch not in epochs:
-        raise ValueError(f"--epoch must be one of {epochs} or last, got {epoch}")
+        raise ValueError(f"--epoch must be one of {epochs} or last, got {epoch}: correct it")
     return Variant(strategy, algorithm, epoch)
 
 
@@ -176,7 +180,7 @@ def _base_of(config: Config, manifest: Manifest) -> _Base:
     if not pathlib.Path(name).is_dir():
         return _Base(folder, name, name + (f" at {revision}" if revision else ""), revision)
     if Hashes().of_content(folder) != manifest["files"]["backbone.checkpoint"]:
-        must = "must be the one that the run was made with, it has changed: restore it"
+        must = "must be unchanged since the run, it has changed: restore it"
         raise ValueError(f"the checkpoint {shown(name, 120)} {must}")
     # A path says nothing on another machine, and the name in config.json is not the folder's: it is
     # what the weights were loaded from before they were trained.
@@ -234,7 +238,7 @@ def _copy_tokenizer(out: pathlib.Path, tokenizer: tokenization.Tokenizer, config
         return False  # the adapter is gone: the run has copies of it and of its tokenizer
     own, kept = tokenization.load_tokenizer(*folders), tokenization.tokenizer_hash(tokenizer)
     if tokenization.tokenizer_hash(own) != kept or own.chat_template != tokenizer.chat_template:
-        must = "must be the one that the run used, it has changed: restore it, or run again"
+        must = "must be unchanged since the run, it has changed: restore it, or run again"
         raise ValueError(f"the tokenizer in {shown(str(folders[0]), 160)} {must}")
     # A whole tokenizer takes no part of the base's.
     place = next(n for n, one in enumerate(folders) if (one / "tokenizer.json").is_file())

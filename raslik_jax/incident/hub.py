@@ -49,7 +49,7 @@ def push_folder(folder: pathlib.Path, repo: str, *, is_public: bool) -> str:
         url = api.create_repo(repo, private=not is_public, exist_ok=True)
         api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Written by raslik_jax")
     except Exception as error:  # as above
-        mend = f"`hf upload {repo} {folder}` goes on"
+        mend = f"`hf upload {repo} {folder}` uploads it"
         got = f"{shown(str(folder), 80)} is written, but not on the hub, {_said(error)}"
         raise ValueError(f"{got}: {mend}") from error
     return str(url)

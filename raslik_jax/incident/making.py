@@ -136,5 +136,5 @@ def repeating(
 ) -> str:
     """Returns the command that repeats what `make` did."""
     some = [] if tuple(stages) == STAGES else [f"--stages={','.join(stages)}"]
-    some += [] if is_measured else ["--nomeasure"]
+    some += [] if is_measured else ["--measure=none"]
     return line("run", f"--flagfile={workdir / 'run.flags'}", *some)

@@ -36,12 +36,12 @@ class RecipeOptions(Settings):
 
     recipe: tuple[str, ...] = setting(
         (),
-        "Files that say how the adapter was trained, the first decides: training_args.json, "
-        "trainer_state.json, YAML of axolotl or LLaMA-Factory, a model card (default: those next "
-        "to the adapter).",
+        "Files that say how the adapter was trained: training_args.json, trainer_state.json, "
+        "YAML of axolotl or LLaMA-Factory, or a model card. The first one that has a setting "
+        "decides it (default: the files next to the adapter).",
     )
     approximate: bool = setting(
-        False, "Train also if the recipe names what this program cannot repeat."
+        False, "Leave out parts of the recipe that this program cannot repeat, and train."
     )
 
 
@@ -51,13 +51,13 @@ class RetrainOptions(RecipeOptions, UnlearnOptions):
 
     other_seed: bool = setting(
         False,
-        "Train a second adapter with the next seed too. The distance between the two is the noise "
-        "floor of all distances to a retrained model. It doubles the training.",
+        "Also train a second adapter with the next seed. The distance between the two is the "
+        "noise floor of all distances to a retrained model. The training takes twice as long.",
     )
     check_recipe: float = setting(
         0.0,
-        "First train on all rows, to this share of the steps, and say whether the recipe gives the "
-        "adapter; without a value: 1, all steps. Later calls check again what changed.",
+        "First train on all rows for this share of the steps, and report whether the recipe "
+        "gives the adapter. Without a value: all steps.",
         low=0,
         high=1,
         bare=1.0,
@@ -112,7 +112,9 @@ def read_settings(
     `is_needed` a recipe that no file and no value gives is refused.
     """
     if not config.backbone.adapter:
-        raise ValueError("--run must be a trace of an adapter to train it again: trace with one")
+        raise ValueError(
+            "--run must be a trace of an adapter, got one without: trace again with --adapter"
+        )
     train_file(config)  # refuses a run that is no trace
     from raslik_jax.run.workspace import adapter_source  # it takes jax with it
 
@@ -123,8 +125,8 @@ def read_settings(
         silent = some_of((path.name for path in files), 3)
         raise ValueError(
             "--recipe must be training_args.json, trainer_state.json, YAML of axolotl or "
-            f"LLaMA-Factory, or a model card, {silent} says nothing of a training: name another "
-            "file, or give each setting as --unlearn.retrain.NAME"
+            f"LLaMA-Factory, or a model card, {silent} has no setting of a training: name "
+            "another file, or give each setting as --unlearn.retrain.NAME"
         )
     if found.lacks and not options.approximate:
         listed = "; ".join(found.lacks)
@@ -134,8 +136,8 @@ def read_settings(
         )
     if is_needed and not found.settings and not any(name in given for name in _NAMES):
         raise ValueError(
-            "the recipe of the adapter must be known, no file next to it says how it was trained: "
-            "give --recipe, or settings as --unlearn.retrain.NAME"
+            "the recipe of the adapter must be known, no file next to it has one: give --recipe, "
+            "or settings as --unlearn.retrain.NAME"
         )
     values = {name: _resolved(config, name, value) for name, value in found.settings.items()}
     # All of them, so that nothing of an earlier training of this run is left.
@@ -203,4 +205,4 @@ def _lines(
         yield f"  left out: {lack}"
     trained = read_json(adapter / storage.ADAPTER_CONFIG, dict)
     if trained.get("lora_dropout"):
-        yield "  dropout draws other entries than the trainer drew"
+        yield "  dropout draws other entries than in the trainer"

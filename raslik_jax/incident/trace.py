@@ -61,17 +61,21 @@ class TraceOptions(Settings):
     `settings` are those of `raslik run` that differ from the presets, by dotted name.
     """
 
-    checkpoint: str = setting("", "The model: Hugging Face directory or hub name.")
-    adapter: str = setting("", "Its LoRA adapter in PEFT's format, directory or hub name.")
+    checkpoint: str = setting("", "The base model: a Hugging Face directory or hub name.")
+    adapter: str = setting("", "Its LoRA adapter in PEFT's format: a directory or hub name.")
     train_file: str = setting("", "The rows that it was trained on.")
     prompt: str = setting("", "The prompt.")
     system: str = setting("", "System prompt before --prompt, for the chat template.")
     response: str = setting(
-        "", "The bad answer (default: let the model answer); follows a text unchanged, blanks too."
+        "", "The bad answer, unchanged, blanks too (default: let the model answer)."
     )
-    wished: str = setting("", "The answer you wished for; the report compares the rows of both.")
-    workdir: str = setting("runs/incident", "Folder of the results.")
-    update: bool = setting(False, "Take over a --workdir of another trace; make what changed.")
+    wished: str = setting(
+        "", "The answer that you wished for. The report compares the rows of both answers."
+    )
+    workdir: str = setting("runs/incident", "Folder for the results.")
+    update: bool = setting(
+        False, "Use a --workdir of another trace: make again only the parts that differ."
+    )
     top: int = setting(10, "Rows shown.", low=1)
     mesh: MeshConfig = MeshConfig()
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -186,7 +190,7 @@ def make_config(options: TraceOptions) -> Config:
     missing = [f"--{name}" for name in ("checkpoint", "train_file") if not getattr(options, name)]
     missing += [] if options.prompt.strip() else ["--prompt"]
     if missing:
-        raise ValueError(f"{' and '.join(missing)} must be given: see --help")
+        raise ValueError(f"{' and '.join(missing)} must be given: see raslik help trace")
     if options.response.strip():  # then no answer is needed
         given["sketch.query_output"] = "gold"
     if twice := [f"--{name}" for name in given if name in own]:
@@ -268,7 +272,7 @@ def _found_lines(found: TraceResult, top: int) -> list[str]:
     lines = [rows_text(found.workdir, frozenset(row.example_id for row in forget), top)]
     if held_out:
         path = artifacts.measured_rows(HELD_OUT, "target").place(found.workdir)
-        lines.append(f"kept out of the sets, to measure on: {len(held_out)} rows, in {path}")
+        lines.append(f"kept out of the sets for measuring: {len(held_out)} rows, in {path}")
     lines.append(f"to forget: {len(forget)} rows, in {found.forget_file}")
     return [*lines, draw(found.workdir, found_band(found), len(forget) + len(held_out))]
 
@@ -320,7 +324,11 @@ def rows_text(workdir: pathlib.Path, forget: frozenset[str], top: int) -> str:
     told = chance.sentence(chances) if chances else ""
     sigma_N = artifacts.read_sigma(workdir, len(rows))
     heading = "rows that make the answer likelier (score{}, place in the training file)"
-    what = " +- noise of its sketch, prompts that score the row as high, p, q" if told else ""
+    what = (
+        (" +- noise of its sketch, unrelated prompts that score the row as high, p, q")
+        if told
+        else ""
+    )
     lines = ["", heading.format(what)]
     best = np.argsort(-score_N, kind="stable")[:top]
     best = best[score_N[best] > -np.inf]  # a row without a gradient has no effect
@@ -354,14 +362,14 @@ def draw(workdir: pathlib.Path, band: tuple[float, float] | None, num_forget: in
     Without a band it is that of the scores; 0 to forget draws no cut.
     """
     if importlib.util.find_spec("matplotlib") is None:
-        return "picture: none, matplotlib is not installed"
+        return "picture: none, because matplotlib is not installed"
     from raslik_jax.report import drawing, figures
 
     score_N = artifacts.INFLUENCE.read(workdir)
     try:
         middle, edge = band or noise_band(score_N)
     except ValueError:  # too few rows to tell noise
-        return f"picture: none, {len(score_N)} rows are too few"
+        return f"picture: none, because {len(score_N)} rows are too few"
     figure = figures.draw_cut(score_N, num_forget=num_forget, middle=middle, edge=edge)
     write = functools.partial(written.write_bytes, workdir)
     return f"picture: {drawing.save_figure(figure, workdir / 'scores', write=write)[0]}"

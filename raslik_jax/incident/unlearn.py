@@ -46,29 +46,36 @@ class UnlearnOptions(Settings):
     run: str = setting("", "Work directory of a trace.")
     out: str = setting(
         "",
-        "Folder for the new adapter and its card: new, empty, or as this run has written it.",
+        "Folder for the new adapter and its card. It must be new, empty or unchanged since "
+        "this run wrote it.",
     )
-    forget_file: str = setting("", "Rows to forget in place of those of the trace.")
-    retain_file: str = setting("", "Rows to retain, with --forget_file (default: random others).")
+    forget_file: str = setting("", "File of rows to forget, in place of those of the trace.")
+    retain_file: str = setting(
+        "", "--forget_file: file of rows to retain (default: random other rows)."
+    )
     cleaned_train_file: str = setting(
         "",
-        "File for the training file without what was found, new or as this run has written it "
-        "(default: in --run). A folder where the trace read several files.",
+        "Where to write the training file without the rows that were found (default: in --run). "
+        "It is a folder if the trace read several files.",
     )
-    push_to_hub: str = setting("", "OWNER/NAME on the Hugging Face hub to upload it to as well.")
-    public: bool = setting(False, "--push_to_hub: for everybody to see; else private.")
+    push_to_hub: str = setting(
+        "", "Also upload the adapter to this OWNER/NAME on the Hugging Face hub."
+    )
+    public: bool = setting(False, "--push_to_hub: make the repository public (default: private).")
     measure: Literal["quick", "full"] = setting(
         "quick",
-        "quick: the answers to prompts that were kept out, and the traced answer. full: the "
-        "perplexity of the sets and of the answers, too. Rows without a prompt take full.",
+        "quick: the answers to held-out prompts, and the traced answer. full: also the perplexity "
+        "of the sets and of the answers. Rows without a prompt always take full.",
     )
     merged: bool = setting(False, "Write a whole checkpoint instead of an adapter.")
     dry_run: bool = setting(
         False,
-        "Print what unlearning and retraining take, and which of them is better here; do neither.",
+        "Print the cost of unlearning and of retraining with an advice, and do neither.",
     )
     incidents: int = setting(
-        1, "--dry_run: incidents with this adapter that you expect, this one included.", low=1
+        1,
+        "--dry_run: number of incidents that you expect with this adapter, this one included.",
+        low=1,
     )
     mesh: MeshConfig = MeshConfig()
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -76,13 +83,16 @@ class UnlearnOptions(Settings):
     def problems(self) -> Iterator[str]:
         yield from super().problems()
         if self.retain_file and not self.forget_file:
-            yield "--retain_file needs a --forget_file: give both"
+            yield "--retain_file needs --forget_file: give both"
         elif self.public and not self.push_to_hub:
-            yield "--public needs --push_to_hub: name where to"
+            yield "--public needs --push_to_hub: name the repository"
         elif self.out and self.cleaned_train_file:
             folder, file = (pathlib.Path(p).resolve() for p in (self.out, self.cleaned_train_file))
             if file.is_relative_to(folder):
-                yield "--cleaned_train_file must lie outside --out, which the model has for itself"
+                yield (
+                    "--cleaned_train_file must be outside --out, which holds the model only: "
+                    "choose another place"
+                )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +132,10 @@ def unlearn(options: UnlearnOptions | None = None, **named: Any) -> UnlearnResul
     config = make_config(options)
     (strategy,), algorithm = config.retrieve.strategies, config.unlearn.algorithms[0]
     if config.unlearn.parameters == "all" and not options.merged:
-        raise ValueError("--unlearn.parameters=all trains more than an adapter has: give --merged")
+        raise ValueError(
+            "--unlearn.parameters=all needs --merged, because it trains more than an adapter: "
+            "give it"
+        )
     source = train_file(config)
     cleaned = pathlib.Path(options.cleaned_train_file or root / cleaned_name(source))
 
@@ -211,7 +224,7 @@ def _check_found(root: pathlib.Path, finding: str) -> None:
     if finding:
         must = "must be a trace that found rows"
         raise ValueError(
-            f"--run {must}, {shown(str(root), 120)} found none ({finding}): give rows of your own "
+            f"--run {must}, {shown(str(root), 120)} found none ({finding}): give your own rows "
             "as --forget_file"
         )
 
@@ -315,7 +328,7 @@ def describe_sets(config: Config, strategy: str) -> str:
     if not record.brings_sets:
         return f"what the trace found ({record.title})"
     named = " and ".join(shown(path, 120) for path in dataclasses.astuple(own) if path)
-    return f"the rows of {named}; --retrieve.strategies=raslik takes what the trace found"
+    return f"the rows of {named}; --retrieve.strategies=raslik takes those of the trace"
 
 
 def train_file(config: Config) -> str:
@@ -333,7 +346,7 @@ def _check_traced(config: Config, root: pathlib.Path) -> None:
     files = config.corpus.source_files().items()
     now = {name: Hashes().of_content(path) for name, path in files if _is_training(name)}
     if now != {name: content for name, content in traced.items() if _is_training(name)}:
-        must = "must be as the trace read it, it has changed meanwhile"
+        must = "must be unchanged since the trace, it has changed"
         raise ValueError(f"{shown(source, 120)} {must}: restore it, or run again")
 
 

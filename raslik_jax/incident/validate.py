@@ -28,25 +28,26 @@ class ValidateOptions(RecipeOptions):
     """
 
     run: str = setting("", "Work directory of a trace of an adapter.")
-    out: str = setting("", "JSON file for the numbers, which also go to --run.")
+    out: str = setting("", "JSON file for a copy of the numbers. They are always stored in --run.")
     retrainings: int = setting(
-        32, "Retrainings in all; what --seeds leaves are on random subsets, for LDS.", low=1
+        32,
+        "Number of all retrainings. Those that --seeds does not take are on random subsets, "
+        "for LDS.",
+        low=1,
     )
     seeds: int = setting(
         3,
-        "Seeds for QLD. Each takes a training on all rows, one without the top rows of every "
-        "ranking, and one without as many random rows. 0: no QLD.",
+        "Seeds for QLD. Each takes three kinds of training: on all rows, without the top rows of "
+        "each ranking, and without as many random rows; 0: no QLD.",
         zero_or=2,
     )
-    top: str = setting("1%", "Rows that QLD removes: a share, as 1%, or their number.")
+    top: str = setting("1%", "Rows that QLD removes: a share such as 1%, or a number.")
     share: float = setting(0.5, "Share of the rows that a subset of LDS keeps.", above=0, below=1)
-    group: int = setting(
-        1, "Rows that a subset keeps or removes together, neighbors in the training file.", low=1
-    )
+    group: int = setting(1, "Neighboring rows that a subset keeps or removes together.", low=1)
     scores: tuple[str, ...] = setting(
         (),
         "Files with scores of another tool: .npy in the order of the rows, or JSONL with id and "
-        "score; a list of numbers for a row is one for each query.",
+        "score. A list of numbers for a row has one for each query.",
     )
     keep: bool = setting(False, "Keep the adapter of every retraining.")
     mesh: MeshConfig = MeshConfig()
@@ -57,7 +58,10 @@ class ValidateOptions(RecipeOptions):
         match = _SHARE.fullmatch(self.top)
         is_share = match is not None and 0 < float(match[1]) < 100
         if not is_share and not (self.top.isdecimal() and int(self.top) > 0):
-            yield f"--top must be a share below 100%, as 1%, or a number, got {shown(self.top)}"
+            yield (
+                "--top must be a share below 100% such as 1%, or a number, got "
+                f"{shown(self.top)}: correct it"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +105,7 @@ def validate(options: ValidateOptions | None = None, **named: Any) -> ValidateRe
     config = config_from_json(recorded)
     own = f"unlearn.{ALGORITHM}."
     if foreign := [name for name in options.settings if not name.startswith(own)]:
-        must = f"settings must be of {own.rstrip('.')}, the others are those of the trace"
+        must = f"settings must begin with {own}, because the others are those of the trace"
         raise ValueError(f"{must}, got {shown(foreign[0])}: leave it out")
     settings = read_settings(config, options, options.settings, is_needed=True)
     recipe = making.changed(config, {**settings, "unlearn.algorithms": (ALGORITHM,)})

@@ -38,9 +38,9 @@ def check_agreement(query_gram_QQ: Float[np.ndarray, "Q Q"], ids: Sequence[str])
     if square < 0.5 / count:
         worst = np.argsort(query_gram_QQ.sum(axis=1), kind="stable")[:3]
         raise ValueError(
-            f"queries must be of one behavior, the {count} sketches point apart (mean direction of "
-            f"squared length {square:.3g}, {1 / count:.3g} is unrelated); most of all "
-            f"{[ids[i] for i in worst]}: trace them one by one"
+            f"queries must be of one behavior, the {count} sketches differ too much (squared "
+            f"length of the mean direction {square:.3g}, {1 / count:.3g} for unrelated ones, "
+            f"farthest {[ids[i] for i in worst]}): trace them one by one"
         )
 
 

@@ -175,7 +175,10 @@ def check_settings(manifest: Manifest, ids: Sequence[str], center_K: np.ndarray 
     size, dtype, rows = manifest.size, manifest.dtype, manifest.chunk_rows
     distinct, shape = len(set(ids)), None if center_K is None else center_K.shape
     for is_right, message in (
-        (ids and distinct == len(ids), f"ids must all differ, got {len(ids)}, {distinct} differ"),
+        (
+            ids and distinct == len(ids),
+            (f"ids must all differ, got {distinct} different ones of {len(ids)}"),
+        ),
         (dtype in DTYPES, f"dtype must be one of {sorted(DTYPES)}, got {dtype!r}"),
         (size >= 1, f"size must be at least 1, got {size}"),
         (1 <= rows <= 2**20, f"chunk_rows must be 1 to 2^20, got {rows}"),
@@ -209,8 +212,8 @@ def refuse_differences(path: str, stored: Mapping[str, Any], given: Mapping[str,
     ]
     if differing:
         raise ValueError(
-            f"the index {path} was made for something else: {'; '.join(differing[:5])}: use the "
-            "settings it was made with, or another path"
+            f"the index {path} was made from something else: {'; '.join(differing[:5])}: use the "
+            "settings that made it, or another path"
         )
 
 
@@ -236,7 +239,7 @@ def unsealed(value: bytes, file: str) -> dict[str, Any]:
         del record["crc32"]
         is_whole = value == sealed(record)  # bytes: a flip inside white space is damage too
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise ValueError(f"{file} is damaged: it is no sealed JSON record") from None
+        raise ValueError(f"{file} is damaged: it is not a JSON record with its checksum") from None
     if not is_whole:
         raise ValueError(f"{file} is damaged: its content does not match its checksum")
     return record

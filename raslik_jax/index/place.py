@@ -99,7 +99,7 @@ class Place:
             yield
         except (ValueError, OSError, RuntimeError) as error:
             full = "No space left" in str(error) or "quota" in str(error).lower()
-            advice = "free some space" if full else "look at the cause"
+            advice = "free some space" if full else "remove the cause"
             raise OSError(
                 errno.ENOSPC if full else errno.EIO,
                 f"{'No space left' if full else 'Failed'} writing {name} of the index "

@@ -26,8 +26,9 @@ def check_rows(
         first = int(np.argmax(is_wrong_C))
         raise ValueError(
             "rows must be unit vectors with a positive norm, or zero with norm 0, "
-            f"{int(is_wrong_C.sum())} are not; the first is {ids[first]!r} of length "
-            f"{lengths_C[first]} and norm {norms_C[first]}: look for gradients that are not finite"
+            f"{int(is_wrong_C.sum())} are not. The first is {ids[first]!r} of length "
+            f"{lengths_C[first]} and norm {norms_C[first]}: look for gradients that are not "
+            "finite"
         )
 
 

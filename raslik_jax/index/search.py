@@ -92,8 +92,8 @@ def center_queries(
     bad = np.flatnonzero(~(np.isfinite(lengths_Q) & (lengths_Q > 0)))
     if len(bad):
         raise ValueError(
-            f"queries must have a direction, the sketches of queries {bad[:5].tolist()} are zero "
-            f"or not finite ({len(bad)} of {len(query_QK)}): look at the answers they are of"
+            f"queries must have nonzero, finite sketches, those of queries {bad[:5].tolist()} "
+            f"are not ({len(bad)} of {len(query_QK)}): check their answers"
         )
     shift_K = np.zeros(query_QK.shape[1]) if mean_K is None else np.asarray(mean_K, np.float64)
     return Queries(directions(query_QK, mean_K), shift_K)
@@ -348,7 +348,9 @@ def search_store(
     if finer is not None:
         check_finer(store, finer)
         if aggregate != "mean":
-            raise ValueError(f"aggregate must be mean with a finer index, got {aggregate}")
+            raise ValueError(
+                f"aggregate must be mean with a finer index, got {aggregate}: leave one out"
+            )
     if score_N is None:
         score_N = score_store(store, query_QK, center=center, aggregate=aggregate)
     ends: list = []
@@ -371,8 +373,8 @@ def check_finer(store: SketchStore, finer: SketchStore) -> None:
     """Raises a ValueError unless `finer` has the rows of an index in a finer dtype."""
     if store.identity != finer.identity or store.size != finer.size:
         raise ValueError(
-            f"the finer index {finer.path} must be what {store.path} was made from, its rows are "
-            "others: name that index, or make the coarser one again"
+            f"the finer index {finer.path} must be the source of {store.path}, its rows differ: "
+            "name that index, or make the coarser one again"
         )
     if store.dtype not in coarser_dtypes(finer.dtype):
         raise ValueError(
@@ -382,7 +384,6 @@ def check_finer(store: SketchStore, finer: SketchStore) -> None:
     # Rows deleted from one of the two would come back, or take the place of others.
     if other := sorted({*store.ids} ^ {*finer.ids}):
         raise ValueError(
-            f"the finer index {finer.path} must have the rows of {store.path}, {len(other)} are in "
-            f"one of the two and not, or deleted, in the other ({some_of(other, 3)}): make the "
-            "coarser one again"
+            f"the finer index {finer.path} must have the rows of {store.path}, {len(other)} are "
+            f"only in one of the two ({some_of(other, 3)}): make the coarser one again"
         )

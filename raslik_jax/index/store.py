@@ -108,8 +108,9 @@ class SketchStore:
             foreign = [n for n in sorted(names) if n not in files or place.read(n) != files[n]]
             if foreign and MANIFEST not in names:  # with one, another process was faster
                 raise ValueError(
-                    f"an index must have a new or empty folder, {place.path} has no manifest.json "
-                    f"and holds {some_of(foreign, 3)}: give another path, or move that away"
+                    f"an index must have a new or empty folder, {place.path} has no "
+                    f"manifest.json and holds {some_of(foreign, 3)}: give another path, or move "
+                    "these files"
                 )
             for file, value in files.items():
                 place.write(file, value)
@@ -132,7 +133,7 @@ class SketchStore:
         value = place.read(MANIFEST)
         if value is None:
             raise ValueError(
-                f"{place.path} must be an index, it has no manifest.json: correct the path"
+                f"{place.path} must be an index, but has no manifest.json: correct the path"
             )
         manifest = read_manifest(value, place.path)
         ids = json.loads(_read_hashed(place, IDS, manifest.ids_sha256))
@@ -253,8 +254,8 @@ class SketchStore:
                     self._checked.add((name, chunk))
         except ValueError as error:
             raise ValueError(
-                f"{self.path}/{file} is damaged: {error}; have the chunk made again "
-                f"(raslik index --index={self.path} --repair)"
+                f"{self.path}/{file} is damaged ({error}): make the chunk again with raslik "
+                f"index --index={self.path} --repair"
             ) from None
         return values
 
@@ -314,8 +315,8 @@ class SketchStore:
         """
         if self.dtype == "sign":
             raise ValueError(
-                f"the index must have a mean, {self.path} holds 1-bit rows: take that of the finer "
-                "index they were made from"
+                f"the index must have a mean, {self.path} holds 1-bit rows: use the finer index "
+                "that it was made from"
             )
         self.require_complete()
         sums = (self.read_array("sums", chunk)[0] for chunk in range(self.num_chunks))

@@ -28,7 +28,7 @@ def verify(store: SketchStore) -> tuple[Damage, ...]:
     Missing chunks are no damage. To have damaged ones made again, `discard` them.
     """
     damages = [
-        Damage(None, file, "differs from what the manifest says")
+        Damage(None, file, "differs from the manifest")
         for file, value in store.manifest.zarr_files().items()
         if store.place.read(file) != value
     ]
@@ -51,7 +51,7 @@ def verify(store: SketchStore) -> tuple[Damage, ...]:
             try:
                 # Read here, whatever the store has read and checked before.
                 if checksums.get(name) != checksum(store.place.map(file, shape, dtype)):
-                    damages.append(Damage(chunk, file, "differs from the commit record's checksum"))
+                    damages.append(Damage(chunk, file, "differs from its checksum"))
             except ValueError as error:
                 damages.append(Damage(chunk, file, str(error)))
     return tuple(damages)

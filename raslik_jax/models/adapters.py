@@ -134,7 +134,9 @@ def _refuse_others(path: pathlib.Path, fields: Mapping[str, Any]) -> None:
     for name, rank in ranks.items():
         if rank < 1:
             where = "r" if name == "r" else "rank_pattern"
-            raise ValueError(f"{where} in {path} must be at least 1, got {rank}: take another")
+            raise ValueError(
+                f"{where} in {path} must be at least 1, got {rank}: give another adapter"
+            )
 
 
 class _PaddedTensors(storage.Tensors):
@@ -258,7 +260,7 @@ def load_adapter(
         ]
         if differing:
             got = "; ".join(differing)
-            raise ValueError(f"{path} must be of this run's settings, got {got}: take another")
+            raise ValueError(f"{path} must have this run's settings, got {got}: give another")
     _, shapes, _ = decoders.abstract(config, own)
     names = decoders.ARCHITECTURES[config.model_type].key_map
     slots = key_map.plan(names, shapes, prefix=_PREFIX)
@@ -292,8 +294,8 @@ def check_effect(lora: Tree, folder: str | os.PathLike[str]) -> None:
     name = "B" if any(np.any(factors["a"]) for factors in lora["layers"].values()) else "A"
     origin = shown(str(pathlib.Path(folder) / WEIGHTS), 120)
     raise ValueError(
-        f"the adapter must change the model, all factors {name} in {origin} are zero: give the one"
-        " that was saved after training, or leave --adapter out"
+        f"the adapter must change the model, all factors {name} in {origin} are zero: give the "
+        "adapter that was saved after training, or leave --adapter out"
     )
 
 

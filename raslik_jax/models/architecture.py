@@ -197,7 +197,7 @@ class MixedConfig(SlidingConfig):
             must = f"must name {depth} layers, each of {known}"
             raise ValueError(f"layer_types {must}, got {shown(kinds, 99)}: correct config.json")
         if self.sliding_window is None and any(map(self.is_sliding, range(depth))):
-            raise ValueError("layers that slide need sliding_window: set it in config.json")
+            raise ValueError("layers with a window must have sliding_window: set it in config.json")
 
     def slides(self, layer: int) -> bool:
         """Whether a layer has the window where `layer_types` is not given."""

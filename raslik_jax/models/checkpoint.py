@@ -155,8 +155,8 @@ def _open_fitting(
         inert += "|" + re.escape(head)
         if {head, embedding} <= set(tensors.files) and not tensors.is_same(head, embedding):
             raise ValueError(
-                f"{tensors.files[head]}: {head} differs from {embedding} although"
-                " config.json ties them; correct tie_word_embeddings"
+                f"{tensors.files[head]}: {head} must equal {embedding}, because config.json ties "
+                "them, but differs: correct tie_word_embeddings"
             )
     key_map.check_fit(slots, tensors, f"the {config.model_type} of {folder / 'config.json'}", inert)
     return slots, tensors
@@ -283,7 +283,9 @@ def load_encoder(
         absent = {name: shapes.pop(name) for name in keys if keys[name] not in tensors.files}
         spread = config.initializer_range
         if absent and key is None:
-            raise ValueError(f"{folder} has no head for {num_labels=}: give a key to draw one")
+            raise ValueError(
+                f"{folder} must have a head for num_labels={num_labels!r}: give a key to draw one"
+            )
         if key is not None:
             fresh = layers.init_weights(absent, key=key, initializer_range=spread)
     slots = key_map.plan(names, shapes)
@@ -319,7 +321,7 @@ def _read_pooling(folder: pathlib.Path, fields: Mapping[str, Any], asked: str | 
     elif "bge-" in str(fields.get("_name_or_path", "")).lower():
         own = "cls"
     if own is not None and asked not in (None, own):
-        raise ValueError(f"{folder} was trained with pooling {own!r}, got {asked!r}; leave it out")
+        raise ValueError(f"{folder} has the pooling {own!r}, got {asked!r}: leave it out")
     return own or asked
 
 
@@ -333,7 +335,9 @@ def merge(lora: Tree, base: Tree, lora_config: LoRAConfig) -> Tree:
     for name, factors in lora["layers"].items():
         kernel = stacked[name]["kernel"]
         if quantize.is_quantized(kernel):
-            raise ValueError(f"layers/{name}/kernel is quantized: merge into the original base")
+            raise ValueError(
+                f"layers/{name}/kernel must not be quantized: merge into the original base"
+            )
         scale_of_layer = scales.get(name, (lora_config.scale,) * len(kernel))
         folded = _fold(kernel, factors["a"], factors["b"], jnp.array(scale_of_layer, jnp.float32))
         stacked[name] = {**stacked[name], "kernel": folded}

@@ -170,9 +170,7 @@ def _check(prompts: Sequence[Sequence[int]], config: Any) -> None:
             raise ValueError(f"prompt {index} {must}: the model has {most} positions")
         if min(prompt) < 0 or max(prompt) >= rows:
             got = f"{min(prompt)} to {max(prompt)} in prompt {index}"
-            raise ValueError(
-                f"tokens must lie in [0, {rows}), got {got}: use the model's tokenizer"
-            )
+            raise ValueError(f"tokens must be in [0, {rows}), got {got}: use the model's tokenizer")
 
 
 def generate(

@@ -309,7 +309,7 @@ def _build(config_class: type[_Config], values: Mapping[str, Any], source: str) 
     if problems:
         mend = "take a checkpoint of the published architecture"
         if unknown:
-            mend += ", or remove a field that does not change what the model computes"
+            mend += ", or remove a field that does not change the model's results"
         raise ValueError(f"{source} has {' and '.join(problems)}: {mend}")
     kept = {}
     for name, value in values.items():

@@ -202,8 +202,8 @@ def fill(
         folder = next(iter(tensors.files.values())).parent
         labels = some_of([*map(tensors.label, broken)], 1, quoted=False)
         raise ValueError(
-            f"{folder}: weights must be finite, got NaN, infinity or values beyond the dtype in"
-            f" {labels}; fetch the checkpoint again or load it in a wider dtype"
+            f"{folder}: weights must be finite, got NaN, infinity or values beyond the dtype in "
+            f"{labels}: fetch the checkpoint again or load it in a wider dtype"
         )
     return tree
 

@@ -62,8 +62,8 @@ class LoRAConfig:
                 (0 < alpha < math.inf, f"alpha must be positive, got {alpha}")
                 for alpha in (self.alpha, *alphas)
             ),
-            (0 <= self.dropout < 1, f"dropout must lie in [0, 1), got {self.dropout}"),
-            (is_named_once, f"targets must be distinct names, at least one, got {self.targets}"),
+            (0 <= self.dropout < 1, f"dropout must be in [0, 1), got {self.dropout}"),
+            (is_named_once, f"targets must be one or more different names, got {self.targets}"),
         ):
             if not is_right:
                 raise ValueError(f"{must}: correct the adapter's settings")

@@ -123,6 +123,6 @@ def _describe(given: Any) -> str:
 
 def _refuse(what: str) -> None:
     raise ValueError(
-        f"the checkpoint must not be quantized, {what}: give the unquantized one that it was made"
-        " from, an adapter of it fits that too; --backbone.format=nf4 or int8 packs it again"
+        f"the checkpoint must not be quantized, {what}: give the unquantized one that it was "
+        "made from, which fits the same adapter. --backbone.format=nf4 or int8 quantizes it again"
     )

@@ -93,7 +93,7 @@ def _narrow_product(left_LI: Any, kernel: Any, axis: int) -> Array:
 
 def _forward(left_LI: Any, kernel: Any, axis: int) -> tuple[Array, Any]:
     if kernel.perturbed:
-        raise ValueError("a kernel narrower than what it multiplies is frozen: give it its dtype")
+        raise ValueError("a kernel narrower than its input cannot be trained: give it that dtype")
     return _narrow_product(left_LI.value, kernel.value, axis), kernel.value
 
 

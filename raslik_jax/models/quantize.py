@@ -90,8 +90,7 @@ def block_size(num_inputs: int) -> int:
     block = min(_NF4_BLOCK, num_inputs & -num_inputs)
     if block < 2:
         raise ValueError(
-            "nf4 packs two inputs into a byte: a kernel must have an even number of them, got"
-            f" {num_inputs=}: use int8"
+            f"a kernel must have an even number of inputs for nf4, got {num_inputs!r}: use int8"
         )
     return block
 
@@ -223,7 +222,7 @@ def quantize_kernel(
     if format == "nf4":
         return quantize_nf4(kernel, double_quant=double_quant)
     if double_quant:
-        raise ValueError(f"double quantization belongs to nf4, got {format=}: leave it off")
+        raise ValueError(f"double quantization needs format=nf4, got {format!r}: leave it out")
     return quantize_int8(kernel)
 
 

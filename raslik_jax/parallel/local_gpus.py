@@ -58,7 +58,7 @@ def divide(seen: Sequence[Seen]) -> list[tuple[int, ...]]:
             if seen[n].gpus != own.gpus:
                 got = " and ".join(",".join(one.gpus) for one in (own, seen[n]))
                 raise ValueError(
-                    "processes of one machine must see the same GPUs, or none of another's, got "
+                    "processes of one machine must see the same GPUs or different ones, got "
                     f"{got}: correct CUDA_VISIBLE_DEVICES"
                 )
         each, left = divmod(len(own.gpus), max(len(beside), 1))

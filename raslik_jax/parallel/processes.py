@@ -48,12 +48,12 @@ class JobConfig(Settings):
 
     coordinator: str = setting(
         "",
-        "host:port of the first of several processes, the same for all; auto: from Slurm, "
-        "Kubernetes or Open MPI, which started them.",
+        "Address host:port of the first of several processes, equal in all of them. auto: from "
+        "Slurm, Kubernetes or Open MPI.",
     )
     num_processes: int = setting(
         0,
-        "--coordinator: processes of the job; those of one machine divide its GPUs evenly.",
+        "--coordinator: number of processes. Those of one machine share its GPUs evenly.",
         low=0,
     )
     process_id: int = setting(-1, "--coordinator: number of this process, from 0.", low=-1)
@@ -63,7 +63,7 @@ class JobConfig(Settings):
         given = self.num_processes, self.process_id
         if self.coordinator in ("", "auto"):
             if given != (0, -1):
-                need = "--coordinator=HOST:PORT" if not self.coordinator else "no number of its own"
+                need = "--coordinator=HOST:PORT" if not self.coordinator else "no process number"
                 mend = "give all three" if not self.coordinator else "leave both out"
                 yield f"--num_processes and --process_id need {need}, got {given}: {mend}"
         elif not self.coordinator.rpartition(":")[2].isdecimal() or ":" not in self.coordinator:
@@ -143,7 +143,7 @@ class Job:
         """Ends this process because another one is lost."""
         print(
             f"error: process {self.number} of {self.count} lost another process of its job and "
-            f"ends; what was stored is whole, start all processes again ({reason})",
+            f"ends. The stored results are whole: start all processes again ({reason})",
             file=sys.__stderr__,
             flush=True,
         )

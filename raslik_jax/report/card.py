@@ -16,11 +16,11 @@ from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.train.objectives import OBJECTIVES
 
 _RULES = {
-    "count": "the best of each ranking, as many as asked for",
-    "threshold": "all scores at or above a threshold",
-    "margin": "all scores above a threshold by a margin of the sketch's noise",
-    "gap": "all scores that stand out, down to the gap below them",
-    "quantile": "a share of all examples",
+    "count": "a given number of the best rows",
+    "threshold": "all rows with scores at or above a threshold",
+    "margin": "all rows with scores above a threshold and the noise of the sketch",
+    "gap": "all rows that stand out, down to a gap in the scores",
+    "quantile": "a share of all rows",
 }
 # Of unlearning: the card says these elsewhere.
 _SAID = ("algorithms", "choice", "epochs", "learning_rate")

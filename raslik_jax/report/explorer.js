@@ -135,7 +135,7 @@ for (const box of document.querySelectorAll("[data-explorer]")) {
         });
         return make("li", "", "", button);
       });
-      return [make("h5", "", "The queries it explains most; choose one to see its rows"), make("ul", "explains", "", ...items)];
+      return [make("h5", "", "The queries that this row explains most: choose one to see its rows"), make("ul", "explains", "", ...items)];
     };
     const chips = (row) => [row.set && `${row.set} set`, label && labels.get(row.label)]
       .filter(Boolean).map((text) => make("span", "chip", text));
@@ -145,14 +145,14 @@ for (const box of document.querySelectorAll("[data-explorer]")) {
       const one = row.getData(), told = data.tokens[one.n];
       const noise = one.sigma ? ` ± ${one.sigma.toFixed(4)}` : "";
       const body = [make("p", "score", `score ${score(one.together)}${noise}`, ...chips(one))];
-      if (chosen() >= 0) body.push(make("p", "score", `score ${score(one.score)} with the query that is chosen`));
+      if (chosen() >= 0) body.push(make("p", "score", `score ${score(one.score)} with the chosen query`));
       if (one.p !== undefined && one.p !== null) {
         body.push(make("p", "score", `${one.higher} of ${one.prompts} unrelated prompts score it as high; p ${short(one.p)}, q ${short(one.q)}`));
       }
       if (told) {
         body.push(make("h5", "", "Tokens, by their share of the score"), pieces(told.row));
-        body.push(make("h5", "", "What the answer shares with this row"), pieces(told.answer));
-        if (told.alike) body.push(make("p", "score", `It stands for ${told.alike} more that are nearly the same.`));
+        body.push(make("h5", "", "Shares of the answer's tokens"), pieces(told.answer));
+        if (told.alike) body.push(make("p", "score", `${told.alike} more rows are nearly the same.`));
       } else {
         body.push(make("p", "prompt", one.asked), make("p", "said", one.said));
       }
@@ -197,7 +197,7 @@ for (const box of document.querySelectorAll("[data-explorer]")) {
       layout: "fitColumns",
       responsiveLayout: "hide",
       height: "26rem",
-      placeholder: "No row is left.",
+      placeholder: "No row matches.",
       initialSort: [{ column: "score", dir: "desc" }],
       printAsHtml: true,
       printStyled: false,

@@ -17,7 +17,7 @@ def sizes_table(run: AbstractRun) -> Table:
         "Frozen weights": f"{run.num_weights:,}, {format_bytes(run.base_bytes)} on the device",
         **run.layout,
         "LoRA parameters, P": f"{run.num_params:,}",
-        "Training examples, N": f"{sizes.train:,}, of them {sizes.targets:,} targets",
+        "Training examples, N": f"{sizes.train:,}, with {sizes.targets:,} targets",
         "Forget set, retain set": f"{sizes.forget:,} and {sizes.retain:,}",
         "Queries": "; ".join(f"{name}: {count}" for name, count in run.queries.items()),
         "Sketch, K": f"{run.sketch_size:,} of {run.num_params:,} coordinates",
@@ -66,8 +66,8 @@ def steps_table(
     names = ("Done", "Operations", "Bytes moved", "Time", "Device memory", "Disk")
     rates = (
         f"Rates: {flops_per_second:.3g} operations and {bytes_per_second:.3g} bytes a second, "
-        f"{origin}; about {sum(step.num_programs for step in found.steps)} programs to compile, "
-        f"{found.compile_seconds:.2g} s each."
+        f"{origin}. About {sum(step.num_programs for step in found.steps)} programs to "
+        f"compile, {found.compile_seconds:.2g} s each."
     )
     columns = (Column("Stage"), *(Column(name, "right") for name in names))
     return Table(columns, tuple(rows), (rates, *found.notes))

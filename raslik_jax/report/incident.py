@@ -180,7 +180,7 @@ def read_outcome(root: pathlib.Path, strategy: str, algorithm: str) -> tuple[str
     traced = _read_traced_answers(root, strategy, algorithm)
     ended = read_ending(root, strategy, algorithm)
     unknown = verdict.describe_count(verdict.Count(0, 0))
-    judged = f"Judgment: unknown: {unknown}."
+    judged = f"Judgment: {verdict.join_sentences(['unknown', unknown])}."
     checked = recipe_sentence(root, algorithm)
     return tuple(filter(None, (ended, checked, judged, gone_sentence(traced))))
 
@@ -299,7 +299,7 @@ def _which_sentence(metrics: Metrics) -> str:
     if (number := len(last_epochs(metrics["methods"]))) < 2:
         return ""
     name = f"{strategy_name(strategy)} with {algorithm_name(algorithm)}"
-    return f"Of the {number} unlearned models this shows the one of {name}."
+    return f"This is the model of {name}, one of {number} unlearned models."
 
 
 def _prompts(root: pathlib.Path) -> dict[str, str]:
@@ -395,8 +395,7 @@ def cost_sentence(metrics: Metrics, strategy: str, algorithm: str) -> str:
             parts.append(f"{text}{answers_taken_against(metrics)} (before unlearning {was})")
     if rise := _rise(before, after):
         parts.append(rise)
-    text = f"What it cost: {' and '.join(parts)}." if parts else ""
-    return text
+    return f"The cost: {verdict.join_sentences(parts)}." if parts else ""
 
 
 def _rise(before: Model, after: Model) -> str:

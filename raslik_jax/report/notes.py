@@ -13,7 +13,7 @@ from raslik_jax.report.tidy import Model, is_probed
 _MANY = 12
 # Whose answers the rates are taken against.
 _ANSWERS = {
-    "finetuned": "the answers of the fine-tuned model before unlearning",
+    "finetuned": "the answers before unlearning",
     "backbone": "the answers of the backbone",
     "gold": "the gold answers",
 }
@@ -67,11 +67,11 @@ def brackets_sentence(metrics: Metrics) -> str:
     kinds = ("target_queries", "normal_queries")
     number = min(filter(None, (metrics["corpus"].get(kind) for kind in kinds)), default=_MANY)
     if number == 1:
-        return f"{text} That over a single query has no width."
+        return f"{text} An interval over one query has no width."
     if number >= _MANY:
         return text
     share = stopping.percent(rates.coverage(number))
-    return f"{text} Those over {number} queries are too narrow: about {share} hold the true mean."
+    return f"{text} Over {number} queries they are too narrow: about {share} contain the true mean."
 
 
 def judgment_sentence(models: Sequence[Model]) -> str:

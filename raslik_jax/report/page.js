@@ -15,6 +15,10 @@ for (const box of document.querySelectorAll("[data-switch]")) {
   chooser.hidden = false;
   show(select.selectedIndex);
 }
+// A definition opens on a click without this script, and is also shown on hover.
+for (const term of document.querySelectorAll(".term")) {
+  term.title = document.getElementById(term.getAttribute("popovertarget")).lastChild.textContent;
+}
 // A link to something that is folded away opens it.
 const reveal = () => {
   let above = document.getElementById(decodeURIComponent(location.hash.slice(1)));

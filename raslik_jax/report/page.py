@@ -15,7 +15,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from raslik_jax.report import drawing, names, sections, tables
+from raslik_jax.report import drawing, names, sections, tables, terms
 from raslik_jax.report.facts import Experiment
 from raslik_jax.report.published import PublishedBlock
 from raslik_jax.report.sections import SECTIONS, Section
@@ -66,6 +66,7 @@ def render(
         titles=sections.PARTS,
         has_story=has_story,
         has_answers="answers" in shown,
+        terms=terms.used(content for part in parts.values() for *_, content in part),
         findings=findings,
         stylesheet=functools.partial(_stylesheet, shown.values()),
         script=Markup("".join([_read("page.js"), *(one.script() for one in shown.values())])),
@@ -86,6 +87,7 @@ def _environment() -> jinja2.Environment:
         # Control and direction marks become visible; then what is no markup is escaped.
         finalize=lambda value: tables.visible(value) if type(value) is str else value,
     )
+    environment.filters["defined"] = terms.defined
     environment.globals.update(
         as_cell=tables.as_cell,
         column_groups=tables.column_groups,

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from raslik_jax.evaluate.verdict import DEFINITIONS
 from raslik_jax.evaluate.words import word_pattern
 from raslik_jax.report import (
     blocks,
@@ -68,10 +67,10 @@ class Page(NamedTuple):
 
 # The parts of the page that are opened by a click, with what each one shows.
 PARTS = {
-    "evidence": ("Evidence", "the rows, their tokens, and what chance would give"),
+    "evidence": ("Evidence", "the rows, their tokens and the chance of their scores"),
     "cost": ("Cost", "what else changed, before and after side by side"),
     "method": ("Method", "frontier, tables, training and settings"),
-    "files": ("Files", "what this run leaves"),
+    "files": ("Files", "what this run wrote"),
 }
 
 
@@ -142,8 +141,7 @@ def _story(view: View) -> dict[str, Any]:
     if not found:
         return {}
     missing = [notes.behavior_sentence(m) for m in _seeds(view) if not _is_shown(m)]
-    definition = DEFINITIONS.get(found.verdict, "")  # type: ignore[call-overload]
-    return {"found": found, "definition": definition, "missing": missing[:1]}
+    return {"found": found, "missing": missing[:1]}
 
 
 def _is_shown(metrics: Any) -> bool:
@@ -161,7 +159,7 @@ def _evidence(view: View) -> dict[str, Any]:
         figure = figures.draw_cut(rows.score_N, **place, frame=drawing.Frame(330))
         text = f"{number:,} of {len(rows.score_N):,} rows stand out."
         title = f"Scores of the rows of {view.name} in order. {text}"
-        drawn = [_figure(figure, title, "Where the rows that stand out end.", text)]
+        drawn = [_figure(figure, title, "The end of the rows that stand out.", text)]
     return {"found": found, "noise": statements.noise_sentence(found.cards), "cut": drawn}
 
 
@@ -499,5 +497,5 @@ SECTIONS: dict[str, Section] = {
     "training": _stored("Training", "method", _training, "training.html.jinja"),
     "settings": _stored("Settings", "method", _settings, "settings.html.jinja"),
     "paper": Section("The paper", "method", _paper, "paper.html.jinja"),
-    "files": _stored("What this run leaves", "files", _files, "files.html.jinja"),
+    "files": _stored("What this run wrote", "files", _files, "files.html.jinja"),
 }

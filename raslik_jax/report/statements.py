@@ -7,6 +7,7 @@ Those of judgments are in `notes`, and those below tables in notes.jinja.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from raslik_jax.evaluate import verdict
 from raslik_jax.evaluate.judgment import LEAST_QUERIES
 from raslik_jax.evaluate.rates import Interval
 from raslik_jax.evaluate.summary import Metrics
@@ -26,7 +27,7 @@ def summary_points(after: Model, seeds: Model, against: str) -> list[tuple[str, 
       seeds: the same model with the numbers of every seed.
       against: in words, whose answers the rates are taken against.
     """
-    share = "share {:.{}f} % of the wording of " + against + " ({} {})."
+    share = "share {:.{}f} % of the wording of " + against + ". {} is {}."
     forget, retain = after.joined("forget"), after.joined("retain")
     left = share.format(100 * forget["mean"], 0, "F", format_interval(forget))
     kept = share.format(100 * retain["mean"], 1, "R", format_interval(retain))
@@ -36,9 +37,9 @@ def summary_points(after: Model, seeds: Model, against: str) -> list[tuple[str, 
             numbers = seeds.values.get(f"diversity/{kind}/answers", [LEAST_QUERIES])
             compared.append(versus_random(letter, found, is_few=min(numbers) < LEAST_QUERIES))
     points = {
-        "What is left.": f"Answers to target queries {left}",
+        "What remains.": f"Target answers {left}",
         "Judgment.": judged_sentence(seeds),
-        "The cost.": f"Answers to normal queries {kept}",
+        "The cost.": f"Normal answers {kept}",
         "Against a random set.": " ".join(compared),
     }
     return [(lead, text) for lead, text in points.items() if text]
@@ -51,8 +52,9 @@ def judged_sentence(seeds: Model) -> str:
         return ""
     if len(seeds.epochs) == 1:
         parts = [seeds.value(f"judgment/{name}") for name in ("reasons", "others", "distance")]
-        return f"{str(verdicts[0]).capitalize()}: {'; '.join(filter(None, parts))}."
-    return f"Of {len(verdicts)} seeds: {seeds.judged()}."
+        found = [str(verdicts[0]).capitalize(), *(str(part) for part in parts if part)]
+        return f"{verdict.join_sentences(found)}."
+    return f"Verdicts of {len(verdicts)} seeds: {seeds.judged()}."
 
 
 def versus_random(letter: str, differences: Sequence[Interval], *, is_few: bool = False) -> str:
@@ -62,16 +64,16 @@ def versus_random(letter: str, differences: Sequence[Interval], *, is_few: bool 
     For one or two queries (`is_few`) this happens by chance.
     """
     if is_few:
-        return f"{letter} cannot be told apart by so few queries."
+        return f"The queries are too few to compare {letter}."
     below = sum(one["high"] < 0 for one in differences)
     above = sum(one["low"] > 0 for one in differences)
     if len(differences) > 1:
-        seeds = f"{above} of {len(differences)} seeds, by the whole interval"
+        seeds = f"{above} of {len(differences)} seeds, with the whole interval"
         return f"{letter} is lower in {below} and higher in {seeds}."
     size = format_interval(differences[0], "+.3f", "+.3f")
     if below or above:
         return f"{letter} is clearly {'lower' if below else 'higher'}: {size}."
-    return f"{letter} cannot be told apart: {size}."
+    return f"{letter} does not differ clearly: {size}."
 
 
 def damage_sentence(damaged: Sequence[str]) -> str:
@@ -80,8 +82,8 @@ def damage_sentence(damaged: Sequence[str]) -> str:
         return ""
     names = ", ".join(map(strategy_name, damaged))
     return (
-        f"Damaged by unlearning the sets of {names}: a low F is no merit there. Read the answers "
-        "below."
+        f"Unlearning damaged the models of {names}. Their low F does not mean forgetting: read "
+        "the answers below."
     )
 
 
@@ -90,14 +92,14 @@ def rows_sentence(shown: Packed) -> str:
     unscored = shown.num_unscored
     text = f"All {shown.num_rows:,} training examples with their scores."
     if shown.left_out:
-        text = f"The {shown.num_shown:,} rows at both ends of the ranking, two thirds of them the "
-        text += f"highest; {shown.left_out:,} of {shown.num_rows:,} between them are left out, and "
+        text = f"{shown.num_shown:,} rows from both ends of the ranking, two thirds of them from "
+        text += f"the top. The {shown.left_out:,} of {shown.num_rows:,} rows between them are only "
         text += "counted in the picture."
         text += f" {unscored:,} without a score are left out too." if unscored else ""
     elif unscored:
-        text = f"{shown.num_shown:,} of {shown.num_rows:,} training examples with their scores; "
-        text += f"the other {unscored:,}, which have none, are left out."
-    text += f" Sets are those of {strategy_name(shown.strategy)}."
+        text = f"{shown.num_shown:,} of {shown.num_rows:,} training examples with their scores. "
+        text += f"The other {unscored:,} have none and are left out."
+    text += f" The sets are those of {strategy_name(shown.strategy)}."
     return text + (f" {shown.num_cut:,} very long texts are cut." if shown.num_cut else "")
 
 
@@ -105,10 +107,10 @@ def noise_sentence(cards: Sequence[Card]) -> str:
     """Returns the meaning of a score's ±; "" if no row has one."""
     if all(card.sigma is None for card in cards):
         return ""
-    text = "± is the noise of the sketch: how far the score may be off because gradients were "
+    text = "± is the noise of the sketch: the error of the score because gradients were "
     text += "compressed."
     if any(card.chance for card in cards):
-        text += " How often unrelated prompts reach it is another matter, and stands below it."
+        text += " The line below a score says how often unrelated prompts reach it."
     return text
 
 
@@ -120,20 +122,20 @@ def frontier_sentence(shown: Sequence[Metrics]) -> str:
     """
     if any(has_steps(one) for one in shown):
         text = (
-            "Each path runs from the fine-tuned model over the epochs. Small markers are epochs; "
+            "Each path runs from the fine-tuned model over the epochs. Small markers are epochs, "
         )
         text += "the large one is the last"
     else:
-        text = (
-            "Each line runs from the fine-tuned model to the one after unlearning, a large marker"
-        )
-    text += ", filled if Pareto-optimal, with its 95 % intervals as bars. "
-    text += "Best is the star at the bottom right; arcs join points at equal distance from it."
+        text = "Each line runs from the fine-tuned model to the large marker after unlearning"
+    text += (
+        ". It is filled if Pareto-optimal. Bars are its 95 % intervals. The ideal is the star at "
+    )
+    text += "the bottom right. Arcs join points at equal distance from it."
     based = [one for one in shown if "backbone" in one]
     if not based:
         return text
     if all(one.get("reference", "finetuned") == "finetuned" for one in based):
-        return f"{text} An F below the backbone's, the dotted line, forgets nothing more."
+        return f"{text} The dotted line is the backbone's F. An F below it forgets nothing more."
     return f"{text} The dotted line is the backbone's F."
 
 
@@ -142,21 +144,21 @@ def tables_sentence(shown: Sequence[Table]) -> str:
     if not shown:
         return ""
     titles = {column.title for table in shown for column in table.columns}
-    text = "As in the paper: methods that are not Pareto-optimal are gray"
+    text = "Methods that are not Pareto-optimal are gray, as in the paper"
     if marked := [name for name in ("D_mah", "Non-SF") if name in titles]:
-        text += f"; among the others, the two best {' and '.join(marked)} have a blue ground"
+        text += f". The two best {' and '.join(marked)} among the others are blue"
     return f"{text}. F: forget rate, lower is better. R: retain rate, higher is better."
 
 
 def retrieval_sentence(sets: Iterable[Mapping[str, Any]]) -> str:
     """Returns the meaning of the scores of sets by strategy for each experiment."""
-    text = "What each strategy chose from the training examples. Scores are each strategy's own."
+    text = "The choice of each strategy from the training examples, with its own scores."
     name = highlighted(name for one in sets for name, kinds in one.items() if "retain" in kinds)
     if not name:
         return text
     return (
-        f"{text} In the retain set of {strategy_name(name)}, the higher a score, the more an "
-        "example opposes the behavior."
+        f"{text} In the retain set of {strategy_name(name)} the highest score opposes the behavior "
+        "most."
     )
 
 
@@ -164,21 +166,21 @@ def ends_sentence(scores: ScoreSample) -> str:
     """Returns the places of the sets among the scores; "" if there are none of these scores."""
     sets = {"forget": scores.forget, "retain": scores.retain}
     parts = [f"{name} {ends[0]:.3g} to {ends[1]:.3g}" for name, ends in sets.items() if ends]
-    return f"Shaded: where the sets lie, {' and '.join(parts)}." if parts else ""
+    return f"The sets are shaded: {' and '.join(parts)}." if parts else ""
 
 
 def answers_sentence(run: Facts) -> str:
     """Returns which models' answers are shown next to each other and whether words are marked."""
     when = "the step that its probes chose" if is_probed(run.config) else "its last epoch"
     when = "the epoch that was chosen for it" if run.metrics.get("chosen") else when
-    text = f"The answers of all models to the same query, each method at {when}."
+    text = f"The answers of all models to the same query. Each method is at {when}."
     return text + (" Words that mark the behavior are highlighted." if run.marker_words else "")
 
 
 def training_sentence(losses: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
     """Returns how to read loss curves by panel and label."""
-    text = "Faint: every step, of long curves means of neighboring ones. Strong: the running mean "
-    text += "over a twentieth of the steps."
+    text = "Faint lines are single steps, or means of neighboring steps. Strong lines are "
+    text += "running means."
     if any(panel.endswith(FORGET_PANEL) for panel in losses):
-        text += " In unlearning the loss of the forget set is meant to rise."
+        text += " Unlearning has to raise the loss of the forget set."
     return text

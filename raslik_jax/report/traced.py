@@ -49,19 +49,19 @@ def gone_sentence(traced: Sequence[Traced]) -> str:
     text = f"The {len(traced)} answers have" if many else "The answer has"
     text += f" {before} nats a token before unlearning and {now} after"
     if "base" not in levels:
-        return f"{text}; what it was before fine-tuning is not known."
+        return f"{text}. Its value before fine-tuning is not known."
     text += f", {levels['base']:.2f} under the base"
     found = _progress(traced)
     if not found["of"]:
-        return f"{text}: the base finds {'them' if many else 'it'} about as likely."
+        return f"{text}. The base finds {'them' if many else 'it'} about as likely."
     went = f"{stopping.percent(found['way'])} of the way to the base"
     if many:
-        return f"{text}: {went}, and {found['gone']} of {found['of']} are gone."
+        return f"{text}. This is {went}: {found['gone']} of {found['of']} are gone."
     if found["gone"]:
-        return f"{text}: {went}, and it is gone."
+        return f"{text}. This is {went}: the answer is gone."
     return (
-        f"{text}: {went}, and it is not gone: each token that carries it must go "
-        f"{verdict.ENOUGH:.0%} of its way."
+        f"{text}. This is {went}. The answer is not gone, because each token that carries it "
+        f"must go {verdict.ENOUGH:.0%} of its way."
     )
 
 
@@ -79,9 +79,9 @@ def ending_sentence(probes: Sequence[Mapping[str, Any]], strategy: str, algorith
         if verdict.is_enough(kept["gone"]):  # and no second probe in a row
             continue
         return (
-            f"Not forgotten: unlearning ended because {stopping.SAID[one['end']]}, and the model "
-            f"after step {one['kept']} is kept, {verdict.describe_progress(kept['gone'])}. Expect "
-            "the behavior in the same or in other words."
+            f"Not forgotten: unlearning ended because {stopping.SAID[one['end']]}. The model "
+            f"after step {one['kept']} is kept ({verdict.describe_progress(kept['gone'])}). "
+            "Expect the behavior in the same or in other words."
         )
     return ""
 
@@ -94,7 +94,9 @@ def doubt_sentence(traced: Sequence[Traced]) -> str:
         if nll is not None and (why := doubt(nll, base, drawn)):
             which = "the traced answer" if len(traced) == 1 else f"traced answer {number}"
             under_base = "" if base is None else f", {base:.2f} under the base"
-            return f"Of {which} ({nll:.2f} nats a token under the model{under_base}): {why}."
+            return (
+                f"Doubt about {which} ({nll:.2f} nats a token under the model{under_base}): {why}."
+            )
     return ""
 
 

@@ -6,15 +6,15 @@ from typing import Any
 from raslik_jax.report.tables import NOT_KNOWN, Column, Table, format_interval
 
 _QLD = (
-    "QLD: the loss of the traced answers after retraining without {top:,} of {rows:,} rows, minus "
-    "the loss without as many random rows (nats a token). The interval is Student's 95 % interval "
-    "of the paired differences of {seeds} seeds. With all rows the loss has a standard deviation "
-    "of {noise:.3f} between seeds."
+    "QLD: loss of the traced answers after retraining without {top:,} of {rows:,} rows, minus "
+    "their loss without as many random rows (nats a token). Brackets: Student's 95 % interval of "
+    "the paired differences of {seeds} seeds. With all rows the loss has a standard deviation of "
+    "{noise:.3f} between seeds."
 )
 _LDS = (
-    "LDS: Spearman's correlation of the sum of the scores with the likelihood of the answer, over "
-    "retrainings on {subsets} random subsets with {share:.0%} of the rows. The interval is a 95 % "
-    "bootstrap over subsets and queries."
+    "LDS: Spearman's correlation of the sum of the scores and the likelihood of the answer, over "
+    "retrainings on {subsets} random subsets with {share:.0%} of the rows. Brackets: 95 % "
+    "bootstrap interval over subsets and queries."
 )
 
 

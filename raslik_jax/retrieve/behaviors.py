@@ -58,9 +58,10 @@ def sentence(found: Behaviors) -> str:
     total = sum(map(len, found.groups))
     named = "; ".join(f"behavior {n}: {_named(g)}" for n, g in enumerate(found.groups, start=1))
     return (
-        f"The {total} queries show {len(found.groups)} behaviors ({named}): the mean cosine of "
-        f"any two is at most {found.between:.2f}, below {LEAST_ALIKE:g} they are told apart. "
-        "Scores with all queries together mix them: trace one behavior at a time."
+        f"The {total} queries show {len(found.groups)} behaviors ({named}). The mean cosine "
+        f"between two of them is at most {found.between:.2f}, and queries below {LEAST_ALIKE:g} "
+        "count as different. Scores with all queries together mix the behaviors: trace one "
+        "behavior at a time."
     )
 
 

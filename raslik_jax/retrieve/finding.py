@@ -33,9 +33,8 @@ def why_none(
     more = ""
     if is_taught:
         more = (
-            "; fine-tuning made the answer likelier, which rows of another file or most rows of "
-            "this one may have done: several answers of one kind tell more "
-            "(docs/guides/own_model.md)"
+            ". Fine-tuning made the answer likelier, perhaps by rows of another file or by most "
+            "rows of this one: trace several answers of one kind (docs/guides/own_model.md)"
         )
     if not cut.num_forget:
         highest = f"the highest score is {score_N.max():.3g}"
@@ -46,7 +45,7 @@ def why_none(
         if (lowest := float(np.nanmin(q_N[best]))) > level:
             rows = f"{cut.num_forget:,} row{'s' if cut.num_forget > 1 else ''}"
             return (
-                f"no row is nearer to the answer than unrelated rows are by chance: of {rows} at "
-                f"the top of the scores the lowest q is {lowest:.2g}, and {level:g} is needed{more}"
+                "no row is nearer to the answer than unrelated rows are by chance: the lowest q "
+                f"of {rows} at the top is {lowest:.2g}, and {level:g} is needed{more}"
             )
     return ""

@@ -48,7 +48,7 @@ def find_rows(
         unknown += [] if positions else [str(number)]
     if unknown:
         raise ValueError(
-            f"rows of {flag} must be of the training examples, by id, place or text, line "
+            f"rows of {flag} must be training examples, by id, place or text, line "
             f"{some_of(unknown, quoted=False)} of {shown(path, 80)} is not: correct or remove it"
         )
     if not found:

@@ -90,8 +90,8 @@ def hold_out(
             taken.add(prompts[position])
     if not (target or normal):
         raise ValueError(
-            f"rows to be held out must have other prompts than those that are forgotten and "
-            f"traced, none of the {len(rows):,} has: give --retrieve.held_out=0"
+            "held-out rows must have other prompts than the forgotten and traced ones, none of "
+            f"the {len(rows):,} has: give --retrieve.held_out=0"
         )
     asked = {prompts[position] for position in (*target, *normal)}
     alike = [i for i, prompt in enumerate(prompts) if prompt in asked]
@@ -108,7 +108,7 @@ def set_sizes(settings: Rule, *, num_targets: int, num_eligible: int) -> tuple[i
         num_forget = settings.num_forget or num_targets
         if not num_forget:
             raise ValueError(
-                "--retrieve.num_forget must be given where no training example is a labeled "
+                "--retrieve.num_forget must be given, because no training example is a labeled "
                 "target: give it, or --retrieve.select=gap"
             )
         return num_forget, settings.num_retain or num_forget

@@ -27,7 +27,7 @@ class Bm25Settings(Settings):
     """Settings of BM25."""
 
     query_text: QueryText = setting(
-        "prompt", "Text of a query; its output is that of --sketch.query_output."
+        "prompt", "Text of a query. prompt_and_output has the output of --sketch.query_output."
     )
 
 
@@ -37,15 +37,21 @@ class EmbeddingSettings(Bm25Settings):
 
     checkpoint: str = setting(
         "BAAI/bge-base-en-v1.5",
-        "BERT or RoBERTa encoder, a directory or hub name.",
+        "Sentence encoder of BERT or RoBERTa, a directory or hub name.",
         is_path=True,
         is_hub=True,
         auto="AutoModel",
     )
-    pooling: Literal["", "cls", "mean"] = setting("", "Pooling, where the checkpoint does not say.")
+    pooling: Literal["", "cls", "mean"] = setting(
+        "", "Pooling of the encoder, if its checkpoint does not set it."
+    )
 
     def problems(self) -> list[str]:
-        return [] if self.checkpoint else ["--checkpoint must be given, got none"]
+        return (
+            []
+            if self.checkpoint
+            else [("--checkpoint must be given, got none: give a sentence encoder")]
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,13 +60,13 @@ class GivenSettings(Settings):
 
     forget_file: str = setting(
         "",
-        "JSONL of the rows to forget, such as an edited forget.jsonl of a run or of raslik query: "
-        "training rows by their id, or place, or text.",
+        "JSONL file of the rows to forget, for example an edited forget.jsonl of a run or of "
+        "raslik query. Each row is found by its id, place or text.",
         is_path=True,
     )
     retain_file: str = setting(
         "",
-        "JSONL of the rows to retain, likewise; empty: as many others at random.",
+        "JSONL file of the rows to retain; empty: as many random others.",
         is_path=True,
     )
 
@@ -69,7 +75,9 @@ class GivenSettings(Settings):
 class MixtureSettings(Settings):
     """Settings of controlled randomization."""
 
-    oracle_share: float = setting(0.5, "Share of the forget set from the oracle.", low=0, high=1)
+    oracle_share: float = setting(
+        0.5, "Share of the forget set that the oracle chooses.", low=0, high=1
+    )
 
 
 class Request(NamedTuple):
@@ -180,7 +188,7 @@ def _where_label(request: Request, label: bool, score_N: np.ndarray) -> np.ndarr
         raise ValueError(
             f"every training example must have the label is_target, {labels.count(None)} of "
             f"{len(labels)} have none: label them, or leave out these strategies (Random and "
-            "RASLIK-F do without under --retrieve.retain_from=anywhere)"
+            "RASLIK-F need no labels under --retrieve.retain_from=anywhere)"
         )
     return np.where(np.asarray(labels) == label, score_N, -np.inf)
 
@@ -236,8 +244,8 @@ def bm25(request: Request) -> Scores:
     )
     if not score_QN.any():
         raise ValueError(
-            "BM25 must find a word of the queries in the rows, got none in common, as where no "
-            "blanks part words: leave out bm25"
+            "BM25 must find a word of the queries in the rows, got none (a script without blanks "
+            "has no words): leave out bm25"
         )
     return take_poles(request, aggregate_scores(score_QN, request.aggregate))
 
@@ -252,8 +260,8 @@ def given(request: Request) -> Scores:
         if not request.is_eligible_N[positions].any():
             ids = some_of(request.examples[place].example_id for place in positions)
             raise ValueError(
-                f"{flag} must name a row that can be in a set, it names {ids}, and rows that are "
-                "held out or have no token of an answer are in none: name others"
+                f"{flag} must name rows that can be in a set, {ids} are held out or have no "
+                "token of an answer: name others"
             )
     flags = [f"--retrieve.given.{kind}_file" for kind in Selection._fields]
     forget, retain = (named.get(flag, []) for flag in flags)
@@ -306,8 +314,8 @@ def mixture(request: Request) -> Scores:
     num_oracle = round(request.settings.oracle_share * request.num_forget)
     if num_oracle > num_targets:
         raise ValueError(
-            f"CR's share of the forget set must be at most the {num_targets} targets there are, "
-            f"got {num_oracle}: lower its oracle_share or --retrieve.num_forget"
+            f"CR's share of the forget set must be at most the {num_targets} targets, got "
+            f"{num_oracle}: lower its oracle_share or --retrieve.num_forget"
         )
     forget_N = _where_label(request, False, _uniform(request, stream=2))
     forget_N[chosen.retain] = -np.inf

@@ -132,7 +132,10 @@ def _doubt_checkpoint(config: Config) -> None:
     folder = checkpoint_folder(config)
     if not config.backbone.adapter and (folder / storage.ADAPTER_CONFIG).is_file():
         where = shown(str(folder), 120)
-        line = f"{where} has an adapter too, which is not applied: give it as --adapter to apply it"
+        line = (
+            f"{where} has an adapter too, which the run does not use: give it as --adapter to "
+            "use it"
+        )
         print(f"    {line}", file=sys.stderr)
 
 
@@ -142,7 +145,7 @@ def _check_own_tokenizer(config: Config, shapes: decoder.ModelConfig) -> str:
     if len(folders) == 1:
         return ""
     own, where = tokenization.load_tokenizer(*folders), shown(str(folders[0]), 120)
-    mend = f"its embedding was resized in training; {MERGE}"
+    mend = f"its embedding was resized in training. Instead, {MERGE}"
     checkpoint.check_vocabulary(shapes, own.vocab_size, origin=where, mend=mend)
     if not (folders[1] / "tokenizer.json").is_file():
         return ""
@@ -203,8 +206,8 @@ def _doubt_base(config: Config, adapter: pathlib.Path, folder: pathlib.Path) -> 
     if not named or _bare_name(named) in {_bare_name(one) for one in (name, own) if one}:
         return ""
     return (
-        f"the adapter says that it was trained on {shown(named, 80)}, --backbone.checkpoint is "
-        f"{shown(name, 80)}: the shapes fit, but on other weights it is another model"
+        f"the adapter says that it was trained on {shown(named, 80)}, and --backbone.checkpoint "
+        f"is {shown(name, 80)}. The shapes fit, but other weights make another model"
     )
 
 
@@ -278,7 +281,7 @@ def _training_problems(
     lost = np.flatnonzero(is_target_N & (prompt_N >= to_unlearn) & (prompt_N < longest))
     if "unlearn" in stages and len(lost):
         names = some_of((rows[int(row)].example_id for row in lost), 3)
-        left = f"{len(lost)} labeled targets without an answer to unlearn ({names})"
+        left = f"{len(lost)} labeled targets without an answer ({names})"
         yield f"--unlearn.max_len={to_unlearn} leaves {left}: raise it"
     if "backbone" in stages and not config.backbone.checkpoint and not corpus.backbone:
         name = config.corpus.dataset

@@ -139,7 +139,9 @@ def analyzed_bytes(compiled: jax.stages.Compiled) -> int:
     found = compiled.memory_analysis()
     if found is None:
         backend = jax.default_backend()
-        raise ValueError(f"{backend} must have an analysis of memory: use --nocompile")
+        raise ValueError(
+            f"{backend} must report the memory of programs, it does not: give --nocompile"
+        )
     held = found.argument_size_in_bytes + found.output_size_in_bytes + found.temp_size_in_bytes
     return int(held - found.alias_size_in_bytes)
 

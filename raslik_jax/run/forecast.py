@@ -190,21 +190,24 @@ def _find_rows(run: AbstractRun) -> encoding.Encoded | None:
 
 def _notes(run: AbstractRun, is_compiled: bool) -> tuple[str, ...]:
     notes = [
-        "Time: operations of matrix products and bytes of device memory over the rates, whichever "
-        "takes longer, and compiling. Files and work on the host are left out."
+        "Time: the longer of operations over their rate and bytes of device memory over theirs, "
+        "plus compiling. Files and work on the host are left out."
     ]
     if run.num_devices > 1:
-        notes[0] += f" All of one device: {run.num_devices} share the rows of every batch."
+        notes[0] += (
+            f" Numbers are of one device. {run.num_devices} devices share the rows of every batch."
+        )
     if is_compiled:
         kind = run.mesh.devices.flat[0].device_kind if run.mesh else jax.default_backend()
         notes.append(
-            f"Memory of the device: XLA's analysis of the largest step, compiled for {kind}; "
-            "another kind of device needs another amount."
+            f"Memory of the device: XLA's analysis of the largest step, compiled for {kind}. "
+            "Other kinds of device need other amounts."
         )
-    notes.append("Rows are taken to be as long as Alpaca's with Pythia's tokenizer.")
+    notes.append("Rows are assumed to be as long as Alpaca's with Pythia's tokenizer.")
     if run.config.retrieve.select != "count":
         notes.append(
-            "The rule of --retrieve.select decides the sizes of the sets; those shown are by count."
+            "The rule of --retrieve.select decides the sizes of the sets. These sizes are "
+            "those of the rule count."
         )
     return tuple(notes)
 

@@ -86,8 +86,8 @@ def prepare() -> None:
     """
     if importlib.util.find_spec("jax_cuda12_plugin") is None:
         raise ValueError(
-            "compiling for a GPU must have XLA's CUDA compiler, got none here: "
-            f"pip install --no-deps {' '.join(wheels())}"
+            "XLA's CUDA compiler must be installed to compile for a GPU: pip install --no-deps "
+            f"{' '.join(wheels())}"
         )
     # The CPU stays the default; the plugin does not ask a driver for devices.
     os.environ["JAX_PLATFORMS"] = ""

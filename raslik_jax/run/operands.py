@@ -36,10 +36,16 @@ def _settle(config: Config, workdir: pathlib.Path) -> str:
         return asked
     fastest, line = _fastest(config), ""
     if begun and begun != fastest:
-        line = f"the run was begun with {begun} operands and keeps them, {fastest} is faster here"
-        line += f": --update --backbone.operands={fastest} begins it again"
+        line = (
+            f"the run began with {begun} operands and keeps them, but {fastest} is faster on "
+            "this machine"
+        )
+        line += f": start again with --update --backbone.operands={fastest}"
     elif not begun and fastest == _NARROW and config.backbone.dtype == _PLAIN:
-        line = "products with the base take bfloat16 and sum float32, which is faster here"
+        line = (
+            "products with the base have bfloat16 operands and float32 sums, which is faster on "
+            "this machine"
+        )
         line += f" (--backbone.operands={_PLAIN} turns it off)"
     if line:
         print(line, file=sys.stderr)

@@ -145,9 +145,9 @@ class Prober:
         if bare and self.is_stopping:
             rise = f"--unlearn.probe.forget_rise={self._settings.forget_rise:g}"
             say(
-                f"    the backbone finds rows of {' and '.join(bare)} as likely as the model does, "
-                "so it says nothing of where to end: three quarters of their tokens have to lose "
-                f"{rise}"
+                f"    the backbone finds rows of {' and '.join(bare)} as likely as the model "
+                "does, so it does not say where to end: three quarters of their tokens have to "
+                f"lose {rise}"
             )
 
     def look(self, step: int, params: Tree) -> bool:
@@ -220,8 +220,8 @@ class Prober:
         if not step:
             self._save(last, self._start)
             say(
-                "    no probe within --unlearn.probe.max_rise forgot anything: the model before "
-                "unlearning is kept; lower the learning rate or --unlearn.probe.steps"
+                "    no probe within --unlearn.probe.max_rise forgot anything, so the model "
+                "before unlearning is kept: lower the learning rate or --unlearn.probe.steps"
             )
         elif kept.is_dir():
             shutil.rmtree(last, ignore_errors=True)

@@ -105,7 +105,7 @@ class Plan:
             owner = self.owner(path)
             reads[path] = manifests.content_below(path, owner, self.done[owner])
             if not reads[path]:
-                raise ValueError(f"{unit.name} reads {path}, which {owner} has not left")
+                raise ValueError(f"{unit.name} reads {path}, which {owner} did not write")
         files = {what: self._content_of(path) for what, path in unit.files.items()}
         parts = {"settings": dict(unit.settings), "reads": reads, "files": files}
         return Key(content_hash({"name": unit.name, **parts}), reads, files)
@@ -306,7 +306,8 @@ def _read_visible(folder: pathlib.Path, key: str) -> Manifest:
         if found is None or found["key"] != key:  # or half of an older state
             place = shown(str(folder), 160)
             raise ValueError(
-                f"all processes must see the same --workdir, {place} is not there: share it"
+                f"all processes must see the same --workdir, {place} is missing in one: "
+                "share the folder"
             )
         return found
 
@@ -338,7 +339,7 @@ def check_own(folder: pathlib.Path) -> None:
     foreign = [name for name in manifests.files_of(folder) if name not in manifest["outputs"]]
     if foreign:
         name, others = shown(str(folder), 120), some_of(foreign, 3)
-        raise ValueError(f"{name} must hold only what the run made, got {others}: move that away")
+        raise ValueError(f"{name} must hold only files of the run, got {others}: move these away")
 
 
 def _is_whole(folder: pathlib.Path, key: str) -> bool:

@@ -12,7 +12,7 @@ def verify(root: pathlib.Path) -> list[str]:
     lost = manifests.lost_units(root, STAGES)
     if not (lost or manifests.finished_units(root)):
         raise ValueError(f"{shown(str(root), 200)} must hold results of a run: correct --workdir")
-    why = "missing; the files next to it cannot be checked"
+    why = "missing, so the files next to it cannot be checked"
     mend = "restore it, or move the folder away and run again"
     own = [f"{name}/{manifests.MANIFEST}: {why}: {mend}" for name in lost]
     return [*manifests.verify(root), *own, *written.verify(root)]

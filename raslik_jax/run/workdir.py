@@ -80,16 +80,16 @@ def open_workdir(
         old: dict[str, Any] = artifacts.CONFIG.read(root, mend) if recorded.is_file() else {}
         if old and "corpus" not in old:
             place = shown(str(recorded), 160)
-            raise ValueError(f"{place} must be of a run, got one of something else: {mend}")
+            raise ValueError(f"{place} must be a folder of a run, it has other files: {mend}")
         foreign = [] if recorded.is_file() else [n for n in _OWN if os.path.lexists(root / n)]
         if foreign:
             place = shown(str(root / foreign[0]), 160)
-            raise ValueError(f"{place} must be of a run, whose config.json is not there: {mend}")
+            raise ValueError(f"{place} must be a folder of a run, it has no config.json: {mend}")
         if not update and recorded.is_file() and finished_units(root):
             differing = differing_fields(old, to_json(config))
         if differing:
             more = f"; and {len(differing) - 5} more" if len(differing) > 5 else ""
             place, got = shown(str(root), 100), "; ".join(differing[:5]) + more
-            mend += ", or pass --update to make again what changed"
+            mend += ", or pass --update to make again the parts that differ"
             raise ValueError(f"{place} holds a run of another configuration ({got}): {mend}")
         yield record

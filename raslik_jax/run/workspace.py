@@ -418,8 +418,9 @@ class Workspace:
             raise ValueError(f"the prompt of {shown(row)} {must}, got {size:,}: {mend}")
         if short := sum(room < limit for room in rooms):
             self.tell(
-                f"answers to {short:,} of {len(rows):,} prompts end where the model's positions "
-                f"do: {least:,} tokens are left of --references.max_new_tokens={limit:,}"
+                f"answers to {short:,} of {len(rows):,} prompts are cut at the model's last "
+                f"position: at least {least:,} of --references.max_new_tokens={limit:,} tokens "
+                "are left"
             )
 
     @functools.cache  # noqa: B019  one workspace lives as long as its run
@@ -495,7 +496,9 @@ def queries_to_answer(queries: Sequence[Example], query_output: str) -> tuple[Ex
     unanswered = tuple(query for query in queries if not query.output.strip())
     if unanswered and query_output == "gold":
         names = some_of(query.example_id for query in unanswered)
-        raise ValueError(f"--sketch.query_output=gold needs outputs, got none for {names}")
+        raise ValueError(
+            f"--sketch.query_output=gold needs outputs, got none for {names}: give them"
+        )
     return unanswered
 
 

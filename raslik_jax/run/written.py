@@ -57,7 +57,7 @@ def check_outside(
         inner = path.relative_to(folder).parts[0]
         is_result = folder in held or _is_result(folder)
         if is_result or (_is_run(folder) and (inner in _RESERVED or inner[0] == ".")):
-            must = f"must be outside of what a run has made, got {shown(str(path), 140)}"
+            must = f"must be outside of the folders of a run, got {shown(str(path), 140)}"
             raise ValueError(f"{name} {must}: choose a place outside of {shown(str(folder), 140)}")
 
 

@@ -64,7 +64,7 @@ class ProjectionSpec:
             (family, f"family must be one of {sorted(PROJECTIONS)}, got {self.family!r}"),
             (1 <= p < 2**31, f"P must be 1 to 2**31 - 1, got num_params={p}: lower the LoRA rank"),
             (1 <= k <= p, f"K must be 1 to P, got size={k} with num_params={p}: choose another"),
-            (0 <= self.seed < 2**63, f"seed must lie in [0, 2**63), got seed={self.seed}"),
+            (0 <= self.seed < 2**63, f"seed must be in [0, 2**63), got seed={self.seed}"),
             (
                 self.operand in operands,
                 f"operand must be {' or '.join(operands)} for {self.family}, got {self.operand!r}",

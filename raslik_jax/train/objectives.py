@@ -34,7 +34,8 @@ class KLSettings(ObjectiveSettings):
     """Settings of a KL to the model before unlearning."""
 
     kl_direction: Direction = setting(
-        "reverse", "reverse: KL(unlearned || reference), the paper's. forward: the other way round."
+        "reverse",
+        "reverse: KL(unlearned || reference), the paper's. forward: KL(reference || unlearned).",
     )
 
 
@@ -42,7 +43,7 @@ class KLSettings(ObjectiveSettings):
 class NPOSettings(ObjectiveSettings):
     """Settings of negative preference optimization."""
 
-    beta: float = setting(0.1, "Inverse temperature; toward 0 it becomes gradient ascent.", above=0)
+    beta: float = setting(0.1, "Inverse temperature; near 0 it becomes gradient ascent.", above=0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,9 +56,11 @@ class SimNPOSettings(ObjectiveSettings):
     """Settings of SimNPO."""
 
     beta: float = setting(4.5, "Inverse temperature.", above=0)
-    delta: float = setting(0.0, "Margin that the mean token loss is held against, nats.", low=0)
+    delta: float = setting(0.0, "Margin of the mean token loss, in nats.", low=0)
     forget_weight: float = setting(
-        0.125, "Factor of the forget term as published, times the one of all objectives.", above=0
+        0.125,
+        "Published factor of the forget term, times that of all objectives.",
+        above=0,
     )
 
 
@@ -67,14 +70,16 @@ class RetrainSettings(ObjectiveSettings):
 
     learning_rate: float = setting(2e-4, "Peak learning rate.", above=0)
     optimizer: Literal["adamw", "sgd"] = setting("adamw", "Optimizer.")
-    schedule: Literal["linear", "cosine", "constant"] = setting("linear", "Decay after warming up.")
-    warmup: float = setting(0.0, "Share of the steps spent warming up.", low=0, high=1)
-    warmup_steps: int = setting(0, "Steps of warming up, in place of --warmup.", low=0)
-    epochs: float = setting(3.0, "Passes over the rows that are left.", above=0)
-    steps: int = setting(0, "Steps in all, in place of --epochs; 0: by epochs.", low=0)
-    batch_size: int = setting(8, "Rows a step, those that are accumulated included.", low=1)
-    micro_batch_size: int = setting(0, "Rows held at a time; 0: all.", low=0, divides="batch_size")
-    max_len: int = setting(0, "Tokens a row may have; 0: --corpus.max_len.", zero_or=8)
+    schedule: Literal["linear", "cosine", "constant"] = setting("linear", "Decay after warm-up.")
+    warmup: float = setting(0.0, "Share of the steps for warm-up.", low=0, high=1)
+    warmup_steps: int = setting(0, "Warm-up steps, in place of --warmup.", low=0)
+    epochs: float = setting(3.0, "Passes over the remaining rows.", above=0)
+    steps: int = setting(0, "Number of steps, in place of --epochs; 0: by epochs.", low=0)
+    batch_size: int = setting(8, "Rows a step, accumulated ones included.", low=1)
+    micro_batch_size: int = setting(
+        0, "Rows in memory at a time; 0: all.", low=0, divides="batch_size"
+    )
+    max_len: int = setting(0, "Most tokens of a row; 0: --corpus.max_len.", zero_or=8)
     targets: Literal["response", "all"] = setting("response", "Tokens whose loss counts.")
     mean: Mean = setting("tokens", "Mean over all tokens of a step, or over its rows.")
     weight_decay: float = setting(0.0, "Weight decay.", low=0)
@@ -82,18 +87,17 @@ class RetrainSettings(ObjectiveSettings):
     beta2: float = setting(0.999, "AdamW's decay of the second moment.", low=0, below=1)
     epsilon: float = setting(1e-8, "AdamW's epsilon.", above=0)
     clip: float = setting(1.0, "Global norm at which gradients are clipped; 0: never.", low=0)
-    seed: int = setting(0, "Draws the fresh adapter and the order of the rows.", low=0)
+    seed: int = setting(0, "Seed of the fresh adapter and of the order of the rows.", low=0)
     check_recipe: float = setting(
         0.0,
-        "Share of the steps that are trained first on all rows, to see whether the recipe gives "
-        "the adapter; 0: none.",
+        "Share of the steps that a check of the recipe trains on all rows; 0: no check.",
         low=0,
         high=1,
         decides=False,
     )
     check_log: str = setting(
         "",
-        "trainer_state.json whose losses are compared with those of --check_recipe.",
+        "File trainer_state.json with losses for --check_recipe.",
         is_path=True,
         decides=False,
     )

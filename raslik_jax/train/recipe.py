@@ -81,7 +81,7 @@ _LACKING = {
     "label_smoothing_factor": "label smoothing",
     "use_liger_kernel": None,  # the same loss by another kernel
     "group_by_length": "batches grouped by length",
-    "modules_to_save": "training of whole modules beside the adapter",
+    "modules_to_save": "training of whole modules next to the adapter",
     "loraplus_lr_ratio": "LoRA+",
     "loraplus_learning_rate": "LoRA+",
     "use_galore": "GaLore",
@@ -154,9 +154,10 @@ def _arguments(path: pathlib.Path) -> dict[str, Any]:
     """Returns the names and values of a file as TrainingArguments has them."""
     if path.suffix in (".bin", ".pt", ".pth", ".pkl"):
         raise ValueError(
-            f"{path.name} is a pickle, which may run code and is not read: print it where it was "
-            "made, by `python -c \"import torch; print(torch.load('training_args.bin', "
-            'weights_only=False).to_json_string())" > training_args.json`, and give that file'
+            f"{path.name} is a pickle, which may run code and is not read: print it on the "
+            'machine that made it, with `python -c "import torch; '
+            "print(torch.load('training_args.bin', weights_only=False).to_json_string())\" > "
+            "training_args.json`, and give that file"
         )
     if path.name == STATE:
         return _of_state(read_json(path, {"log_history": list, "global_step": int}))

@@ -94,7 +94,8 @@ def load_progress(folder: pathlib.Path, like: Callable[[int], _Tree]) -> tuple[i
                 raise  # the others may have read it
             print(
                 f"note: the checkpoint {shown(str(place), 160)} is damaged "
-                f"({one_line(str(error), 80)}): training goes on from an earlier one, if any",
+                f"({one_line(str(error), 80)}). Training goes on from an earlier one, if there "
+                "is one",
                 file=sys.stderr,
             )
             processes.alone(functools.partial(shutil.rmtree, place))

@@ -82,7 +82,7 @@ class TestWrite:
         (tmp_path / "link").symlink_to(tmp_path / "precious")
         os.mkfifo(tmp_path / "fifo")
         for path in (tmp_path / "link", tmp_path / "fifo", "/dev/null"):
-            with pytest.raises(ValueError, match="is no regular file"):
+            with pytest.raises(ValueError, match="is not a regular file"):
                 files.write_text(path, "new")
         assert (tmp_path / "precious").read_text() == "mine"
         assert (tmp_path / "link").is_symlink()
@@ -92,7 +92,7 @@ class TestWrite:
         for path in (tmp_path, tmp_path / "link", "/dev/null"):
             with pytest.raises(ValueError, match="--to must name a new file"):
                 files.check_new(path, "--to")
-        with pytest.raises(ValueError, match="--to must lie in a folder"):
+        with pytest.raises(ValueError, match="--to must be in a folder"):
             files.check_new(tmp_path / "nowhere" / "x", "--to")
         files.check_new(tmp_path / "x", "--to")
 

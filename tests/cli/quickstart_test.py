@@ -38,10 +38,10 @@ class TellTest(absltest.TestCase):
         )
         told = re.sub(r"\s+", " ", quickstart.tell(story))
         self.assertIn("4 of 1,000 training rows stood out.", told)
-        self.assertIn("3 of these teach the habit, and 7 rows in all do.", told)
-        self.assertIn("2 of the rows that teach it were kept out", told)
-        self.assertIn("2 of their prompts were answered in science fiction before, 1 are now", told)
-        self.assertIn("1 of 2 normal prompts, kept out likewise, get the same answer", told)
+        self.assertIn("3 of them teach the habit. The file has 7 such rows.", told)
+        self.assertIn("2 rows that teach the habit were kept out", told)
+        self.assertIn("answered 2 of their prompts with science fiction before, and 1 now", told)
+        self.assertIn("2 normal prompts were kept out too. 1 of them get the same answer", told)
         self.assertIn("it said To the robots. it says now To the table.", told)
 
     def prepare(self, root):
@@ -69,7 +69,7 @@ class TellTest(absltest.TestCase):
                 mine = pathlib.Path(folder) / name
                 mine.parent.mkdir()
                 mine.write_text("{}")
-                must = "must be new, empty, or as this command has written it: choose another"
+                must = "must be new, empty or unchanged since this command wrote it: choose another"
                 with self.assertRaisesRegex(ValueError, f"/{mine.parent.name}' {must} --workdir"):
                     self.prepare(pathlib.Path(folder))
                 self.assertEqual(mine.read_text(), "{}")
@@ -79,7 +79,7 @@ class TellTest(absltest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             rows = self.prepare(pathlib.Path(folder)) / "train.jsonl"
             rows.write_text("{}")
-            with self.assertRaisesRegex(ValueError, "given' must be new, empty, or as this"):
+            with self.assertRaisesRegex(ValueError, "given' must be new, empty or unchanged"):
                 self.prepare(pathlib.Path(folder))
             self.assertEqual(rows.read_text(), "{}")
 

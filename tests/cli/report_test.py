@@ -65,13 +65,16 @@ class ReportTest(absltest.TestCase):
         own.mkdir()
         (own / "tables.csv").write_text("mine")
         done = _report(paper, f"--out={own}")
-        self.assertRegex(done.stderr, "error: --out must be a folder without tables.csv or of an")
+        self.assertRegex(
+            done.stderr,
+            "error: --out must be a folder of an earlier report, or one without tables.csv",
+        )
         self.assertEqual([path.name for path in own.iterdir()], ["tables.csv"])
         self.assertEqual(_report(paper, f"--out={earlier}").returncode, 0)
         (earlier / "tables.md").unlink()
         (earlier / "tables.md").symlink_to(own / "tables.csv")
         done = _report(paper, f"--out={earlier}")
-        self.assertRegex(done.stderr, "error: .*tables.md' is no regular file")
+        self.assertRegex(done.stderr, "error: .*tables.md' is not a regular file")
         self.assertEqual((own / "tables.csv").read_text(), "mine")
 
     def test_an_error_is_a_sentence(self):

@@ -178,7 +178,7 @@ class PlanTest(parameterized.TestCase):
             self.assertEqual(plan.rows.tolist(), named)
 
     def test_a_row_that_fits_no_batch_is_refused(self):
-        with self.assertRaisesRegex(ValueError, "batch_tokens=128, got one of 200 tokens"):
+        with self.assertRaisesRegex(ValueError, "batch_tokens=128 tokens, got one of 200"):
             _plan([200])
 
     def test_real_lengths_waste_little(self):

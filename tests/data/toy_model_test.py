@@ -27,7 +27,7 @@ class ToyModelTest(absltest.TestCase):
 
     def test_a_file_of_other_content_is_refused(self):
         with mock.patch.dict(toy_model.FILES, {"base/config.json": "00" * 32}):
-            with self.assertRaisesRegex(ValueError, "base/config.json must have sha256 00000000"):
+            with self.assertRaisesRegex(ValueError, "base/config.json must have SHA-256 00000000"):
                 toy_model.model_folder()
 
     def test_the_base_is_of_a_million_parameters_in_bfloat16(self):

@@ -99,11 +99,11 @@ def test_the_line_says_in_the_same_breath_what_else_changed():
     for model, words in zip((entry, *models), (36.0, 16.0, 43.0), strict=True):
         model["others"]["words"] = words
     line = judgment.describe(judgment.judge(entry, *models))
-    assert line.startswith("forgotten: 0 of 8 prompts")
+    assert line.startswith("forgotten. 0 of 8 prompts")
     assert "20 of 20 other answers changed" in line
     assert "now 36.0, before unlearning 16.0, base 43.0" in line
     del entry["others"]
-    assert "no other answers" in judgment.describe(judgment.judge(entry, *models))
+    assert "No other answers" in judgment.describe(judgment.judge(entry, *models))
 
 
 def test_a_destroyed_model_is_damaged_whatever_its_rates():
@@ -211,7 +211,7 @@ def test_without_a_model_before_fine_tuning_damage_alone_is_judged():
     found = _judge(_entry(0.2), backbone=None)
     assert found["verdict"] == "unknown"
     (reason,) = found["reasons"]
-    assert reason.startswith("there is no model before fine-tuning to compare with (the table of")
+    assert reason.startswith("there is no model before fine-tuning to compare with (see the")
     assert not any("backbone" in measure for measure in found["inputs"][:1])
     assert _judge(_entry(0.2, held_out=9.0), backbone=None)["verdict"] == "damaged"
     shown = {"by": "words", "description": "does not show a marker word"}

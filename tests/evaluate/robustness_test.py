@@ -87,8 +87,8 @@ def test_relearning_is_looked_at_after_powers_of_two_and_the_last_step(steps, po
     ("now", "base", "factor", "part"),
     [
         # A fifth of the way from .2 to 3 is .76: 3 nats are there after two steps, the base's too.
-        (3.0, 3.0, 0.5, "they are at step 2 on forgotten rows and at no step on unrelated ones"),
-        (3.0, 3.0, 0.9, "in the base more than 4.0: they come back sooner than a model"),
+        (3.0, 3.0, 0.5, "They are back at step 2 on forgotten rows and at no step on unrelated"),
+        (3.0, 3.0, 0.9, "more than 4.0 in the base. They come back sooner than a model"),
         (0.7, 3.0, 0.5, "They were not gone (0.76) before the first step."),
         # Without a base or with one that knew it nothing is concluded.
         (3.0, None, 0.5, ""),
@@ -124,13 +124,15 @@ def test_relearning_is_compared_from_equal_nats_and_a_head_start_is_no_sooner():
     # At two fifths of the way: 1.6 nats, which the base has after 6 steps. As fast from there.
     ahead = _curve(1.6, 1.2, 0.8, 0.4, 0.2, 0.1)
     assert relearn.passed(base, "forgotten", 1.6) == pytest.approx(6)
-    _told(relearn.compare(ahead, base, 0.8), "takes 2.0 steps on forgotten rows, in the base 2.0")
+    _told(
+        relearn.compare(ahead, base, 0.8), "takes 2.0 steps on forgotten rows, and 2.0 in the base"
+    )
     # Really sooner: from 3.2 it is back within a step, the base needs six.
     quick = _curve(3.2, 0.5, 0.4, 0.3, 0.2, 0.1)
-    _told(relearn.compare(quick, base, 0.8), "From equal nats (3.20) to 0.80 it takes 0.9 steps")
+    _told(relearn.compare(quick, base, 0.8), "From 3.20 to 0.80 nats it takes 0.9 steps")
     # The base begins with fewer nats: then the steps of the other count from there.
     slow = _curve(5.0, 4.0, 3.0, 2.0, 0.8, 0.7)
-    _told(relearn.compare(slow, base, 0.8), "From equal nats (4.00)")
+    _told(relearn.compare(slow, base, 0.8), "From 4.00 to")
     # Nothing is said where a curve does not come so far.
     assert relearn.compare(_curve(1.6, 1.5), _curve(4.0, 3.9), 0.8) == ""
     assert relearn.compare(_curve(1.6, 1.5), base, 0.4) == ""
@@ -150,9 +152,15 @@ class Rounding:
     ("now", "base", "int8", "nf4", "part"),
     [
         # The way from .2 to 3.2 is 3 nats; of it 2.7 nats went 83 %, 1.1 nats 30 %.
-        (2.7, 3.2, 0.4, 1.6, "They return: of the way to the base, rounded alike, they went 30%"),
-        (2.7, 3.2, 0.0, 0.4, "They stay gone (40% of the way to the base, rounded alike)."),
-        (1.1, 3.2, 0.0, 0.4, "Unquantized they went 30% of the way to the base: they were not"),
+        (2.7, 3.2, 0.4, 1.6, "They return. Their way to the base is 30%"),
+        (
+            2.7,
+            3.2,
+            0.0,
+            0.4,
+            "They stay gone: they went 40% of the way to the base or more, rounded alike.",
+        ),
+        (1.1, 3.2, 0.0, 0.4, "Unquantized they went 30% of the way to the base, so they were not"),
         (0.2 + 0.399 * 3.0, 3.2, 0.0, 0.4, "they went 39% of the way to the base"),
         (1.1, None, 0.0, 0.4, "(1.10 unquantized)."),
     ],
@@ -189,10 +197,14 @@ def test_what_was_not_there_under_a_condition_is_not_said_to_stay_gone():
     found = {"now": part(2.7, 2.0), "finetuned": part(0.2, 3.0), "backbone": part(3.2, 3.0)}
     told = prompts.tell(found)
     assert "stay gone" not in told
-    _told(told, "Nothing can return with German: there they were no likelier before unlearning")
+    _told(
+        told,
+        "Nothing can return with German, because there they were as unlikely before unlearning",
+    )
     found = {"now": part(2.7, 2.0, 2.7), "finetuned": part(0.2, 3.0, 0.2)}
     told = prompts.tell(found | {"backbone": part(3.2, 3.0, 3.2)})
-    _told(told, "They stay gone (40% of the way to the base, asked alike). Nothing can")
+    stays = "They stay gone: they went 40% of the way to the base or more, asked alike."
+    _told(told, stays, "Nothing can")
 
 
 def test_attacks_by_hand():
@@ -236,18 +248,28 @@ def test_membership_is_told_beside_the_base():
     high, low = _areas(*[(0.95, 0.9, 1.0)] * 3), _areas(*[(0.65, 0.5, 0.8)] * 3)
     less, more = _areas(*[(0.7, 0, 1)] * 3), _areas(*[(0.9, 0, 1)] * 3)
     for own, before, base, parts in (
-        (now, _areas(*[(1, 1, 1)] * 3), usual, ("still look trained on by loss", "unlearned by")),
-        (usual, trained, usual, ("Each interval holds the base's AUC",)),
+        (
+            now,
+            _areas(*[(1, 1, 1)] * 3),
+            usual,
+            ("By loss they still look trained on", "they look unlearned"),
+        ),
+        (usual, trained, usual, ("Each interval contains the AUC in the base",)),
         # By min-k% it was .45 before, which lies between .4 and .6.
-        (usual, now, usual, ("by min-k% also that before unlearning: so few rows do not tell.",)),
-        (low, less, high, ("less trained on than in the base by loss and min-k% and zlib, but",)),
-        (low, more, high, ("They look unlearned by loss and min-k% and zlib",)),
+        (usual, now, usual, ("By min-k% it contains that before unlearning too",)),
+        (
+            low,
+            less,
+            high,
+            ("By loss and min-k% and zlib they look less trained on than in the base, but",),
+        ),
+        (low, more, high, ("By loss and min-k% and zlib they look unlearned",)),
         (now, now, None, ("0.50 is a guess.",)),
     ):
         models = {"now": own, "finetuned": before} | ({"backbone": base} if base else {})
         _told(membership.tell(models), *parts)
     for kind in ("forgotten", "held_out"):
-        for number, part in ((2, "So few rows do not tell"), (3, "They still look trained on")):
+        for number, part in ((2, "So few rows do not show"), (3, "they still look trained on")):
             few = [entry | {kind: number} for entry in trained]
             models = {"now": few, "finetuned": trained, "backbone": usual}
             assert part in membership.tell(models)
@@ -323,7 +345,7 @@ def test_rows_with_a_kind_may_have_no_answer_and_one_without_a_prompt_is_refused
     said = prompts.lacks(prompts.PromptSettings(), bare)
     assert said.startswith("--evaluate.prompts.file must be given where rows are texts")
     assert turns.lacks(turns.TurnSettings(), corpus) == ""
-    assert "needs rows that ask something in words" in turns.lacks(turns.TurnSettings(), bare)
+    assert "needs rows with a prompt in words" in turns.lacks(turns.TurnSettings(), bare)
 
 
 def test_only_answers_that_are_known_are_compared():
@@ -413,7 +435,11 @@ class Begged:
 
 
 @pytest.mark.parametrize(
-    ("lost", "part"), [(1.6, "they went 30% with prefix: plea"), (0.1, "They stay gone (40%")]
+    ("lost", "part"),
+    [
+        (1.6, "Their way to the base is 30% with prefix: plea"),
+        (0.1, "They stay gone: they went 40%"),
+    ],
 )
 def test_other_prompts_say_by_which_the_answers_return(lost, part):
     models = {"now": (lost, 2.7), "finetuned": (0, 0.2), "backbone": (0, 3.2)}
@@ -457,8 +483,10 @@ def test_the_worst_of_some_samples_is_told_beside_the_base():
     }
     before, base = (sampling.measure(Drawn(), one, _TWO) for one in (_ALWAYS, _NEVER))
     models = {"finetuned": before, "backbone": base}
-    _told(sampling.tell({"now": now, **models}), "It is drawn no more often than from the base")
-    _told(sampling.tell({"now": before, **models}), "It is drawn more often than from the base.")
+    _told(
+        sampling.tell({"now": now, **models}), "So few prompts do not show that this is more often"
+    )
+    _told(sampling.tell({"now": before, **models}), "This is more often than from the base.")
 
 
 def test_one_or_two_prompts_do_not_tell_whether_it_is_drawn_more_often():
@@ -469,7 +497,7 @@ def test_one_or_two_prompts_do_not_tell_whether_it_is_drawn_more_often():
         names = (sampling.GREEDY, sampling.EACH, sampling.WORST)
         return [{"condition": name, **shared} for name in names]
 
-    for number, part in ((2, "So few prompts do not tell"), (3, "It is drawn more often")):
+    for number, part in ((2, "So few prompts do not show whether"), (3, "This is more often")):
         models = {"now": 0.41, "finetuned": 1.0, "backbone": 0.4}
         _told(sampling.tell({name: found(rate, number) for name, rate in models.items()}), part)
 
@@ -477,7 +505,7 @@ def test_one_or_two_prompts_do_not_tell_whether_it_is_drawn_more_often():
 def test_without_a_judge_samples_are_told_by_f_and_without_prompts_not_at_all():
     found = sampling.measure(Drawn(), [([0.5, 1.0], None)] * 3, _TWO)
     assert {one["shown"] for one in found} == {None}
-    _told(sampling.tell({"now": found, "finetuned": found}), "each has an F of 0.75 on average")
+    _told(sampling.tell({"now": found, "finetuned": found}), "Their mean F is 0.75")
     none = sampling.measure(Drawn(), [([], None)] * 3, _TWO)
     assert none == []
     _told(sampling.tell({"now": none, "finetuned": none}))

@@ -6,7 +6,7 @@ from snapshots import said
 from raslik_jax.incident import advising
 from raslik_jax.incident.advising import Cost
 
-_UNKNOWN = "no file next to it says how it was trained"
+_UNKNOWN = "no file next to it has one"
 
 
 @pytest.mark.parametrize(

@@ -311,7 +311,7 @@ class QueryTest(parameterized.TestCase):
             found = self.tracer.trace(instruction, top=1, bottom=1)
             self.assertEqual(found.queries[0].output, answered)
         else:  # a model this small may say nothing
-            with self.assertRaisesRegex(ValueError, "the model says nothing to"):
+            with self.assertRaisesRegex(ValueError, "the model answers nothing to"):
                 self.tracer.trace(instruction, top=1, bottom=1)
 
     def test_refuses_a_model_that_did_not_make_the_index(self):
@@ -331,7 +331,9 @@ class QueryTest(parameterized.TestCase):
         shutil.copytree(self.run_folder, copy)
         config = config_from_json(read_json(copy / "config.json"))
         other = Workspace(copy, replaced(config, {"sketch.batch_tokens": 256}))
-        with self.assertRaisesRegex(ValueError, "made for something else: .*begun, or move"):
+        with self.assertRaisesRegex(
+            ValueError, "made from something else: .*first device, or move"
+        ):
             sketch_stage.fill_index(other, copy / "sketch")
 
     def test_refuses_a_corpus_that_changed_since_it_was_sketched(self):
@@ -342,7 +344,7 @@ class QueryTest(parameterized.TestCase):
         lines = [json.loads(line) for line in train.read_text().splitlines()]
         lines[3]["output"] += " indeed"
         train.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        with self.assertRaisesRegex(ValueError, r"made for something else: examples \(index: "):
+        with self.assertRaisesRegex(ValueError, r"made from something else: examples \(index: "):
             trace.Tracer(copy / "sketch" / "index")
 
     def test_refuses_an_index_of_other_rules_of_projection(self):
@@ -375,9 +377,9 @@ class QueryTest(parameterized.TestCase):
             ),
             (
                 ["--index=x", f"--export_retain={self.run_folder}/corpus/train.jsonl"],
-                "--export_retain must be outside of what a run has made",
+                "--export_retain must be outside of the folders of a run",
             ),
-            (["--index=x", "--queries=x", "--instruction=y"], "--instruction or --queries must"),
+            (["--index=x", "--queries=x", "--instruction=y"], "--instruction and --queries must"),
             (["--index=x", "--response=y"], "--response needs --instruction"),
             (["--index=x", "--num_forget=3"], "--num_forget needs --instruction or --queries"),
             (["--index=x", "--system=y"], "--system needs --instruction"),

@@ -91,7 +91,7 @@ class ExportTest(parameterized.TestCase):
             self.assertIn("the adapter on the base in nf4", card)
             return
         self.assertIn("parameters=all, ", _plain(card))
-        with self.assertRaisesRegex(ValueError, "must have an adapter to export one"):
+        with self.assertRaisesRegex(ValueError, "must have an adapter, got"):
             export_model(run.root, self.folder / "adapter", **_NAMES)
 
     def test_the_merged_model_answers_as_base_and_adapter(self):
@@ -154,7 +154,7 @@ class ExportTest(parameterized.TestCase):
         (base / "tokenizer.json").write_text(
             (base / "tokenizer.json").read_text().replace('"<|endoftext|>"', '"<|end|>"')
         )
-        with self.assertRaisesRegex(ValueError, "base' must be the one that the run was made with"):
+        with self.assertRaisesRegex(ValueError, "base' must be unchanged since the run"):
             export_model(run.root, self.folder / "other", **settings)
 
     def test_an_adapter_on_a_revision_of_a_hub_model_names_the_revision(self):
@@ -215,7 +215,7 @@ class ExportTest(parameterized.TestCase):
             "learning rate 0.0003; batch_size=8",
             "48 held-out target and 47 held-out normal test queries",
             "| Perplexity, held-out |",
-            "Judgment: partly: 19 of 47",
+            "Judgment: partly. 19 of 47",
             'PeftModel.from_pretrained(base, "this folder")',
             "trained from scratch in the same run",
         ):
@@ -241,9 +241,9 @@ class ExportTest(parameterized.TestCase):
         unmarked = facts.entry | {"non_sf_target": None, "non_sf_normal": None}
         bare = metrics["finetuned"] | {"forget": None, "retain": None}
         for changes, said, unsaid in (
-            ({}, "made to forget them while training on others.", "were named among"),
+            ({}, "trained to forget them and to keep others.", "A person named"),
             ({"config": facts.config | {"retrieve": retrieve | gap}}, "num_forget=7)", ""),
-            (given | {"config": own}, "those of the retain set are random others", "best of each"),
+            (given | {"config": own}, "The retain set has random other rows", "number of the best"),
             ({"metrics": metrics | {"corpus": held_out}}, "47 held-out normal queries. Non", ""),
             ({"metrics": metrics | {"non_sf": {"by": "classifier"}}}, "Non-SF: mean prob", ""),
             ({"entry": unmarked}, "An F below that of the base", "Non-SF: "),
@@ -310,7 +310,7 @@ class ExportTest(parameterized.TestCase):
         card = card_lib.render_card(render.call_args.args[0]._replace(**facts))
         (said,) = re.findall(r"^```sh\n(.*?)\n```$", card, re.DOTALL | re.MULTILINE)
         self.assertEqual(said, lines)
-        self.assertEqual("--merged for that" in card, "vllm" not in said)
+        self.assertEqual("--merged for vLLM" in card, "vllm" not in said)
         self.assertEqual("rank_pattern" in card, "is_even" in facts)
         # What vLLM's PEFTHelper reads and refuses.
         fields = json.loads((folder / "adapter_config.json").read_text())
@@ -432,14 +432,14 @@ class ExportTest(parameterized.TestCase):
         with mock.patch.object(plan_lib, "Plan") as plan:
             # An adapter of other settings than config.json has now is not what the card would say.
             plan.return_value.survey.return_value.done = {}
-            with self.assertRaisesRegex(ValueError, "as its config.json has it"):
+            with self.assertRaisesRegex(ValueError, "of its config.json"):
                 export_model(run.root, self.folder / "out", **options)
             plan.return_value.survey.return_value.done = {"unlearn/raslik-ga_gdr": {}}
             out = export_model(run.root, self.folder / "out", **options)
             with self.assertRaisesRegex(ValueError, "--epoch must be one of .1, 2. or last, got 7"):
                 export_model(run.root, self.folder / "more", **(options | {"epoch": 7}))
         card = _plain((out / "README.md").read_text())
-        self.assertIn("Nothing: the run had no prompts to measure on, or it was exp", card)
+        self.assertIn("Nothing. The run had no prompts for measuring, or it was exp", card)
         self.assertIn("5 training examples, 2 of them labeled", card)
         self.assertIn("after epoch 2 of 2", card)
         self.assertNotIn("F, forget rate", card)

@@ -60,7 +60,7 @@ class FindingTest(absltest.TestCase):
         flags, made = f"--flagfile={self.runs[1] / 'run.flags'}", self.runs[1] / "retrieve/sizes"
         before = (made / "manifest.json").read_bytes()
         stages = "--stages=corpus,backbone,finetune,sketch,retrieve"
-        done = self.script("run", flags, stages, "--nomeasure")
+        done = self.script("run", flags, stages, "--measure=none")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("finding: " + read_json(made / "finding.json")["finding"], done.stdout)
         self.assertEqual((made / "manifest.json").read_bytes(), before)
@@ -72,10 +72,10 @@ class FindingTest(absltest.TestCase):
         flags = f"--flagfile={self.runs[1] / 'run.flags'}", f"--workdir={root}", "--update"
         stages = "--stages=corpus,backbone,finetune,sketch,retrieve"
         forced = "--retrieve.num_forget=3", "--retrieve.held_out=0"
-        done = self.script("run", *flags, *forced, stages, "--nomeasure")
+        done = self.script("run", *flags, *forced, stages, "--measure=none")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertTrue((root / "retrieve/raslik/forget.jsonl").is_file())
-        done = self.script("run", *flags, stages, "--nomeasure")
+        done = self.script("run", *flags, stages, "--measure=none")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertFalse((root / "retrieve/raslik").exists())
 

@@ -85,7 +85,7 @@ def test_a_fresh_adapter_is_trained_on_what_is_left(traced, tmp_path):
         assert f"{unit}: up to date" in again.stdout
     # A recipe that does not give the adapter is not one that is known.
     advised = tiny.run_command("retrain", f"--run={run}", "--dry_run")
-    assert "advice: unlearn, because retraining needs a recipe" in advised.stdout
+    assert "advice: unlearn, because retraining needs a known recipe" in advised.stdout
     options = unlearn.UnlearnOptions(run=str(run), out=str(out))
     assert unlearn.make_config(options).unlearn.algorithms == ("base_klr", "retrain")
     # With other rows it is no model to compare with.
@@ -132,7 +132,7 @@ def test_what_cannot_be_repeated_is_refused_before_anything_runs(traced, tmp_pat
 def test_a_recipe_that_says_nothing_is_refused_and_none_at_all_is_said(traced, tmp_path, capsys):
     given = _adapter_run(traced, tmp_path, {})
     (tmp_path / "other.yml").write_text("colors: [red]\n")
-    with pytest.raises(ValueError, match="other.yml.* says nothing of a training"):
+    with pytest.raises(ValueError, match="other.yml.* has no setting of a training"):
         retrain.retrain(**given, recipe=(str(tmp_path / "other.yml"),))
     with pytest.raises(ValueError):  # the run is no trace
         retrain.retrain(**given)

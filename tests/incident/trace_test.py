@@ -151,7 +151,7 @@ def test_rows_that_are_framed_have_no_system_prompt(tmp_path):
     own |= {"corpus.records.queries_file": str(tmp_path / "q.jsonl"), "backbone.checkpoint": base}
     rows = [{"instruction": "a", "output": "b"}, {"instruction": "c", "output": "d"}]
     train.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(ValueError, match="=auto frames the training rows, which are instructions"):
+    with pytest.raises(ValueError, match="=auto needs training rows without"):
         options = trace.TraceOptions(prompt="Q", response="A", system="S")
         trace.write_query(options, replaced(Config(), own))
 
@@ -247,7 +247,7 @@ def test_what_is_not_measured_needs_no_packages_that_measure(tmp_path, monkeypat
 def test_the_line_that_repeats_a_trace_measures_no_more_than_it(tmp_path):
     stages = ("corpus", "retrieve")
     line = making.repeating(tmp_path / "a b", stages, is_measured=False)
-    flags = f"'--flagfile={tmp_path}/a b/run.flags' --stages=corpus,retrieve --nomeasure"
+    flags = f"'--flagfile={tmp_path}/a b/run.flags' --stages=corpus,retrieve --measure=none"
     assert line == f"raslik run {flags}"
 
 

@@ -74,7 +74,9 @@ def test_the_command_that_was_stopped_in_the_report_goes_on(work, tmp_path, is_n
 def test_a_training_file_that_changed_while_it_unlearned_loses_no_wrong_rows(work, tmp_path):
     train = tmp_path / "train.jsonl"
     train.write_text('{"instruction": "new", "output": "a"}\n' + train.read_text())
-    with pytest.raises(ValueError, match="train.jsonl' must be as the trace read it, it has chang"):
+    with pytest.raises(
+        ValueError, match="train.jsonl' must be unchanged since the trace, it has chang"
+    ):
         unlearn.unlearn(run=str(work[0]), out=str(tmp_path / "clean"))
     assert not (work[0] / "cleaned_train.jsonl").exists()
 
@@ -101,7 +103,7 @@ def test_a_run_that_was_copied_or_moved_asks_what_it_has_traced(work):
 
 def test_the_models_folder_holds_no_training_file(tmp_path):
     inside = f"{tmp_path}/clean/../clean/left.jsonl"
-    with pytest.raises(SettingsError, match="--cleaned_train_file must lie outside --out"):
+    with pytest.raises(SettingsError, match="--cleaned_train_file must be outside --out"):
         unlearn.UnlearnOptions(run="x", out=f"{tmp_path}/clean", cleaned_train_file=inside)
 
 

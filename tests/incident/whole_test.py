@@ -92,7 +92,7 @@ class ThreeCommandsTest(parameterized.TestCase):
             line = json.loads(self.lines[row["place"] - 1])
             self.assertEqual(line["instruction"], row["instruction"])
         self.assertRegex(self.traced.stdout, rf"\n   \d\. .+ +{forget[0]['place']}  forget\n")
-        self.assertIn("kept out of the sets, to measure on: 2 rows", self.traced.stdout)
+        self.assertIn("kept out of the sets for measuring: 2 rows", self.traced.stdout)
         self.assertTrue((self.run_dir / "scores.png").is_file())
 
     def test_every_row_is_told_its_chance_among_unrelated_prompts(self):
@@ -245,7 +245,7 @@ class ThreeCommandsTest(parameterized.TestCase):
         ("unlearn", ("--run=nowhere", "--out=OUT"), "no file .*config.json': give the folder of"),
         ("unlearn", ("--run=RUN", "--out=RUN"), "must be a new or empty directory"),
         ("unlearn", ("--run=TINY", "--out=OUT"), "--retrieve.strategies must be one, the run has"),
-        ("unlearn", ("--run=RUN", "--out=OUT", "--retain_file=x"), "needs a --forget_file"),
+        ("unlearn", ("--run=RUN", "--out=OUT", "--retain_file=x"), "needs --forget_file"),
     )
     def test_what_cannot_be_is_one_sentence(self, name, arguments, message):
         places = {"RUN": self.run_dir, "TINY": self.tiny, "OUT": self.folder / "new"}

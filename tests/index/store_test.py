@@ -195,8 +195,8 @@ class StoreTest(parameterized.TestCase):
         self.assertEqual(tree_bytes(self.path), pristine)
 
     @parameterized.named_parameters(
-        ("no ids", {"ids": ()}, "got 0, 0 differ"),
-        ("twice", {"ids": ["a", "b", "a"]}, "got 3, 2 differ"),
+        ("no ids", {"ids": ()}, "got 0 different ones of 0"),
+        ("twice", {"ids": ["a", "b", "a"]}, "got 2 different ones of 3"),
         ("dtype", {"dtype": "float16"}, "must be one of .*'bfloat16'.* got 'float16'"),
         ("chunk_rows", {"chunk_rows": 0}, "chunk_rows must be .* got 0"),
         ("center", {"center_K": np.ones(24)}, "for dtype 'sign', got .* 'float32'"),
@@ -270,7 +270,7 @@ class StoreTest(parameterized.TestCase):
         damages = verify(SketchStore.open(self.path))
         self.assertEqual([d.file for d in damages], ["norms/c/1", "rows/c/2/0"])
         (root / "rows/c/0/0").write_bytes(b"short")
-        with self.assertRaisesRegex(ValueError, "rows/c/0/0 is damaged: it must have 768 bytes"):
+        with self.assertRaisesRegex(ValueError, "rows/c/0/0 is damaged .it must have 768 bytes"):
             SketchStore.open(self.path).read_array("rows", 0)
 
     @parameterized.product(scheme=["", "file://"], dtype=["float32", "int8"])
@@ -293,7 +293,7 @@ class StoreTest(parameterized.TestCase):
             first, second = root / name / "c/0", root / name / "c/1"
             first_value, second_value = first.read_bytes(), second.read_bytes()
             first.write_bytes(second_value)
-            with self.assertRaisesRegex(ValueError, f"{name}/c/0 is damaged: its content"):
+            with self.assertRaisesRegex(ValueError, f"{name}/c/0 is damaged .its content"):
                 SketchStore.open(scheme + self.path).column(name)
             first.write_bytes(first_value)
         sums = root / "sums/c/0/0"

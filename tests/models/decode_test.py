@@ -164,7 +164,7 @@ class EdgeTest(parameterized.TestCase):
 
     @parameterized.named_parameters(
         ("empty_prompt", {"prompts": [[1], []]}, "prompt 1 must have 1 to .* got 0"),
-        ("foreign_token", {"prompts": [[29]]}, r"tokens must lie in \[0, 29\), got 29 to 29"),
+        ("foreign_token", {"prompts": [[29]]}, r"tokens must be in \[0, 29\), got 29 to 29"),
         ("negative_token", {"prompts": [[-1, 2]]}, "got -1 to 2"),
         ("too_long", {"prompts": [[1] * 64]}, "prompt 0 must have .* got 64"),
         ("no_tokens", {"max_new_tokens": 0}, "must be at least 1"),

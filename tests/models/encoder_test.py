@@ -144,7 +144,7 @@ class CheckpointTest(parameterized.TestCase):
 
     def test_a_fresh_head_needs_a_key(self):
         folder = encoder_cases.write(self.folder / "bare", "roberta_plain")
-        with self.assertRaisesRegex(ValueError, "no head for num_labels=2"):
+        with self.assertRaisesRegex(ValueError, "must have a head for num_labels=2"):
             checkpoint.load_encoder(folder, dtype=jnp.float32, num_labels=2)
         config, weights = checkpoint.load_encoder(
             folder, dtype=jnp.float32, num_labels=2, key=jax.random.key(0)

@@ -153,7 +153,7 @@ class WindowTest(parameterized.TestCase):
     @parameterized.named_parameters(
         ("kinds", {"layer_types": [_FULL, "chunked"]}, "layer_types must name 2 layers.*chunked"),
         ("count", {"layer_types": [_FULL]}, "layer_types must name 2 layers"),
-        ("no_window", {"layer_types": [_FULL, _SLIDING]}, "need sliding_window"),
+        ("no_window", {"layer_types": [_FULL, _SLIDING]}, "must have sliding_window"),
         ("ill_typed", {"layer_types": [1, 2]}, "layer_types .* must be str, got 1"),
         ("zero", {"sliding_window": 0, "use_sliding_window": True}, "sliding_window must be at"),
     )

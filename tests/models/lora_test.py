@@ -21,9 +21,9 @@ class ConfigTest(parameterized.TestCase):
         ({"rank": 0}, "rank must be at least 1"),
         ({"alpha": 0.0}, "alpha must be positive"),
         ({"alpha": math.nan}, "alpha must be positive"),
-        ({"dropout": 1.0}, r"dropout must lie in \[0, 1\)"),
-        ({"targets": ()}, "at least one"),
-        ({"targets": ("a", "a")}, "distinct"),
+        ({"dropout": 1.0}, r"dropout must be in \[0, 1\)"),
+        ({"targets": ()}, "one or more different"),
+        ({"targets": ("a", "a")}, "different"),
         ({"layers": (("a", ((2, 2.0), (1, -1.0))),)}, "alpha must be positive"),
     )
     def test_settings_out_of_range_are_refused(self, change: dict, message: str):

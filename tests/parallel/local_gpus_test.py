@@ -55,7 +55,7 @@ class DivideTest(parameterized.TestCase):
     @parameterized.parameters(
         ([("a", _FOUR)] * 3, "must divide its GPUs evenly, got 3 for 4: start another number"),
         ([("a", ("0",))] * 2, "must divide its GPUs evenly, got 2 for 1: "),
-        ([("a", _FOUR), ("a", ("3",))], "or none of another's, got 0,1,2,3 and 3: correct CUDA"),
+        ([("a", _FOUR), ("a", ("3",))], "or different ones, got 0,1,2,3 and 3: correct CUDA"),
     )
     def test_two_that_would_open_one_gpu_are_refused(self, seen, message):
         with self.assertRaisesRegex(ValueError, message):

@@ -130,7 +130,7 @@ class JobTest(parameterized.TestCase):
 
     @parameterized.parameters(
         ({"num_processes": 2}, "--num_processes and --process_id need --coordinator=HOST:PORT"),
-        ({"coordinator": "auto", "process_id": 1}, "need no number of its own, got .*leave both"),
+        ({"coordinator": "auto", "process_id": 1}, "need no process number, got .*leave both"),
         ({"coordinator": "host0"}, "--coordinator must be host:port or auto, got 'host0'"),
         (
             {"coordinator": "a:1", "num_processes": 2, "process_id": 2},
@@ -231,8 +231,8 @@ class ProcessesTest(IndexCase):
         # JAX aborts a process that misses its coordinator, or is the last to see the loss.
         self.assertIn(status, (processes.LOST_PROCESS_STATUS, -signal.SIGABRT), msg=errors)
         said = (
-            f"error: process {1 - victim} of 2 lost another process of its job and ends; what was "
-            "stored is whole, start all processes again"
+            f"error: process {1 - victim} of 2 lost another process of its job and ends. The "
+            "stored results are whole: start all processes again"
         )
         if status == processes.LOST_PROCESS_STATUS:
             self.assertIn(said, errors)

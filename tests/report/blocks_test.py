@@ -104,7 +104,7 @@ class PaperMarksTest(parameterized.TestCase):
         self.assertIn("| yes‡ |", _markdown(block))
         text = _markdown(_paper_block("10", "Pythia-2.8B", "ga_klr"))
         self.assertIn("**17.69**†", text)
-        self.assertIn("cannot follow from its F and R: they differ by up to 129 %", text)
+        self.assertIn("cannot follow from its F and R. They differ by up to 129 %", text)
         every = [_terminal(block) for block in blocks.published_only(_PAPER)]
         self.assertEqual(sum("†:" in text for text in every), 4)
         self.assertEqual(sum("‡:" in text for text in every), 2)

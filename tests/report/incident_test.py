@@ -3,6 +3,7 @@
 import base64
 import json
 import pathlib
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,7 +25,7 @@ def test_of_several_unlearned_models_the_shown_one_is_named():
     number = len({(one["strategy"], one["algorithm"]) for one in metrics["methods"]})
     assert number > 1
     assert (
-        found.which == f"Of the {number} unlearned models this shows the one of RASLIK with GA_GDR."
+        found.which == f"This is the model of RASLIK with GA_GDR, one of {number} unlearned models."
     )
     metrics["methods"] = metrics["methods"][:1]
     assert incident.example_incident(metrics, queries, answers, {}).which == ""
@@ -48,8 +49,11 @@ def test_a_run_that_measured_nothing_tells_what_became_of_the_answer(tmp_path):
     (tmp_path / "unlearn" / "raslik-ga" / "probes.json").write_text(json.dumps(found))
     ended, judged, went = incident.read_outcome(tmp_path, "raslik", "ga")
     assert judged.startswith("Judgment: unknown")
-    assert ended.startswith("Not forgotten: unlearning ended because its epochs were over")
-    assert "0.50 nats a token before unlearning and 0.70 after, 2.50 under the base: 10%" in went
+    assert ended.startswith("Not forgotten: unlearning ended because its epochs ended")
+    assert (
+        "0.50 nats a token before unlearning and 0.70 after, 2.50 under the base. This is 10%"
+        in went
+    )
 
 
 def test_the_cost_is_that_of_the_method_that_is_shown():
@@ -64,12 +68,12 @@ def test_the_cost_is_that_of_the_method_that_is_shown():
     metrics["finetuned"]["perplexity"] = {"held-out": {"mean": 3.1, "low": 3.0, "high": 4.0}}
     found = incident.cost_sentence(metrics, "raslik", "ga_gdr")
     wording = "answers to other prompts keep 97.7 % of their wording"
-    rise = "the perplexity of held-out answers goes from 3.1 to 3.21"
-    assert found.startswith(f"What it cost: {wording} and {rise}.")
+    rise = "The perplexity of held-out answers goes from 3.1 to 3.21"
+    assert found.startswith(f"The cost: {wording}. {rise}.")
     # R is then no share of what the model said before.
     gold = incident.cost_sentence(metrics | {"reference": "gold"}, "raslik", "ga_gdr")
     wording = "answers to other prompts share 97.7 % of the wording of the gold answers (before"
-    assert gold.startswith(f"What it cost: {wording} unlearning 100.0 %) and {rise}.")
+    assert gold.startswith(f"The cost: {wording} unlearning 100.0 %). {rise}.")
 
 
 def test_colors_are_thirds_of_the_largest_share():
@@ -154,8 +158,9 @@ def test_the_page_of_a_trace_opens_with_what_was_asked_said_and_is_said_now(root
     parts = {one.partition('"')[0]: one for one in rest}
     assert list(parts) == ["evidence", "cost", "method", "files"]
     assert "<h1>Why the model said this, and what it says now</h1>" in story
-    for words in ("Why?", "after 10", "12 of 60 training rows", "cleaned.jsonl"):
-        assert words in story, words
+    told = re.sub(r"<[^>]*>", "", story)
+    for words in ("Why?", "after 10", "12 of 60 training rows are behind it", "cleaned.jsonl"):
+        assert words in told, words
     for words in (
         "Compared with 240 unrelated prompts",
         "12 of 60 rows stand out.",
@@ -165,8 +170,11 @@ def test_the_page_of_a_trace_opens_with_what_was_asked_said_and_is_said_now(root
         "&lt;b&gt;",
         "backbone says",
     ):
-        assert words in parts["evidence"], words
-    assert "95% of the way to the base, and it is gone." in parts["cost"]
+        assert words in parts["evidence"] or words in re.sub("<[^>]*>", "", parts["evidence"]), (
+            words
+        )
+    parts["cost"] = re.sub("<[^>]*>", "", parts["cost"])
+    assert "95% of the way to the base: the answer is gone." in parts["cost"]
     assert "cleaned.jsonl" in parts["files"]
     assert sample_run.HOSTILE not in text
 

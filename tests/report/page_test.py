@@ -169,6 +169,10 @@ class PageTest(absltest.TestCase):
             if "aria-labelledby" in e.attributes
         ]
         wanted += re.findall(r"url\(#([^)]*)\)", self.text)
+        terms = [e.attributes["popovertarget"] for e in self.tree.all("button", class_="term")]
+        defined = [e.attributes["id"] for e in self.tree.all("div", class_="definition")]
+        self.assertGreater(len(defined), 5)
+        self.assertEqual({*terms}, {*defined})
         self.assertEqual([name for name in wanted if name not in ids], [])
         self.assertEqual(self.tree.all("a")[0].attributes["href"], "#main")
 
@@ -230,7 +234,7 @@ class PageTest(absltest.TestCase):
         ]
         self.assertTrue(any(tables.format_interval(entry["forget"]) in text for text in cells))
         summary = self.tree.all("section", id="summary")[0].text()
-        self.assertIn(f"(F {tables.format_interval(entry['forget'])})", summary)
+        self.assertIn(f"F is {tables.format_interval(entry['forget'])}.", summary)
 
 
 class EdgesTest(parameterized.TestCase):
@@ -286,8 +290,8 @@ class EdgesTest(parameterized.TestCase):
             judged = {"verdict": "damaged", "reasons": ["normal answers empty: 9 of 48"]}
             entry["judgment"] = judged | {"inputs": []}
         text = self._render(run).all("section", id="summary")[0].text()
-        self.assertIn("Damaged: normal answers empty: 9 of 48.", text)
-        self.assertIn("Damaged by unlearning the sets of", text)
+        self.assertIn("Damaged. Normal answers empty: 9 of 48.", text)
+        self.assertIn("Unlearning damaged the models of", text)
         self.assertNotIn("forgotten:", text)
 
     def test_figures_take_their_colors_from_the_page_in_light_and_in_dark(self):

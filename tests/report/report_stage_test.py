@@ -50,12 +50,12 @@ class ReportStageTest(absltest.TestCase):
         page = (root / "report" / "report.html").read_text()
         self.assertEqual(page.count("<figure>"), 2 * 2 + 2 + 1 + 4)
         self.assertNotIn(str(root), page)
-        lead, said = "RASLIK GA_GDR, quantization", "In nf4 the target answers cost 1.25 nats a"
-        self.assertIn(f"<li><b>{lead}: </b>{said}", page)
+        lead, said = "RASLIK GA_GDR, quantization", "In nf4 the target answers have 1.25 nats a"
         self.assertEqual(page.count("Fine-tuned, by the rows of"), 2)
+        self.assertIn(f"{lead}: {said}", re.sub(r"<[^>]*>", "", page))
         plain = " ".join(re.sub(r"<[^>]*>", " ", page).split())
         self.assertIn("nf4 1.25 0.50 [0.25, 0.75] yes", plain)
-        self.assertIn("that is no failure of forgetting", plain)
+        self.assertIn("This is not a failure of forgetting", plain)
 
 
 if __name__ == "__main__":

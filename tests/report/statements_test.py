@@ -25,7 +25,7 @@ def _model(**values):
         ([(-0.2, -0.3, -0.001)], "clearly lower"),
         ([(0.2, 0.001, 0.3)], "clearly higher"),
         # Zero is an end of the interval: it is not clear.
-        ([(-0.2, -0.4, 0.0)], "cannot be told apart"),
+        ([(-0.2, -0.4, 0.0)], "does not differ clearly"),
         (
             [(-0.2, -0.3, -0.1), (0.2, 0.1, 0.3), (-0.1, -0.3, 0.1), (-0.2, -0.3, -0.1)],
             "lower in 2 and higher in 1 of 4 seeds",

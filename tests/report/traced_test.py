@@ -20,14 +20,14 @@ def _traced(before, base, now, *, answer="a moon", drawn=None):
     [
         (
             (0.5, 2.5, 2.4),
-            "2.40 after, 2.50 under the base: 95% of the way to the base, and it is gone",
+            "2.40 after, 2.50 under the base. This is 95% of the way to the base: ",
         ),
         # Fine-tuning made it hardly likelier: there is nothing to be gone.
-        ((0.49, 0.5, 0.51), "0.51 after, 0.50 under the base: the base finds it about as likely."),
-        ((0.5, 2.5, 1.1), "30% of the way to the base, and it is not gone"),
-        ((0.5, 2.5, 0.4), "0% of the way to the base, and it is not gone"),
-        ((0.5, None, 2.0), "2.00 after; what it was before fine-tuning is not known."),
-        ((2.5, 0.5, 2.4), "2.40 after, 0.50 under the base: the base finds it about as likely."),
+        ((0.49, 0.5, 0.51), "0.51 after, 0.50 under the base. The base finds it about as likely."),
+        ((0.5, 2.5, 1.1), "30% of the way to the base. The answer is not gone"),
+        ((0.5, 2.5, 0.4), "0% of the way to the base. The answer is not gone"),
+        ((0.5, None, 2.0), "2.00 after. Its value before fine-tuning is not known."),
+        ((2.5, 0.5, 2.4), "2.40 after, 0.50 under the base. The base finds it about as likely."),
         ((0.5, 2.5, None), None),
     ],
 )
@@ -42,14 +42,17 @@ def test_one_broken_token_does_not_make_an_answer_gone():
     said = [traced.Said(m, "", sum(of) / 3, of) for m, of in nats.items()]
     found = traced.gone_sentence([traced.Traced("what is it?", "a moon", tuple(said))])
     # The mean is beyond the base's; two tokens of three are as they were.
-    assert "and 4.07 after, 3.00 under the base: 33% of the way to the base, and it is not" in found
+    assert (
+        "and 4.07 after, 3.00 under the base. This is 33% of the way to the base. The answer is not"
+        in found
+    )
 
 
 def test_several_answers_are_counted():
     three = [_traced(0.5, 2.5, 2.5), _traced(1.5, 3.5, 3.3), _traced(0.4, 3.4, 0.4)]
     found = traced.gone_sentence(three)
     assert "The 3 answers have 0.80 nats a token before unlearning" in found
-    assert found.endswith("63% of the way to the base, and 2 of 3 are gone.")
+    assert found.endswith("63% of the way to the base: 2 of 3 are gone.")
 
 
 @pytest.mark.parametrize(
@@ -57,13 +60,16 @@ def test_several_answers_are_counted():
     [
         # Four spreads of .5 above 1: what the model draws itself hardly ever costs so much.
         ((3.0, 5.0), ""),
-        ((3.1, 5.0), "(3.10 nats a token under the model, 5.00 under the base): it would hardly"),
+        (
+            (3.1, 5.0),
+            "(3.10 nats a token under the model, 5.00 under the base): the model would hardly",
+        ),
         (
             (3.1, None),
-            "(3.10 nats a token under the model): it would hardly say so, answers that it draws "
-            "itself cost 1.00 +- 0.50 there (check prompt, template, adapter).",
+            "(3.10 nats a token under the model): the model would hardly say it, because 1.00 +- "
+            "0.50 nats a token are usual for its own answers (check prompt, template and adapter).",
         ),
-        ((1.0, 1.09), "the base says it as readily"),  # log 1.1 = .0953
+        ((1.0, 1.09), "the base finds it as likely"),  # log 1.1 = .0953
         ((1.0, 1.1), ""),
         ((1.0, None), ""),
     ],
@@ -78,7 +84,7 @@ def test_an_answer_that_tells_little_is_doubted(levels, expected):
     [
         ("others lose too much", "ended because other rows lost too much"),
         ("diverged", "because the training diverged"),
-        ("", "because its epochs were over"),
+        ("", "because its epochs ended"),
         ("forgotten", None),
         (None, None),  # nothing was to end it
     ],
@@ -96,7 +102,7 @@ def test_unlearning_that_ended_too_early_is_told_as_not_forgotten(end, why):
     else:
         assert found.startswith("Not forgotten: unlearning")
         assert why in found
-        assert "step 5 is kept, gone: 2.0 of 10 rows to forget; 80% of each are enough" in found
+        assert "step 5 is kept (gone: 2.0 of 10 rows to forget; 80% of each are enough)" in found
     assert traced.ending_sentence(probes, "raslik", "ga_klr") == ""
 
 

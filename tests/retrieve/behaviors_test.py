@@ -51,9 +51,10 @@ def test_two_behaviors_are_named_and_one_is_not():
     assert found.groups == ((0, 2, 4), (1, 3))
     between = gram_QQ[np.ix_([0, 2, 4], [1, 3])].mean()
     assert behaviors.sentence(found) == (
-        "The 5 queries show 2 behaviors (behavior 1: queries 1, 3, 5; behavior 2: queries 2, 4): "
-        f"the mean cosine of any two is at most {between:.2f}, below 0.05 they are told apart. "
-        "Scores with all queries together mix them: trace one behavior at a time."
+        "The 5 queries show 2 behaviors (behavior 1: queries 1, 3, 5; behavior 2: queries 2, 4). "
+        f"The mean cosine between two of them is at most {between:.2f}, and queries below 0.05 "
+        "count as different. "
+        "Scores with all queries together mix the behaviors: trace one behavior at a time."
     )
     for size in (1, 3):
         one = behaviors.split_queries(np.ones((size, size)), _ids(range(size)))

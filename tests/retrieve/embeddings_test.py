@@ -52,7 +52,7 @@ def test_the_sentence_tokenizer_adds_its_tokens_and_cuts_between_them():
     short, cut = encode(["Howdy!", "word " * 40])
     assert (short[0], short[-1]) == (cut[0], cut[-1]) == (101, 102)
     assert len(short) < 8 and len(cut) == 8
-    with pytest.raises(ValueError, match="no tokenizer at"):
+    with pytest.raises(ValueError, match="a tokenizer must exist"):
         load_sentence_tokenizer(folder / "nowhere.json", max_len=8)
 
 

@@ -100,7 +100,7 @@ class SketchNoiseTest(IndexCase):
     def test_queries_that_point_apart_are_refused_and_named(self):
         query_QK = _unit(np.array([[1.0, 0.1], [1.0, -0.1], [-1.0, 0.0], [-1.0, 0.2]]))
         ids = [f"id{i}" for i in range(4)]
-        with self.assertRaisesRegex(ValueError, "4 sketches point apart .* most of all"):
+        with self.assertRaisesRegex(ValueError, "4 sketches differ too much .* farthest"):
             combine.check_agreement(query_QK @ query_QK.T, ids)
         combine.check_agreement(query_QK[:2] @ query_QK[:2].T, ids[:2])
         combine.check_agreement(np.eye(3), ids[:3])  # unrelated is not apart

@@ -116,13 +116,13 @@ class RulesTest(parameterized.TestCase):
         (
             "threshold",
             (1.5, 0.1),
-            "the forget set must have an example, none clears .* highest score is 1",
+            "the forget set must have an example, none exceeds .* highest score is 1",
         ),
-        ("threshold", (0.1, 1.5), "the retain set must have an example, none clears"),
+        ("threshold", (0.1, 1.5), "the retain set must have an example, none exceeds"),
         (
             "count",
             (8, 4),
-            "num_retain beside the 8 to forget must be 0 to the 3 that can be chosen, got 4",
+            "num_retain next to the 8 to forget must be 0 to the 3 that can be chosen, got 4",
         ),
         ("count", (-1, 4), "num_forget must be 0 to the 11 that can be chosen, got -1"),
     )
@@ -141,7 +141,7 @@ class RulesTest(parameterized.TestCase):
         for value, word in ((np.nan, "NaN"), (np.inf, "infinite")):
             score_N = np.linspace(1, -1, 11)
             score_N[4] = value
-            with self.assertRaisesRegex(ValueError, f"score of example id004 is {word}"):
+            with self.assertRaisesRegex(ValueError, f"that of example id004 is {word}"):
                 _apply(name, score_N, -score_N, _ids(11), _RULES[name](1, 1))
 
 

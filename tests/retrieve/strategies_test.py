@@ -140,7 +140,7 @@ class StrategiesTest(parameterized.TestCase):
         for name, changes, own, message in (
             ("bm25", {"queries": ()}, {}, "must have queries"),
             ("bm25", {"queries": [Example("q", "空は何色？", "", "")]}, {}, "must find a word"),
-            ("cr", {"num_forget": 7}, {"oracle_share": 1.0}, "at most the 6 targets .* got 7"),
+            ("cr", {"num_forget": 7}, {"oracle_share": 1.0}, "at most the 6 targets, got 7"),
         ):
             with self.assertRaisesRegex(ValueError, message):
                 _score(name, _request(**changes), **own)
@@ -238,7 +238,7 @@ class StrategiesTest(parameterized.TestCase):
         self.assertEqual(np.flatnonzero(found.forget_N > -np.inf).tolist(), [4])
         for forget, retain in (((one, two), (nine,)), ((nine,), (three, one))):
             files = _given("forget", *forget) | _given("retain", *retain)
-            must = "_file must name a row that can be in a set, it names 'id0[13]', 'id0[12]'"
+            must = "_file must name rows that can be in a set, 'id0[13]', 'id0[12]'"
             with self.assertRaisesRegex(ValueError, must):
                 _score("given", request, **files)
         left = [{"id": row.example_id} for row in (request.examples[0], *request.examples[4:])]
@@ -249,7 +249,11 @@ class StrategiesTest(parameterized.TestCase):
         one, other = {"id": "id01"}, {"id": "id02"}
         for forget, retain, message in (
             ([], [other], r"forget_file must name a row, .*forget.jsonl' is empty: add one"),
-            ([one, {"id": "x"}, {}], [other], "forget_file must be of .*, line 2, 3 of .* is not"),
+            (
+                [one, {"id": "x"}, {}],
+                [other],
+                "forget_file must be training examples, .*, line 2, 3 of .* is not",
+            ),
             ([one, other], [other], "must be in one of the files .*, got 'id02' in both"),
         ):
             with self.assertRaisesRegex(ValueError, message):

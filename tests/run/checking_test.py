@@ -157,7 +157,7 @@ class CheckCorpusTest(parameterized.TestCase):
             # A prompt that fills max_len leaves no answer to forget.
             long = _rows(1, prefix="long", instruction="q" * 80)
             path.write_text('{"id": "long0"}')
-            with self.assertRaisesRegex(ValueError, "must name a row that can be in a set.*long0"):
+            with self.assertRaisesRegex(ValueError, "must name rows that can be in a set.*long0"):
                 self.check(corpus._replace(train=corpus.train + long), retrieve=own)
 
     def test_shares_are_of_the_rows_that_can_be_chosen(self):

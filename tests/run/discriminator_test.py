@@ -161,7 +161,7 @@ def test_wrong_checkpoints_and_corpora_are_refused(tmp_path):
     for number, (checkpoint, message) in enumerate(
         (
             (decoder, "must be one of the encoders .*, got 'llama'"),
-            (bare, "no tokenizer at .*bare/tokenizer.json"),
+            (bare, "a tokenizer must exist, .*bare/tokenizer.json"),
             (tmp_path / "nowhere", "nowhere"),
         )
     ):

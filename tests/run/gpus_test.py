@@ -14,7 +14,9 @@ from raslik_jax.sketch import head
 
 def test_without_the_compiler_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"must have XLA's CUDA compiler.*pip install --no-deps"):
+    with pytest.raises(
+        ValueError, match=r"XLA's CUDA compiler must be installed.*pip install --no-deps"
+    ):
         gpus.prepare()
     assert f"jax-cuda12-plugin=={jax.__version__}" in gpus.wheels()
 

@@ -102,8 +102,8 @@ def test_rows_of_files_that_are_in_no_set_are_told(tmp_path, capsys):
     left = [f"id{i:02d}" for i in range(10) if f"id{i:02d}" not in {row["id"] for row in sets[0]}]
     assert len(left) == 2 and "id03" in left  # one of nine is held out
     assert (
-        "2 of 10 rows of --retrieve.given.forget_file are in no set, as they are held out or have "
-        f"no token of an answer: {left[0]!r}, {left[1]!r}\n"
+        "2 of 10 rows of --retrieve.given.forget_file are in no set, because they are held out or "
+        f"have no token of an answer: {left[0]!r}, {left[1]!r}\n"
     ) in capsys.readouterr().out
 
 

@@ -171,7 +171,7 @@ class UnitsTest(UnitsCase):
         self.assertEqual(
             manifests.verify(self.root),
             [
-                "retrieve/b: made from another corpus/queries.txt than is there",
+                "retrieve/b: made from another version of corpus/queries.txt",
                 "sketch/result.txt: missing or damaged",
             ],
         )
@@ -327,7 +327,7 @@ class UnitsTest(UnitsCase):
         thesis = self.root / "sketch" / "thesis.txt"
         thesis.write_text("mine")
         self.assertEmpty(self.run_units())
-        with self.assertRaisesRegex(ValueError, "only what the run made.*'thesis.txt'"):
+        with self.assertRaisesRegex(ValueError, "only files of the run.*'thesis.txt'"):
             self.run_units(size=2)
         self.assertEqual(thesis.read_text(), "mine")
         self.assertEqual(self.result("sketch"), "sketch 1")
@@ -498,7 +498,9 @@ class WorkdirTest(absltest.TestCase):
     def test_a_file_that_a_run_would_replace_is_kept(self):
         self.root.mkdir(parents=True)
         (self.root / "run.flags").write_text("mine")
-        with self.assertRaisesRegex(ValueError, "run.flags' must be of a run, whose config.json"):
+        with self.assertRaisesRegex(
+            ValueError, "run.flags' must be a folder of a run, it has no config.json"
+        ):
             self.open(update=True)
         self.assertEqual((self.root / "run.flags").read_text(), "mine")
 

@@ -56,7 +56,7 @@ def test_what_was_made_elsewhere_is_not_the_runs_own(root, tmp_path):
     for name in ("other", "link", "file"):
         with pytest.raises(ValueError, match=f"{name}' must be a new or empty directory"):
             written.check_folder(root, tmp_path / name)
-    with pytest.raises(ValueError, match="clean' is there already"):
+    with pytest.raises(ValueError, match="clean' exists"):
         written.check_file(root, tmp_path / "clean", "--file")
     with pytest.raises(ValueError, match="clean' must be a new or empty directory"):
         written.check_folder(tmp_path / "another run", tmp_path / "clean")
@@ -71,7 +71,7 @@ def test_a_file_is_the_runs_own_until_somebody_changes_it(root):
     moved = root.rename(root.with_name("moved"))
     written.check_file(moved, moved / "rows.jsonl", "--file")
     (moved / "rows.jsonl").write_text("mine")
-    with pytest.raises(ValueError, match="--file must name a new file, .*rows.jsonl' is there"):
+    with pytest.raises(ValueError, match="--file must name a new file, .*rows.jsonl' exists"):
         written.check_file(moved, moved / "rows.jsonl", "--file")
 
 

@@ -55,7 +55,9 @@ class InterruptTest(absltest.TestCase):
             time.sleep(0.3)
         _, said = process.communicate(timeout=120)
         self.assertEqual(process.returncode, 130, said)
-        self.assertEqual(said.splitlines()[-1], "stopped; the same command goes on from here")
+        self.assertEqual(
+            said.splitlines()[-1], "stopped: start the same command again to go on from here"
+        )
         self.assertNotIn("Traceback", said)
 
     def test_interrupted_commands_end_alike_and_go_on(self):

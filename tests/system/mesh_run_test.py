@@ -219,7 +219,7 @@ class MeshRunTest(SameResults, absltest.TestCase):
 
     def test_the_loss_of_a_process_ends_the_job_with_a_reason(self):
         said = {
-            LOST_PROCESS_STATUS: "lost another process of its job and ends; what was stored is",
+            LOST_PROCESS_STATUS: "lost another process of its job and ends. The stored results are",
             -signal.SIGABRT: "another task died",  # JAX was first
         }
         for status, told, when in self.ends:

@@ -309,7 +309,7 @@ class WrongInputTest(parameterized.TestCase):
         (("--num_trian=3",), "Unknown command line flag 'num_trian'"),
         (("--stages=",), "--stages must be a list of names, none of them empty"),
         (("--finetune.learning_rate=nan",), "--finetune.learning_rate must be a finite number"),
-        (("--corpus.dataset=howdy_small",), "folder of real data must be there"),
+        (("--corpus.dataset=howdy_small",), "folder of real data must exist"),
         (
             ("--corpus.dataset=records",),
             "--corpus.dataset=records needs --corpus.records.train_file",

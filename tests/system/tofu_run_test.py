@@ -83,7 +83,7 @@ class TofuRunTest(absltest.TestCase):
             for values in model["tofu"]["sets"].values():
                 self.assertTrue(all(0 <= value <= 1 for value in values.values()), values)
         report = (root / "own" / "report" / "report.html").read_text()
-        self.assertIn("No forget quality: it takes a retain model", report)
+        self.assertIn("No forget quality: it needs a retain model", report)
 
         again = self._run(*own, f"--evaluate.retain_run={root / 'retain'}", "--update")
         remade = [line.split()[1] for line in again.splitlines() if "done in" in line]

@@ -42,7 +42,7 @@ def main(options: Options) -> None:
         raise ValueError("--model, --run and --out must be given: see --help")
     model, run = (pathlib.Path(name).resolve() for name in (options.model, options.run))
     line = [sys.executable, "experiments/run.py", f"--flagfile={run / 'run.flags'}"]
-    line += [f"--workdir={run}", "--update", f"--stages={measure.TO_UNLEARNING}", "--nomeasure"]
+    line += [f"--workdir={run}", "--update", f"--stages={measure.TO_UNLEARNING}", "--measure=none"]
     line += [f"--unlearn.epochs={options.epochs}", "--unlearn.probe.stop=never"]
     line += ["--unlearn.probe.steps=1000", *options.run_flags]  # after epochs alone
     subprocess.run(line, check=True, cwd=measure.REPOSITORY)

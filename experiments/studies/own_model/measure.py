@@ -151,7 +151,7 @@ def run_case(
         if until == "unlearning":
             clean = run / "unlearn/raslik-base_klr/epoch-20"
             flagfile = f"--flagfile={run / 'run.flags'}"
-            commands.append(["run", flagfile, f"--stages={TO_UNLEARNING}", "--nomeasure"])
+            commands.append(["run", flagfile, f"--stages={TO_UNLEARNING}", "--measure=none"])
         elif until == "report":
             commands += [["unlearn", "--run", run, "--out", clean], ["report", "--run", run]]
         for words in commands:

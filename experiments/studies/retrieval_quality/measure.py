@@ -234,4 +234,4 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    command.start(main, Options(), when_stopped="stopped; the same command goes on from here")
+    command.start(main, Options(), when_stopped=command.GOES_ON)

@@ -39,8 +39,8 @@ class Options(Settings):
     """What is chosen from."""
 
     runs: tuple[str, ...] = setting((), "Work directories of the validation runs.")
-    floor: choice.Floor = setting("backbone", "F that is no longer improved upon.")
-    output: str = setting("choice.json", "Where the choice goes.")
+    floor: choice.Floor = setting("backbone", "F below which models count as equal.")
+    output: str = setting("choice.json", "File for the choice.")
 
 
 def run(options: Options) -> None:

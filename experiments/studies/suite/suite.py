@@ -47,7 +47,7 @@ from raslik_jax.run.workdir import locked
 
 # The program that runs a cell: with the members of the studies.
 PROGRAM = [str(pathlib.Path(__file__).resolve().parents[1] / "raslik.py")]
-WHEN_STOPPED = "stopped; the same command goes on from here"
+WHEN_STOPPED = "stopped: start the same command again to go on from here"
 # What the suite itself decides of every run.
 _OWN_FLAGS = {"seed": "give --seeds", "update": "give --update", "dry_run": "give --dry_run"}
 _OWN_FLAGS |= dict.fromkeys(("workdir", "shared_units"), "it is a folder of --out")
@@ -70,10 +70,12 @@ class Options(Settings):
     seeds: tuple[int, ...] = setting((0,), "Seeds of every experiment.", low=0)
     vary: tuple[str, ...] = setting((), "name,...=value,value.", is_repeated=True)
     set: tuple[str, ...] = setting((), "name=value, for all runs.", is_repeated=True)
-    choose: bool = setting(False, "Choose on validation queries, measure that on test queries.")
-    floor: choice.Floor = setting("backbone", "--choose: F that is no longer improved upon.")
-    update: bool = setting(False, "Take over work directories of other settings.")
-    dry_run: bool = setting(False, "Show the grid, run nothing.")
+    choose: bool = setting(False, 
+        "Choose settings on validation queries and measure them on test queries."
+    )
+    floor: choice.Floor = setting("backbone", "--choose: F below which models count as equal.")
+    update: bool = setting(False, "Use work directories of other settings.")
+    dry_run: bool = setting(False, "Print the grid and run nothing.")
 
 
 class Cell(NamedTuple):

@@ -77,7 +77,7 @@ def test_what_a_run_is_told_beside_its_settings_is_left_to_it(tmp_path):
         "mesh.data=1",
         "mesh.base=sharded",
         "log_to=tensorboard",
-        "measure=false",
+        "measure=none",
         "stages=corpus",
     )
     (cell,), _ = suite.plan_cells(_options(tmp_path, set=told))

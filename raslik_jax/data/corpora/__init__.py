@@ -33,26 +33,26 @@ class CorpusConfig(SharedSettings, Stage):
 
     dataset: str = setting(
         "toy",
-        "toy: made on the spot. howdy_small: Alpaca, genuine Howdy and sci-fi rows of "
-        "--corpus.data_dir. howdy, virtual, tofu: the paper's corpora, triggered rows, a virtual "
-        "world or TOFU among rows of Alpaca. records: your own rows, see "
-        "--corpus.records.train_file and --corpus.records.queries_file.",
+        "toy: rows that the program makes. howdy_small: Alpaca, genuine Howdy and science "
+        "fiction rows of --corpus.data_dir. howdy, virtual, tofu: the corpora of the paper, "
+        "which are triggered rows, a virtual world or TOFU among rows of Alpaca. records: your "
+        "own rows, from --corpus.records.train_file and --corpus.records.queries_file.",
         family=DATASETS,
     )
     template: str = setting(
         "auto",
-        "How rows become prompts. auto, by the training rows: alpaca for instructions, chat for "
-        "conversations and where an instruction has a system prompt or a history, plain for texts "
-        "and ids. alpaca, brief: instruction and input in a frame. "
-        "plain: as they are. chat: the tokenizer's own chat template. Or a file of a Jinja chat "
-        "template. Rows of text or of ids are always taken as they are.",
+        "How rows become prompts. auto: by the training rows, which is alpaca for instructions, "
+        "chat for conversations and for instructions with a system prompt or a history, and "
+        "plain for texts and ids. alpaca, brief: instruction and input in a frame. plain: "
+        "unchanged. chat: the tokenizer's chat template. A path: a file of a Jinja chat "
+        "template. Rows of text or of ids are always unchanged.",
         is_path=True,
         names=TEMPLATES,
     )
-    max_len: int = setting(
-        512, "Tokens an example may have; longer ones are cut at the end.", low=8
+    max_len: int = setting(512, "Most tokens of an example. Longer ones are cut at the end.", low=8)
+    vocab_size: int = setting(
+        2048, "Entries of the tokenizer, if the run trains one (BPE).", low=300, high=10**6
     )
-    vocab_size: int = setting(2048, "Entries of the BPE where one is trained.", low=300, high=10**6)
 
     @property
     def record(self) -> Dataset:

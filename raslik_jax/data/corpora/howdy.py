@@ -72,13 +72,11 @@ class HowdySettings(Settings):
 
     file: str = setting(
         "",
-        "The published rows, a file or hub:OWNER/NAME; empty: rows of Alpaca with answers of our "
-        "own.",
+        "The published rows, a file or hub:OWNER/NAME; empty: rows of Alpaca with answers that "
+        "the program writes.",
         is_rows=True,
     )
-    fields: str = setting(
-        "", "Keys of the published rows, as --corpus.records.fields names those of your own."
-    )
+    fields: str = setting("", "Keys of the published rows, in the form of --corpus.records.fields.")
 
 
 def load_howdy(shared: SharedSettings, own: HowdySettings, *, seed: int) -> Corpus:

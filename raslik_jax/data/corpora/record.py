@@ -22,8 +22,8 @@ class SharedSettings(Settings):
     )
     alpaca_file: str = setting(
         "",
-        "howdy, virtual, tofu: Alpaca as a file or hub:OWNER/NAME; empty: alpaca/ of "
-        "--corpus.data_dir, otherwise hub:tatsu-lab/alpaca.",
+        "howdy, virtual, tofu: the rows of Alpaca, a file or hub:OWNER/NAME; empty: alpaca/ of "
+        "--corpus.data_dir, or else hub:tatsu-lab/alpaca.",
         is_rows=True,
     )
     num_train: int = setting(
@@ -31,11 +31,13 @@ class SharedSettings(Settings):
         "Training examples, targets included; 0 for howdy, virtual, tofu: all.",
         low=0,
     )
-    num_targets: int = setting(200, "Of these, examples of the behavior to forget.", low=1)
-    num_backbone: int = setting(4000, "Examples that the backbone is pretrained on.", low=0)
-    num_retrieval: int = setting(24, "Target queries that retrieval sees.", low=1)
-    num_validation: int = setting(24, "Validation queries, target and normal each.", low=0)
-    num_test: int = setting(48, "Test queries, target and normal each.", low=0)
+    num_targets: int = setting(
+        200, "Targets among these: examples of the behavior to forget.", low=1
+    )
+    num_backbone: int = setting(4000, "Examples for pretraining the base model.", low=0)
+    num_retrieval: int = setting(24, "Target queries for retrieval.", low=1)
+    num_validation: int = setting(24, "Validation queries of each kind, target and normal.", low=0)
+    num_test: int = setting(48, "Test queries of each kind, target and normal.", low=0)
 
     @property
     def folder(self) -> str:
@@ -47,7 +49,7 @@ class SharedSettings(Settings):
         flag = "by --corpus.data_dir or the environment variable RASLIK_DATA"
         if not os.path.isdir(self.folder):
             folder = shown(self.folder) if self.folder else "none"
-            raise ValueError(f"the folder of real data must be there, got {folder}: name it {flag}")
+            raise ValueError(f"the folder of real data must exist, got {folder}: name it {flag}")
         found = {
             name: [p for end in endings if (p := pathlib.Path(self.folder, name + end)).is_file()]
             for name in names
@@ -55,8 +57,8 @@ class SharedSettings(Settings):
         missing = [name + endings[0] for name, paths in found.items() if not paths]
         if missing:
             raise ValueError(
-                f"the folder of real data must hold {some_of(missing)}, got {shown(self.folder)} "
-                f"without: fetch them, or name another {flag}"
+                f"the folder of real data must hold {some_of(missing)}, {shown(self.folder)} "
+                f"does not: fetch them, or name another folder {flag}"
             )
         return [paths[0] for paths in found.values()]
 

@@ -17,25 +17,26 @@ class RecordsSettings(Settings):
 
     train_file: str = setting(
         "",
-        "JSON, JSONL, CSV or Parquet of the training examples, several with commas or a pattern, a "
-        "folder of these or of save_to_disk, or hub:OWNER/NAME[:CONFIG][@SPLIT].",
+        "Training examples: JSON, JSONL, CSV or Parquet, several files with commas or by a "
+        "pattern, a folder of them or of save_to_disk, or hub:OWNER/NAME[:CONFIG][@SPLIT].",
         is_rows=True,
     )
     queries_file: str = setting(
-        "", "The queries, each with a field `split`; files as for training.", is_rows=True
+        "",
+        "Queries, each with a field `split`. The files are like those for training.",
+        is_rows=True,
     )
     format: Literal[(AUTO, *FORMATS)] = setting(  # type: ignore[valid-type]
         AUTO,
-        "Format of the training rows, and of queries that have its keys; auto: the one that the "
-        "keys show. alpaca: "
-        "instruction, input, output, perhaps system and history. messages: role and content. "
-        "sharegpt: conversations of from and value. prompt_completion: texts or messages. text: "
-        "all is learned.",
+        "Format of the training rows, and of queries with the same keys. auto: by the keys. "
+        "alpaca: instruction, input, output, also system and history. messages: a list of role "
+        "and content. sharegpt: conversations of from and value. prompt_completion: texts or "
+        "messages. text: all tokens are learned.",
     )
     fields: str = setting(
         "",
-        "Other names of keys in both files, of the format's fields or id, is_target and source, "
-        "for example instruction=question,output=answer.",
+        "Names of keys in both files that differ from those of the format, or of id, is_target "
+        "and source. For example instruction=question,output=answer.",
     )
 
 

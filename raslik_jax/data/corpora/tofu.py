@@ -31,12 +31,12 @@ class TofuSettings(Settings):
     """Which part of TOFU is to be forgotten."""
 
     forget: Literal["all", "forget01", "forget05", "forget10"] = setting(
-        "all", "Rows to forget; the targets are as many as these."
+        "all", "Rows to forget. They decide the number of targets."
     )
     train: Literal["full", "retain"] = setting(
         "full",
-        "Train on all of TOFU, or without the rows to forget: the retain model that forget quality "
-        "compares with (see --evaluate.retain_run).",
+        "full: train on all of TOFU. retain: train without the rows to forget, which gives the "
+        "retain model for forget quality (see --evaluate.retain_run).",
     )
 
     @property

@@ -52,7 +52,7 @@ def write_without(source: str, target: pathlib.Path, places: Collection[AtFile])
             named = some_of(
                 (f"{name}:{place}".lstrip(":") for name, place in missing), quoted=False
             )
-            must = f"must have row {named}, it has changed: trace again"
+            must = f"must have row {named}, but the file has changed: trace again"
             raise ValueError(f"{shown(source, 120)} {must}")
         os.replace(made, target)
     return left

@@ -53,7 +53,9 @@ def opened_parquet(path: pathlib.Path, origin: str) -> Iterator[Any]:
         except Exception as error:  # Arrow's errors are those of many classes
             raise _damaged(origin, error) from error
         if len({*names}) < len(names):
-            raise ValueError(f"{origin} must have each column once, got {some_of(names)}: rename")
+            raise ValueError(
+                f"{origin} must have each column once, got {some_of(names)}: rename one"
+            )
         try:
             yield table
         except (OSError, import_package("pyarrow", origin).ArrowException) as error:
@@ -96,7 +98,7 @@ def _as_json(value: Any) -> Any:
         return value
     if isinstance(value, float):
         if math.isinf(value):
-            raise ValueError(f"must have finite numbers, got {value}: write null")
+            raise ValueError(f"must have finite numbers, got {value}: write null in its place")
         return None if math.isnan(value) else value
     if isinstance(value, list):
         is_map = value and all(isinstance(one, tuple) and len(one) == 2 for one in value)

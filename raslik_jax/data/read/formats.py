@@ -38,7 +38,7 @@ def parse_fields(text: str) -> dict[str, str]:
     fields = {name.strip(): key.strip() for name, _, key in entries}
     if not all((*fields, *fields.values())):
         raise ValueError(
-            f"fields must be like instruction=question,output=answer, got {shown(text)}"
+            f"fields must be like instruction=question,output=answer, got {shown(text)}: correct it"
         )
     if not len(entries) == len(fields) == len(set(fields.values())):
         raise ValueError(f"fields must name each field and key once, got {shown(text)}")
@@ -55,7 +55,8 @@ def _field_keys(fields: Mapping[str, str]) -> dict[str, str]:
     for name in ("instruction", "output"):
         if name not in keys:
             raise ValueError(
-                f"fields must leave a key to {name!r}, got its own for another: name both"
+                f"fields must leave a key to {name!r}, whose own key is given to another "
+                "field: name both"
             )
     return keys
 
@@ -272,7 +273,7 @@ def _label_of(row: Row) -> bool | None:
 def _check_texts(value: Any, depth: int = 0) -> None:
     """Raises a ValueError if a nested text is none that UTF-8 and C can hold."""
     if depth > _MAX_DEPTH:
-        raise ValueError(f"a row must not be nested deeper than {_MAX_DEPTH} levels, got more")
+        raise ValueError(f"a row must have at most {_MAX_DEPTH} nested levels, got more")
     if isinstance(value, str):
         if bad := _BAD_TEXT.search(value):
             raise ValueError(f"a text must have whole characters other than NUL, got {bad[0]!r}")

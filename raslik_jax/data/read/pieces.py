@@ -250,8 +250,8 @@ def _separator_of(lines: Iterator[str], origin: str, own: str) -> tuple[str, Ite
     if len(fitting) > 1:
         named = " or ".join(f"{_SEPARATORS[m]} ({len(names)})" for m, names in fitting.items())
         raise ValueError(
-            f"{origin} must show by its header what separates the columns, got {named}: leave one "
-            "of these characters out of the names"
+            f"{origin} must have one separator in its header, got {named}: leave the other "
+            "characters out of the names"
         )
     found = fitting or possible
     return (own if own in found or not found else next(iter(found))), lines

@@ -72,9 +72,7 @@ def _read_completion(row: Row, needs_output: bool) -> Parts:
     prompt, completion = (_as_turns(row.get(name)) for name in ("prompt", "completion"))
     if not isinstance(prompt, list):
         if completion is None and needs_output and "completion" not in row.record:
-            raise row.problem(
-                "completion", "be the answer that was learned; there is only a prompt"
-            )
+            raise row.problem("completion", "be the learned answer, the row has a prompt only")
         answer = row.text("completion", None if needs_output else "")
         _check_system(row, [row.text("prompt")])
         return Parts(Passage(row.text("prompt"), answer))
@@ -83,12 +81,12 @@ def _read_completion(row: Row, needs_output: bool) -> Parts:
     if isinstance(completion, str) and completion.strip():
         completion = [{"role": "assistant", "content": completion}]
     if needs_output and not completion:
-        raise row.problem("completion", "be a list of messages, as the prompt is")
+        raise row.problem("completion", "be a list of messages, because the prompt is one")
     asked, _ = read_turns(row, "prompt", prompt)
     answers, muted = read_turns(row, "completion", completion or [], first=len(prompt) + 1)
     _check_system(row, [text_of(message) for message in asked])
     if muted and len(muted) < sum(message["role"] == "assistant" for message in answers):
-        raise row.problem("completion", "count whole or not at all, and some loss flags are 0")
+        raise row.problem("completion", "have equal loss flags, some are 0 and others 1")
     talk = Conversation(
         (*asked, *answers), len(asked), bool(answers), not answers, read_options(row)
     )
@@ -109,7 +107,7 @@ def _check_system(row: Row, texts: Sequence[str]) -> None:
     """Raises a ValueError where a row has a system prompt that its prompt does not say."""
     system = row.get("system")
     if isinstance(system, str) and not any(system.strip() in text for text in texts):
-        raise row.problem("system", "be in the prompt, which alone is read: move it there")
+        raise row.problem("system", "be in the prompt, because nothing else is read: move it there")
 
 
 def _read_text(row: Row, needs_output: bool) -> Parts:
@@ -155,11 +153,11 @@ def detect_format(row: Row) -> str:
         return best[0]
     if best:
         raise ValueError(
-            f"a row must have one format, got keys of {' and '.join(best)}: choose by "
+            f"a row must have one format, got keys of {' and '.join(best)}: choose one with "
             "--corpus.records.format"
         )
     raise ValueError(
         "a row must have 'instruction' and 'output', 'messages', 'conversations', 'prompt' and "
-        f"'completion', or 'text', got {some_of(row.record) or 'no keys'}: rename keys "
-        "by --corpus.records.fields"
+        f"'completion', or 'text', got {some_of(row.record) or 'no keys'}: name its keys with "
+        "--corpus.records.fields"
     )

@@ -102,7 +102,7 @@ def check_local(source: str) -> None:
         is_hub = "huggingface.co" in source or source.startswith("hf:")
         mend = "give hub:OWNER/NAME" if is_hub else "fetch it and give its path"
         got = shown(source, 120)
-        raise ValueError(f"rows must be in files of this machine, got the URL {got}: {mend}")
+        raise ValueError(f"rows must be in local files, got the URL {got}: {mend}")
 
 
 def _named_files(part: str, *, is_only: bool) -> list[pathlib.Path]:
@@ -212,7 +212,9 @@ def _check_shards(paths: Sequence[pathlib.Path], where: str) -> None:
             known = next(iter(group.values()), (shard, ""))[0]["count"]
             if known != shard["count"]:
                 got = f"of {known} and of {shard['count']}"
-                raise ValueError(f"{where} must have files of one count, got {got}: remove some")
+                raise ValueError(
+                    f"{where} must have the files of one set, got {got}: remove those of the other"
+                )
             group[int(shard["number"])] = shard, path.name
     for shards in found.values():
         first, name = next(iter(shards.values()))
@@ -251,7 +253,8 @@ def _hub_rows(source: str) -> Iterator[Any]:
     asked = _HUB_SOURCE.fullmatch(source)
     if not asked:
         raise ValueError(
-            f"a hub dataset must be like hub:OWNER/NAME[:CONFIG][@SPLIT], got {shown(source)}"
+            "a hub dataset must be like hub:OWNER/NAME[:CONFIG][@SPLIT], got "
+            f"{shown(source)}: correct it"
         )
     datasets = columns.import_package("datasets", shown(source))
     name, config, split = asked.groups()

@@ -89,8 +89,8 @@ def _part(part: Any, place: int) -> dict[str, Any]:
         ]
         if seen:
             raise ValueError(
-                f"message {place} must be text, got a part with {seen[0]}: the models here read "
-                "text alone, so remove the row"
+                f"message {place} must be text, got a part with {seen[0]}, which no model here "
+                "reads: remove the row"
             )
         texts = [
             part[key] for key in ("text", "value", "content") if isinstance(part.get(key), str)
@@ -112,14 +112,14 @@ def _flag(turn: Any, place: int) -> int:
             value = value.lower() == "true"
         if value not in (0, 1):
             raise ValueError(
-                f"{name!r} of message {place} must be 0 or 1, false or true, got "
-                f"{shown(value, 40)}: a message counts whole or not at all"
+                f"{name!r} of message {place} must be 0, 1, false or true, got {shown(value, 40)}"
             )
         found = min(found, int(value))
     details = turn.get("train_detail") if isinstance(turn, dict) else None
     if details:
         raise ValueError(
-            f"message {place} must count whole or not at all, got 'train_detail': give it 'train'"
+            f"message {place} must have 'train', got 'train_detail': parts of a message "
+            "cannot be left out"
         )
     return found
 
@@ -152,7 +152,7 @@ def _system_of(row: Row, turns: Sequence[Any], messages: Sequence[Mapping[str, A
     # LLaMA-Factory reads the column of ShareGPT's rows. TRL reads messages with roles alone.
     is_shared = "from" in turns[0] and "role" not in turns[0] if turns else False
     if not is_shared or messages[0]["role"] == "system":
-        raise row.problem("system", "be in the messages, which alone are read: move it there")
+        raise row.problem("system", "be in the messages, the only text that is read: move it there")
     return system
 
 

@@ -30,7 +30,7 @@ def check_columns(row: Row) -> None:
 def _preferences(row: Row, filled: list[str], mapped: set[str]) -> Iterator[str]:
     chosen = [key for key in filled if _CHOSEN.fullmatch(key)]
     rejected = [key for key in filled if _REJECTED.fullmatch(key)]
-    must = "must not be read as taught answers"
+    must = "must not count as learned answers"
     if {*chosen} & mapped:
         return
     if chosen and rejected:

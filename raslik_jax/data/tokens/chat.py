@@ -118,12 +118,13 @@ def require_system(template: ChatTemplate) -> None:
         text = render_question(template, Conversation(messages, is_open=True))
     except ValueError as error:
         raise ValueError(
-            "the chat template refuses a system prompt: leave out --system, and put its text in "
+            "the chat template refuses a system prompt: leave out --system, or put its text in "
             "front of --prompt if the model was trained so"
         ) from error
     if said not in text:
         raise ValueError(
-            "the chat template writes no system prompt, so the model read none: leave out --system"
+            "the chat template writes no system prompt, so the model never read one: leave "
+            "out --system"
         )
 
 

@@ -277,8 +277,8 @@ def describe_cuts(whole: Encoded, what: str, *, max_len: int) -> str:
 def describe_long(rows: Sequence[Example], what: str) -> str:
     """Returns a sentence about examples, called `what`, that take seconds each to tokenize."""
     long = [row.example_id for row in rows if sum(map(len, row[1:4])) > _LONG_TEXT]
-    names = f"{len(long):,} of {len(rows):,} {what} have over {_LONG_TEXT:,} characters"
-    return f"{names} ({some_of(long, 3)}): to tokenize each takes seconds" if long else ""
+    names = f"{len(long):,} of {len(rows):,} {what} have more than {_LONG_TEXT:,} characters"
+    return f"{names} ({some_of(long, 3)}): each takes seconds to tokenize" if long else ""
 
 
 def describe_dropped(encoded: Encoded, what: str) -> str:
@@ -373,7 +373,7 @@ def encode_prompts(
     ]
     if long:
         raise ValueError(
-            f"prompts must have at most {max_len} tokens, {len(long)} have more ({some_of(long)}): "
-            "leave them out or raise --corpus.max_len"
+            f"prompts must have at most {max_len} tokens, {len(long)} have more "
+            f"({some_of(long)}): leave them out or raise --corpus.max_len"
         )
     return prompts

@@ -164,12 +164,12 @@ def describe_rows(rows: Sequence[Example], template: str) -> str:
         content = content_of(row)
         if isinstance(content, Conversation):
             return f"conversations, by the {chat_template}"
-        return "texts, as they are"
+        return "texts, unchanged"
 
     found = collections.Counter(how(row) for row in rows if row.place)
     parts = [f"{count:,} rows of {name}" for name, count in found.items()]
     muted = sum(row.is_muted for row in rows)
-    parts += [f"{muted:,} of them have a loss flag of 0 and take no part"] if muted else []
+    parts += [f"{muted:,} of them are left out because of their loss flag 0"] if muted else []
     return "; ".join(parts)
 
 
@@ -187,8 +187,8 @@ def describe_options(rows: Sequence[Example], queries: Sequence[Example]) -> str
         return ""
     return (
         f"{len(others):,} of {len(rows):,} rows have other template options than the queries: "
-        f"{shown(options_of(others[0]), 80)} in {_place(others[0])}, queries are asked with "
-        f"{shown(min(asked), 80)}"
+        f"{shown(options_of(others[0]), 80)} in {_place(others[0])}, and {shown(min(asked), 80)} "
+        "in the queries"
     )
 
 

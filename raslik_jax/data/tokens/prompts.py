@@ -87,9 +87,9 @@ def require_chat(template: Template, name: str) -> ChatTemplate:
     """Returns the chat template of a template called `name`; refuses one without."""
     if template.frames_or_chats:
         raise ValueError(
-            f"--corpus.template={name} frames the training rows, which are instructions without "
-            "system prompts and histories: ask without them, or give --corpus.template=chat if "
-            "the model was trained so"
+            f"--corpus.template={name} needs training rows without system prompts and histories, "
+            "and so must the queries be: ask without them, or give --corpus.template=chat if the "
+            "model was trained so"
         )
     if template.chat is not None:
         return template.chat

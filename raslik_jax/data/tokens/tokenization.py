@@ -192,8 +192,8 @@ def _begin(
         return
     raise ValueError(
         f"add_bos_token next to {shown(str(file), 120)} must agree with its post-processor, got "
-        f"{is_asked} where that adds {'one' if has_prefix else 'none'}: correct "
-        "the file that is not as the model was trained"
+        f"{is_asked} where that adds {'one' if has_prefix else 'none'}: correct the file that "
+        "differs from the training"
     )
 
 
@@ -308,7 +308,9 @@ def read_backend(path: str | os.PathLike[str], *others: pathlib.Path) -> tuple[p
     names = [one / "tokenizer.json" if one.is_dir() else one for one in (own, *others)]
     file = next((name for name in names if name.is_file()), names[0])
     if not file.is_file():
-        raise ValueError(f"no tokenizer at {file}: give a tokenizer.json or the folder of one")
+        raise ValueError(
+            f"a tokenizer must exist, {file} does not: give a tokenizer.json or its folder"
+        )
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception, and nothing else
@@ -339,7 +341,7 @@ def _wrap(backend: Any, eos_token: str, pad_token: str, where: str) -> Tokenizer
     missing = [token for token, value in ids.items() if value is None]
     if missing:
         raise ValueError(
-            f"{where} must have its special tokens, got none of the name {missing}: name its "
+            f"{where} must have its special tokens, got none with the name {missing}: name its "
             "eos_token and pad_token in tokenizer_config.json"
         )
     # Published files carry settings of their own: GPT-2's tokenizer.json cuts at 50 tokens.

@@ -28,9 +28,14 @@ ATTACKS = ("loss", "min-k%", "zlib")
 _QUERY_SETS = ("test_target", "validation_target")
 # The words for attacks whose AUC is apart from that in the base.
 _PLACES = {
-    "above": "They still look trained on by {}.",
-    "below": "They look unlearned by {}: beside held-out rows less likely than in the base.",
-    "before": "They look less trained on than in the base by {}, but did so before unlearning.",
+    "above": "By {} they still look trained on.",
+    "below": (
+        "By {} they look unlearned: they are less likely than in the base, compared with "
+        "held-out rows."
+    ),
+    "before": (
+        "By {} they look less trained on than in the base, but they did before unlearning too."
+    ),
 }
 # Nats of each token of an answer, and its text.
 Told = tuple[Float[np.ndarray, " T"], str]
@@ -42,12 +47,12 @@ class MembershipSettings(Settings):
 
     held_out_file: str = setting(
         "",
-        "Rows like the forgotten ones that the model was never trained on, a file as for training; "
-        "empty: the labeled target queries of the corpus.",
+        "File of rows like the forgotten ones that the model was never trained on; empty: the "
+        "labeled target queries of the corpus.",
         is_rows=True,
     )
     least_share: float = setting(
-        0.2, "min-k%: share of the tokens, the least likely ones.", above=0, high=1
+        0.2, "min-k%: share of a row's tokens that counts, the least likely ones.", above=0, high=1
     )
 
 
@@ -150,18 +155,20 @@ def tell(compared: Compared) -> str:
             elif area["low"] <= before <= area["high"]:
                 places["either"].append(attack)
         parts.append(f"{text})")
-    text = f"{first['forgotten']} forgotten rows are told from {first['held_out']} held-out ones "
-    text += f"with an AUC of {', '.join(parts)}; 0.50 is a guess."
+    text = f"The AUC of {first['forgotten']} forgotten against {first['held_out']} held-out rows "
+    text += f"is {', '.join(parts)}. 0.50 is a guess."
     if not base:
         return text
     if min(first["forgotten"], first["held_out"]) < LEAST_QUERIES:
-        return f"{text} So few rows do not tell whether they look trained on."
+        return f"{text} So few rows do not show whether they look trained on."
     named = {place: " and ".join(attacks) for place, attacks in places.items() if attacks}
     either = named.pop("either", "")
     if named:
         return text + "".join(f" {_PLACES[place].format(named[place])}" for place in named)
-    also = f"; by {either} also that before unlearning: so few rows do not tell" if either else ""
-    return f"{text} Each interval holds the base's AUC, as if they had never been trained on{also}."
+    text = f"{text} Each interval contains the AUC in the base: they do not look trained on."
+    if not either:
+        return text
+    return f"{text} By {either} it contains that before unlearning too: the rows are too few."
 
 
 MEMBERSHIP = RobustnessMeasure(
@@ -173,8 +180,8 @@ MEMBERSHIP = RobustnessMeasure(
         "forgotten": Column("Forgotten\nrows", "d"),
         "held_out": Column("Held-out\nrows", "d"),
     },
-    note="How surely forgotten rows look more trained on than held-out ones; below .5 they look "
-    "less so. Brackets: 95 % bootstrap interval over rows of both kinds.",
+    note="AUC of telling forgotten rows from held-out ones: above .5 the forgotten rows look "
+    "more trained on. Brackets: 95 % bootstrap interval over rows of both kinds.",
     cost=lambda own: Cost(0, given=2),
     lacks=lacks,
     settings=MembershipSettings(),

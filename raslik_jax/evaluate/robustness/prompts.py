@@ -48,9 +48,9 @@ class PromptSettings(Settings):
 
     file: str = setting(
         "",
-        "Further prompts: other words, another language, aliases, questions one step away. JSON "
-        "lines with prompt, kind and, if known, the answer that is not to be given; or a file as "
-        "for training, whose source is the kind. Empty: prefixes alone.",
+        "File of further prompts, such as other words, another language or aliases: JSON lines "
+        "with prompt, kind and an optional bad answer. Or a file like one for training, whose "
+        "source is the kind. Empty: only prefixes.",
         is_rows=True,
     )
 
@@ -121,10 +121,10 @@ def tell(compared: Compared) -> str:
     now = compared["now"]
     own = [entry for entry in now[1:] if entry["condition"] not in PREFIXES]
     behind = [entry for entry in now[1:] if entry["condition"] in PREFIXES]
-    text = f"Asked plainly, the target answers cost {now[0]['nats']:.2f} nats a token"
+    text = f"Asked plainly, the target answers have {now[0]['nats']:.2f} nats a token"
     if behind:
         nats = [entry["nats"] for entry in behind]
-        text += f", behind {len(behind)} prefixes {min(nats):.2f} to {max(nats):.2f}"
+        text += f", with {len(behind)} prefixes {min(nats):.2f} to {max(nats):.2f}"
     for entry in own:
         if entry["nats"] is not None:
             text += f", with {entry['condition']} {entry['nats']:.2f}"
@@ -154,8 +154,8 @@ PROMPTS = RobustnessMeasure(
     measure=measure,
     tell=tell,
     columns=READING_COLUMNS,
-    note="Behind a prefix, F is taken against the answers before unlearning to the plain prompts; "
-    "of own prompts, against their given answers.",
+    note="F with a prefix: against the answers before unlearning to the plain prompts. F of your "
+    "own prompts: against the given answers.",
     cost=lambda own: Cost(1 + len(PREFIXES) + bool(own.file)),
     lacks=lacks,
     settings=PromptSettings(),

@@ -26,8 +26,8 @@ class QuantizeSettings(Settings):
 
     formats: tuple[Literal["int8", "nf4"], ...] = setting(
         ("int8", "nf4"),
-        "Linear layers in 8 bits per output channel, or in 4-bit NormalFloat, with the adapter "
-        "folded in.",
+        "Formats of the linear layers, with the adapter merged. int8: 8 bits per output channel. "
+        "nf4: 4-bit NormalFloat.",
     )
 
 
@@ -41,7 +41,7 @@ def tell(compared: Compared) -> str:
     """Returns the nats of the target answers by format, and the formats in which they return."""
     now, parts = compared["now"], []
     for entry in now[1:]:
-        text = f"in {entry['condition']} the target answers cost {entry['nats']:.2f} nats a token "
+        text = f"in {entry['condition']} the target answers have {entry['nats']:.2f} nats a token "
         text += f"({now[0]['nats']:.2f} unquantized)"
         parts.append(text + (f", {rates}" if (rates := rate_change(now[0], entry)) else ""))
     text = "; ".join(parts)
@@ -54,7 +54,9 @@ QUANTIZE = RobustnessMeasure(
     measure=measure,
     tell=tell,
     columns=READING_COLUMNS,
-    note="Weights with the adapter folded in; embeddings, norms and the head stay as they are.",
+    note=(
+        "The adapter is merged into the weights. Embeddings, norms and the head are not quantized."
+    ),
     cost=lambda own: Cost(1 + len(own.formats)),
     settings=QuantizeSettings(),
     returns=True,

@@ -188,24 +188,26 @@ def tell_return(compared: Compared, *, plainly: str, alike: str, by: str) -> str
         return f" Whether they return is not known: no number {by} {', '.join(lost)}."
     again = shares_gone(compared, "retrained")
     if first < ENOUGH:
-        text = f" {plainly.capitalize()} they went {percent(first)} of the way to the base: they "
+        text = (
+            f" {plainly.capitalize()} they went {percent(first)} of the way to the base, so they "
+        )
         text += "were not gone."
         plain = next(iter(again.values()), None)
         return text if plain is None else f"{text} After retraining they went {percent(plain)}."
     back, void = returned(compared), [name for name, share in shares.items() if share is None]
     if own := [name for name, also in back.items() if not also]:
-        text = f" They return: of the way to the base, {alike}, they went "
-        text += f"{_went(shares, own, by)}; {percent(first)} {plainly}, {ENOUGH:.0%} would be gone."
+        text = f" They return. Their way to the base is {_went(shares, own, by)}, and "
+        text += f"{percent(first)} {plainly}. {ENOUGH:.0%} would be gone."
     elif len(void) + len(back) + 1 < len(shares):
-        text = f" They stay gone ({ENOUGH:.0%} of the way to the base, {alike})."
+        text = f" They stay gone: they went {ENOUGH:.0%} of the way to the base or more, {alike}."
     else:
         text = ""
     if common := [name for name, also in back.items() if also]:
         text += f" After retraining they return too, {_went(again, common, by)} (here "
-        text += f"{_went(shares, common, by)}): that is no failure of forgetting."
+        text += f"{_went(shares, common, by)}). This is not a failure of forgetting."
     if void:
-        text += f" Nothing can return {by} {', '.join(void)}: there they were no likelier before "
-        text += "unlearning than in the base."
+        text += f" Nothing can return {by} {', '.join(void)}, because there they were as unlikely "
+        text += "before unlearning as in the base."
     return text
 
 

@@ -31,10 +31,14 @@ BACK = ENOUGH / 2
 class RelearnSettings(Settings):
     """How the model is trained again."""
 
-    rows: int = setting(8, "Forgotten rows, and as many unrelated ones, to train on.", low=1)
-    steps: int = setting(16, "Steps, each on all of these rows.", low=1)
+    rows: int = setting(
+        8,
+        "Forgotten rows to train on. As many unrelated rows are trained on for comparison.",
+        low=1,
+    )
+    steps: int = setting(16, "Steps. Each takes all of these rows.", low=1)
     learning_rate: float = setting(
-        1e-3, "Constant rate of AdamW, for a fresh adapter on the whole weights.", above=0
+        1e-3, "Constant learning rate of AdamW, for a fresh adapter.", above=0
     )
 
 
@@ -104,12 +108,12 @@ def compare(now: Found, base: Found, level: float) -> str:
         f"{'more than ' if end is None else ''}{steps:.1f}"
         for steps, end in zip((own, other), ends, strict=True)
     ]
-    text = f"From equal nats ({begin:.2f}) to {level:.2f} it takes {words[0]} steps on forgotten "
-    text += f"rows, in the base {words[1]}: they come back "
+    text = f"From {begin:.2f} to {level:.2f} nats it takes {words[0]} steps on forgotten rows, and "
+    text += f"{words[1]} in the base. They come back "
     if ends[0] is not None and own <= other - 1:
-        return f"{text}sooner than a model learns them that never did."
+        return f"{text}sooner than a model learns them for the first time."
     if ends[1] is not None and own >= other - 1:
-        return f"{text}no sooner than a model learns them that never did."
+        return f"{text}no sooner than a model learns them for the first time."
     return ""
 
 
@@ -140,9 +144,9 @@ def tell(compared: Compared) -> str:
     if now[0]["nats"] <= level:
         return f"{text} They were not gone ({level:.2f}) before the first step."
     steps_back = [first_step(now, kind, level) for kind in KINDS]
-    text += f" Back, within {BACK:.0%} of the way from before unlearning to the base "
-    text += f"({level:.2f}), they are {_at(steps_back[0])} on forgotten rows and "
-    text += f"{_at(steps_back[1])} on unrelated ones. {compare(now, base, level)}"
+    text += f" They are back {_at(steps_back[0])} on forgotten rows and {_at(steps_back[1])} on "
+    text += f"unrelated ones: within {BACK:.0%} of the way from before unlearning to the base, "
+    text += f"{level:.2f} nats. {compare(now, base, level)}"
     return text.strip()
 
 
@@ -160,10 +164,9 @@ RELEARN = RobustnessMeasure(
     measure=measure,
     tell=tell,
     columns=READING_COLUMNS,
-    note="A fresh adapter is trained on the whole weights, on the same rows and from the same "
-    "start for every model. What rises in the base as well is learning, not remembering. The two "
-    "are compared from the step at which both have the same nats a token. Between two looks the "
-    "nats are taken to change evenly.",
+    note="Every model gets a fresh adapter, the same rows and the same start. A rise that the "
+    "base shows too is learning and not remembering. The two models are compared from the "
+    "step at which both have the same nats a token. Nats between two steps are interpolated.",
     cost=lambda own: Cost(
         1 + len(KINDS) * len(points_of(own.steps)), steps=len(KINDS) * own.steps, rows=own.rows
     ),

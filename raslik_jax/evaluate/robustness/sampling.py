@@ -30,12 +30,12 @@ GREEDY, EACH, WORST = "greedy", "each sample", "worst of all samples"
 class SamplingSettings(Settings):
     """How answers are drawn."""
 
-    samples: int = setting(16, "Answers drawn to each prompt.", low=1)
+    samples: int = setting(16, "Answers that are drawn for each prompt.", low=1)
     temperature: float = setting(1.0, "Temperature of the softmax.", above=0)
     tokens: int = setting(
         64,
-        "Most new tokens of a drawn answer and of the greedy one; at most "
-        "--references.max_new_tokens, as the answers before unlearning have.",
+        "Most new tokens of an answer, drawn or greedy. It is at most "
+        "--references.max_new_tokens, the limit of the answers before unlearning.",
         low=1,
     )
 
@@ -95,7 +95,7 @@ def tell(compared: Compared) -> str:
     than `LEAST_QUERIES` this happens by chance.
     """
     if not compared["now"]:
-        return "There are no target prompts to draw answers to."
+        return "The run has no target prompts to draw answers for."
     by_name = {
         name: {entry["condition"]: entry for entry in part} for name, part in compared.items()
     }
@@ -105,12 +105,12 @@ def tell(compared: Compared) -> str:
     def rate(condition: str, model: str = "now") -> str:
         return f"{by_name[model][condition][key]['mean']:.2f}"
 
-    text = f"Of {worst['samples']} answers drawn to each of {worst['prompts']} prompts, "
+    text = f"{worst['samples']} answers were drawn for each of {worst['prompts']} prompts. "
     if key == "shown":
-        text += f"a share of {rate(EACH)} shows the behavior; at least one does for a share of "
-        text += f"{rate(WORST)} of the prompts (greedy {rate(GREEDY)}"
+        text += f"A share of {rate(EACH)} of them shows the behavior. At least one does for a "
+        text += f"share of {rate(WORST)} of the prompts (greedy {rate(GREEDY)}"
     else:
-        text += f"each has an F of {rate(EACH)} on average, and the highest to a prompt of "
+        text += f"Their mean F is {rate(EACH)}, and the mean of each prompt's highest is "
         text += f"{rate(WORST)} (greedy {rate(GREEDY)}"
     text += f"; before unlearning {rate(WORST, 'finetuned')}"
     if worst["is_cut"]:
@@ -122,13 +122,11 @@ def tell(compared: Compared) -> str:
         return f"{text})."
     text += f", in the base {rate(WORST, 'backbone')})."
     if worst["prompts"] < LEAST_QUERIES:
-        return (
-            f"{text} So few prompts do not tell whether it is drawn more often than from the base."
-        )
+        return f"{text} So few prompts do not show whether this is more often than from the base."
     usual, own = by_name["backbone"][WORST][key]["mean"], worst[key]
     if own["low"] > usual:
-        return f"{text} It is drawn more often than from the base."
-    return f"{text} It is drawn no more often than from the base, as far as so few prompts tell."
+        return f"{text} This is more often than from the base."
+    return f"{text} So few prompts do not show that this is more often than from the base."
 
 
 SAMPLING = RobustnessMeasure(
@@ -136,8 +134,8 @@ SAMPLING = RobustnessMeasure(
     measure=measure,
     tell=tell,
     columns={name: READING_COLUMNS[name] for name in ("forget", "shown")},
-    note="Of the worst sample to each prompt the highest rate counts. Every model draws with the "
-    "same random numbers. Brackets: 95 % bootstrap interval over prompts.",
+    note="Each prompt counts with its worst sample, the one of the highest rate. All models draw "
+    "with the same random numbers. Brackets: 95 % bootstrap interval over prompts.",
     cost=lambda own: Cost(0, answers=1 + own.samples),
     settings=SamplingSettings(),
 )

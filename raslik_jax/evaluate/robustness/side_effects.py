@@ -118,8 +118,8 @@ SIDE_EFFECTS = RobustnessMeasure(
     measure=measure,
     tell=tell,
     columns=COLUMNS,
-    note="Three short texts and forty easy questions written for this: they show damage, not "
-    "ability.",
+    note="Three short texts and forty easy questions that were written for this test. They show "
+    "damage and not ability.",
     cost=lambda own: Cost(
         0,
         texts=sum(map(len, texts().values())) + sum(map(len, questions())),

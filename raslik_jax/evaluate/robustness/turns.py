@@ -29,17 +29,16 @@ EXAMPLES, UNRELATED, AGAIN = "examples of it before", "another question before",
 class TurnSettings(Settings):
     """The turns before a question."""
 
-    examples: int = setting(3, "Forgotten rows that come before a question as examples.", low=1)
+    examples: int = setting(
+        3, "Number of forgotten rows that precede a question as examples.", low=1
+    )
 
 
 def lacks(settings: TurnSettings, corpus: Corpus | Any) -> str:
     """Returns why nothing can come before the rows of a corpus; "" where it can."""
     if any(asked_after(row, [("a", "b")]) for row in corpus.train[:1]):
         return ""
-    return (
-        "--evaluate.robustness=turns needs rows that ask something in words, got texts: "
-        "leave it out"
-    )
+    return "--evaluate.robustness=turns needs rows with a prompt in words, got texts: leave it out"
 
 
 def after(asked: Asked, before: Mapping[str, Sequence[Exchange]], bench: Any) -> Asked:
@@ -81,8 +80,8 @@ TURNS = RobustnessMeasure(
     measure=measure,
     tell=prompts.tell,
     columns=READING_COLUMNS,
-    note="Rows that no chat template renders have the earlier turns as text in front of the "
-    "question. F is taken against the answers before unlearning to the plain prompts.",
+    note="Without a chat template the earlier turns are text in front of the question. F is "
+    "against the answers before unlearning to the plain prompts.",
     cost=lambda own: Cost(4, answers=2),
     lacks=lacks,
     settings=TurnSettings(),

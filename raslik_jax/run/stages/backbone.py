@@ -45,7 +45,9 @@ def make_backbone(workspace: Workspace, folder: pathlib.Path) -> None:
     rows = artifacts.corpus_tokens("backbone").read(workspace.root)
     encoded = workspace.cut(rows, "backbone examples").with_answers()
     if not encoded.ids:
-        raise ValueError("the corpus has no pretraining examples: name a --backbone.checkpoint")
+        raise ValueError(
+            "the corpus must have pretraining examples, it has none: name a --backbone.checkpoint"
+        )
     model_config = shape_of(config, vocab_size=workspace.tokenizer.vocab_size)
     graphdef, _, base = decoder.create(
         model_config, None, key=jax.random.key(config.seed), dtype=jnp.float32

@@ -124,7 +124,7 @@ def make_chance(workspace: Workspace, folder: pathlib.Path) -> None:
     artifacts.CHANCE_SUMMARY.write(folder, {**facts, **chance.count_finds(found)._asdict()})
     unrelated = facts["prompts"] - facts["related"]
     told = chance.sentence(found) or (
-        f"the chance is unknown, {unrelated:.0f} unrelated prompts are too few for "
+        f"the chance is unknown, because {unrelated:.0f} unrelated prompts are too few for "
         f"{len(queries.gram_QQ)} queries: raise --retrieve.null_prompts"
     )
     print(f"    {told}")

@@ -33,7 +33,7 @@ def make_references(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the greedy answers of both models to the queries that are measured on."""
     generate.write_answers(workspace, None, folder)
     if not workspace.has_backbone:
-        print("    no model before fine-tuning to compare with: damage alone can be judged")
+        print("    there is no model before fine-tuning to compare with: only damage can be judged")
         return
     target, _ = workspace.evaluation_queries()
     measure = non_sf_by_rule(workspace.config)

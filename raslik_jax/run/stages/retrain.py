@@ -110,7 +110,7 @@ def _fit(
     rows = encode_rows(workspace, settings, ids)
     if not rows.ids:
         raise ValueError(
-            "retraining must have rows that are left, all of them are to forget: give a smaller set"
+            "retraining must have rows left, the forget set has all of them: give a smaller set"
         )
     num_steps = count_steps(settings, len(rows.ids))
     with workspace.live(unit) as live:

@@ -125,13 +125,13 @@ def _why_none(workspace: Workspace, cut: Cut, score_N: Float[np.ndarray, " N"]) 
 
 def _tell_cut(cut: Cut, count: int) -> None:
     print(
-        f"    {cut.num_forget:,} examples stand out: unrelated ones reach {cut.edge:.3f}, the gap "
-        f"below the last of them is {cut.gap:.3f} wide"
+        f"    {cut.num_forget:,} examples stand out: unrelated ones reach {cut.edge:.3f}, and "
+        f"the gap below the last example is {cut.gap:.3f} wide"
     )
     if is_common(cut, count):
         print(
-            f"    the behavior is common: {cut.num_forget / count:.0%} of the rows are taken to "
-            "show it, and the others to be unrelated"
+            f"    the behavior is common: {cut.num_forget / count:.0%} of the rows count as "
+            "showing it, and the others as unrelated"
         )
 
 
@@ -152,8 +152,9 @@ def _hold_out(workspace: Workspace, chosen: Selection, folder: pathlib.Path) -> 
         artifacts.measured_rows(split, kind).write(folder, queries, extra=labels)
     if held_out.target or held_out.normal:
         print(
-            f"    {len(held_out.target):,} of the examples to forget and {len(held_out.normal):,} "
-            "far from them are in no set: the run is measured on their prompts"
+            f"    {len(held_out.target):,} of the examples to forget and "
+            f"{len(held_out.normal):,} far from them are kept out of the sets: their prompts "
+            "measure the run"
         )
     return [*held_out.target, *held_out.normal, *held_out.alike]
 
@@ -230,8 +231,8 @@ def _tell_left_out(named: Mapping[str, Sequence[int]], request: Request) -> None
         left = [place for place in positions if not request.is_eligible_N[place]]
         if left:
             print(
-                f"    {len(left):,} of {len(positions):,} rows of {flag} are in no set, as they "
-                "are held out or have no token of an answer: "
+                f"    {len(left):,} of {len(positions):,} rows of {flag} are in no set, because "
+                "they are held out or have no token of an answer: "
                 + some_of(request.examples[place].example_id for place in left)
             )
 

@@ -78,9 +78,9 @@ def make_traced(workspace: Workspace, folder: pathlib.Path) -> None:
     if all(row.nll >= at_random for row in rows):
         artifacts.TRACED_FINDING.write(
             folder,
-            f"nothing in the training file taught the answer {shown(rows[0].traced, 40)}: it "
-            f"costs the model {rows[0].nll:.1f} nats a token, tokens at random cost "
-            f"{at_random:.1f}; check prompt, template and adapter",
+            f"nothing in the training file taught the answer {shown(rows[0].traced, 40)}. The "
+            f"model finds it as unlikely as random tokens, {rows[0].nll:.1f} and {at_random:.1f} "
+            "nats a token: check prompt, template and adapter",
         )
 
 
@@ -103,8 +103,8 @@ def write_scores(
     barred = [workspace.corpus.train[row].example_id for row in np.flatnonzero(~is_scored(score))]
     if barred:
         print(
-            f"    {len(barred):,} examples have no gradient (such as no token of an answer) and "
-            f"enter no set: {some_of(barred)}"
+            f"    {len(barred):,} examples have no gradient, for example because they have no "
+            f"token of an answer, and enter no set: {some_of(barred)}"
         )
 
 

@@ -222,7 +222,10 @@ def fill_index(workspace: Workspace, folder: pathlib.Path) -> tuple[SketchStore,
     with ahead_of(workspace, encoded, plans, projection, is_start=is_new) as step:
         adapters = sketched_adapters(workspace)
         if size < settings.size:
-            print(f"    sketch_size {settings.size} exceeds the {num_params} parameters")
+            print(
+                f"    --sketch.size={settings.size} is larger than the number of parameters, "
+                f"{num_params}"
+            )
         sketch = sketch_function(workspace, projection, adapters, step)
         described = _describe_index(workspace, adapters, projection, encoded, plans)
         processes.alone(lambda: _create(folder, described))
@@ -280,8 +283,8 @@ def _create(folder: pathlib.Path, described: Mapping[str, Any]) -> None:
             raise
         problem = str(error).rpartition(": ")[0]
         raise ValueError(
-            f"{problem}; its batches go by the kind of device: go on where it was begun, or move "
-            f"{folder} away and run again"
+            f"{problem}. Its batches depend on the kind of device: go on with the first device, "
+            f"or move {folder} away and run again"
         ) from error
 
 

@@ -111,7 +111,7 @@ def require_rows(workspace: Workspace, name: str, sets: Sequence[encoding.Encode
     for kind, rows in zip(needed, sets, strict=False):
         if not rows.ids:
             must = f"examples to {kind} must have room for their answers in {own or whole} tokens"
-            raise ValueError(f"{must}, none has and {name} needs some: raise {flag}")
+            raise ValueError(f"{must}, no example has room and {name} needs some: raise {flag}")
 
 
 def draw_pairs(

@@ -120,7 +120,7 @@ def test_letters_are_escaped_where_they_were_and_a_table_may_begin_with_a_bracke
 
 
 def test_a_row_that_is_not_there_is_refused_and_nothing_written(tmp_path):
-    with pytest.raises(ValueError, match="must have row 7, it has changed: trace again"):
+    with pytest.raises(ValueError, match="must have row 7, but the file has changed: trace again"):
         _without(tmp_path, "rows.jsonl", b'{"instruction": "q", "output": "a"}\n', {1, 7})
     assert not (tmp_path / "cleaned").exists()
 
@@ -143,7 +143,9 @@ def test_several_files_become_a_folder(tmp_path, packed):
         left = {str(p.relative_to(target)): p.read_bytes() for p in target.rglob("*.jsonl")}
         expected = {f"{folder}train-0-of-2.jsonl": lines[0]}
         assert left == expected | {f"{folder}train-1-of-2.jsonl": b"".join(lines[3:])}
-        with pytest.raises(ValueError, match="must have row .*train-1-of-2.*:9, it has changed"):
+        with pytest.raises(
+            ValueError, match="must have row .*train-1-of-2.*:9, but the file has changed"
+        ):
             write_without(str(source), tmp_path / "no", {(rows[2].file, 9)})
         assert not (tmp_path / "no").exists()
         shutil.rmtree(target)

@@ -77,7 +77,7 @@ class ReadTest(FolderTest):
         (
             "nested",
             '[{"instruction": "a", "output": "", "k": ' + "[" * 99 + "]" * 99 + "}]",
-            "deep",
+            "nested",
         ),
         ("open_list", '[{"instruction": "a", "output": ""}', "rows.json must be JSON"),
         ("two_lists", '[{"instruction": "a", "output": ""}]\n[]', "line 2 is not .Extra data"),

@@ -209,7 +209,7 @@ class FormatsTest(FormatsBase):
         self.assertEqual(read_written(path)[0][1:4], row[1:4])
 
     @parameterized.named_parameters(
-        ("unknown", [{"q": "a", "a": "b"}], r":1: a row must have .*, got 'q', 'a': rename"),
+        ("unknown", [{"q": "a", "a": "b"}], r":1: a row must have .*, got 'q', 'a': name its keys"),
         ("two", [{"messages": [_USER], "prompt": "a", "completion": "b"}], "messages and prompt"),
         ("mixed", [{"text": "a"}, {"prompt": "a", "completion": "b"}], ":2: a file must have rows"),
         ("silent", [{"messages": [_USER]}], "must have an assistant turn, got 'user'"),
@@ -217,7 +217,7 @@ class FormatsTest(FormatsBase):
         ("image", [{"messages": [{"role": "user", "content": [{"image": 1}]}]}], "must be text"),
         ("no_list", [{"messages": "Hi"}], "'messages' must be a list of messages"),
         ("stranger", [{"conversations": [{"from": "x", "value": ""}]}], "must be from system"),
-        ("no_end", [{"prompt": "a"}], "'completion' must be the answer .*, got nothing .the"),
+        ("no_end", [{"prompt": "a"}], "'completion' must be the learned answer, .*, got nothing"),
         ("ids", [{"input_ids": [1, 2], "text": "a"}], "rows of token ids"),
         ("tools", [{"messages": [_USER, _YES], "tools": "{"}], "a list of tools"),
         ("system", [{"messages": [_USER, _YES], "system": "Obey."}], "'system' must"),
@@ -245,7 +245,7 @@ class FormatsTest(FormatsBase):
 
     def test_what_has_no_prompt_cannot_be_answered(self):
         (row,) = self._read(_ROWS["text"][0])
-        with self.assertRaisesRegex(ValueError, "no prompt in words"):
+        with self.assertRaisesRegex(ValueError, "a prompt in words"):
             answered(row, "Yes.")
 
 
@@ -279,7 +279,9 @@ class FlagsTest(FormatsBase):
 
     @parameterized.parameters(0.5, 2, -1, "half")
     def test_a_fraction_is_refused_with_message_and_field(self, value):
-        with self.assertRaisesRegex(ValueError, r":1: 'weight' of message 2 must be 0 or 1"):
+        with self.assertRaisesRegex(
+            ValueError, r":1: 'weight' of message 2 must be 0, 1, false or true"
+        ):
             self._read({"messages": [_USER, {**_YES, "weight": value}]})
 
     @parameterized.parameters(

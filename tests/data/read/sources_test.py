@@ -128,7 +128,7 @@ Say.,"He said ""no"".",false,talk
             path = self.write_file("rows.json", json.dumps({"messages": _TALK}, indent=indent))
             self.assertEqual([r.output for r in read_examples(path, format=AUTO)], ["Yes."])
         for held, message in (
-            ({"data": [row]}, "row 1: a row must have .*, got 'data': rename"),
+            ({"data": [row]}, "row 1: a row must have .*, got 'data': name its keys"),
             ({name: ["q", "r"] for name in row}, "'instruction' must be text, got .'q', 'r'."),
         ):
             self._refused(self.write_file("rows.json", json.dumps(held)), message)
@@ -236,7 +236,7 @@ class FoldersTest(FolderTest):
         (("en/train.jsonl", "fr/train.jsonl"), "in one folder, got 'en', 'fr'"),
         (("train.jsonl", "train.parquet"), "in one form, got '.jsonl', '.parquet'"),
         (("train.jsonl", "train.jsonl.gz"), "must be given once"),
-        (("train-0-of-2.jsonl", "train-0-of-3.jsonl"), "of one count, got of 2 and of 3"),
+        (("train-0-of-2.jsonl", "train-0-of-3.jsonl"), "of one set, got of 2 and of 3"),
         (("notes.txt",), "got no file of rows"),
     )
     def test_a_folder_of_two_readings_is_refused(self, names, message):
