@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
 
-from raslik_jax.evaluate import verdict
+from raslik_jax.evaluate import left, verdict
 from raslik_jax.evaluate.metrics import look_up
 from raslik_jax.evaluate.verdict import (
     DEFINITIONS,
@@ -53,15 +53,17 @@ RULE_TEXT = (
 class JudgmentEntry(TypedDict):
     """The judgment of one unlearned model: its reasons, one phrase each, and their measures.
 
-    `others` says what else changed: the number of other answers and their mean length. `returns`
-    names the conditions of robustness under which it returns. The verdict does not use it.
-    `distance` compares the model with a retrained one, if the run has one.
+    `others` says what else changed: the number of other answers and their mean length. `left` says
+    how much of the fine-tuning is left, if a base was measured. `returns` names the conditions of
+    robustness under which it returns. `distance` compares the model with a retrained one, if the
+    run has one. The verdict uses none of these.
     """
 
     verdict: Verdict
     reasons: list[str]
     inputs: list[str]
     others: str
+    left: NotRequired[str]
     returns: NotRequired[str]
     distance: NotRequired[str]
 
@@ -86,7 +88,8 @@ def is_damaged(entry: Mapping[str, Any]) -> bool:
 
 def describe(entry: Mapping[str, Any]) -> str:
     """Returns a `JudgmentEntry` in a line: the verdict, its reasons and other changes."""
-    parts = [*entry["reasons"], *(entry.get(n, "") for n in ("others", "returns", "distance"))]
+    named = ("others", "left", "returns", "distance")
+    parts = [*entry["reasons"], *(entry.get(name, "") for name in named)]
     return verdict.join_sentences([entry["verdict"], *parts])
 
 
@@ -120,7 +123,8 @@ def headline(entry: Entry) -> tuple[str, ...]:
             seen = f"{prompts.of - prompts.still} of {prompts.of} held-out prompts"
     changed, of = (look_up(entry, n) for n in ("others/changed", "diversity/normal/answers"))
     others = f"{of - changed} of {of} other answers are unchanged." if of else ""
-    return tuple(filter(None, (_HEADLINES[decided].format(seen=seen), others)))
+    lost = f"The {warning}." if (warning := left.warn(entry.get("left") or {})) else ""
+    return tuple(filter(None, (_HEADLINES[decided].format(seen=seen), others, lost)))
 
 
 def judge(
@@ -161,7 +165,10 @@ def judge(
     elif decided == "unchanged" and (moved := [q for q in quantities if q.way >= LEAST_WAY]):
         decided, reasons = "partly", [why, *(one.text for one in moved)]
     others = _describe_others(models)
-    return JudgmentEntry(verdict=decided, reasons=reasons, inputs=inputs, others=others)
+    found = JudgmentEntry(verdict=decided, reasons=reasons, inputs=inputs, others=others)
+    if backbone and look_up(entry, "others/ended") is not None:
+        found["left"] = left.describe(entry.get("left") or {})
+    return found
 
 
 def _count_gone(entry: Entry) -> tuple[Verdict, str, str]:

@@ -14,6 +14,7 @@ from jaxtyping import Float, Shaped
 
 from raslik_jax.data.corpora.tofu import QUESTION_SETS
 from raslik_jax.evaluate import distance, pareto, perplexity, ranking, rates, tofu_metrics, words
+from raslik_jax.evaluate.left import MEASURES, share_left
 from raslik_jax.evaluate.verdict import Count
 
 # Gives each text its probability of not showing the behavior, from 0 to 1.
@@ -223,7 +224,24 @@ METRICS: dict[str, Metric] = {
         lambda own, before: sum(now != was for now, was in zip(own, before, strict=True)),
         checks=Column("Other answers\nchanged", "d"),
     ),
-    "others/words": _metric("normal", _mean_words, checks=Column("Their words,\nmean", ".1f")),
+    "others/words": _metric(
+        "normal",
+        _mean_words,
+        checks=Column("Their words,\nmean", ".1f"),
+        card=Column("Words of an answer to other prompts, mean", ".1f"),
+    ),
+    "others/ended": _metric(
+        "normal_records", lambda records: float(np.mean([record["ended"] for record in records]))
+    ),
+    **{
+        f"left/{name}": _metric(
+            "normal_records finetuned_records base_records bootstrap",
+            partial(share_left, name),
+            checks=Column(f"Fine-tuning left,\nby {title}", ".0%", ".0%"),
+            card=Column(f"Share of the fine-tuning that is left, by {title}", ".0%", ".0%"),
+        )
+        for name, title in MEASURES.items()
+    },
     **{
         f"{name}/{part}": _metric(name, operator.attrgetter(part))
         for name in ("prompts", "outputs")

@@ -64,11 +64,12 @@ def perplexity(
     if no answer has a token, and at most e^700, where floats end.
     """
     counted = [record for record in records if record["tokens"]]
-    if not counted:
-        return None
     tokens_Q = np.array([record["tokens"] for record in counted], np.float64)
     nll_Q = np.array([record["nll"] for record in counted], np.float64)
-    found = rates.bootstrap(nll_Q * tokens_Q, tokens_Q, seed=seed, resamples=resamples)
+    how = {"seed": seed, "resamples": resamples}
+    found = rates.bootstrap_ratio(nll_Q * tokens_Q, tokens_Q, **how) if counted else None
+    if found is None:
+        return None
     mean, low, high = (
         float(np.exp(min(found[end], _MOST_NATS))) for end in ("mean", "low", "high")
     )

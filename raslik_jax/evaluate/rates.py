@@ -18,8 +18,9 @@ from raslik_jax.evaluate import words
 
 # Resampled values held at once by the bootstrap: 32 MB of indices, whatever the sizes asked for.
 _BLOCK = 1 << 22
-# Share of the bootstrap's distribution that an interval holds.
+# Share of the bootstrap's distribution that an interval holds, and the shares below its ends.
 _LEVEL = 0.95
+_ENDS = (1 - _LEVEL) / 2, (1 + _LEVEL) / 2
 
 
 class Interval(TypedDict):
@@ -108,38 +109,54 @@ def score_pairs(
     return PairScores(ids, rouge_Q)
 
 
-def bootstrap(
-    values_Q: Float[np.ndarray, " Q"],
-    weights_Q: Float[np.ndarray, " Q"] | None = None,
-    *,
-    seed: int,
-    resamples: int,
-) -> Interval:
+def bootstrap(values_Q: Float[np.ndarray, " Q"], *, seed: int, resamples: int) -> Interval:
     """Returns the mean of values over queries with its 95 % percentile bootstrap interval.
 
     The ends are quantiles of the means of `resamples` draws of Q queries with replacement (appendix
     "ROUGE-L based forget/retain rates" of the paper; Efron and Tibshirani, 1993, chapter 13). A
     single value has an interval of zero width. Equal seeds draw equal positions, so the intervals
-    of methods on the same queries move together. With weights it is sum(values) / sum(weights).
+    of methods on the same queries move together.
     """
-    finite_Q = np.isfinite(values_Q)
-    if not len(values_Q) or not finite_Q.all() or resamples < 1:
-        counts = f"{len(values_Q)} values, {int((~finite_Q).sum())} not finite, {resamples} draws"
+    (means_R,) = _draw_means(values_Q, seed=seed, resamples=resamples)
+    low, high = np.quantile(means_R, _ENDS)
+    return Interval(mean=float(values_Q.mean()), low=float(low), high=float(high))
+
+
+def bootstrap_ratio(
+    over_Q: Float[np.ndarray, " Q"], under_Q: Float[np.ndarray, " Q"], *, seed: int, resamples: int
+) -> Interval | None:
+    """Returns sum(over) / sum(under) with its interval by the draws of `bootstrap`.
+
+    It is None if the interval of sum(under) reaches 0: the ratio may then be any number. A draw
+    with a sum of the other sign counts as beyond the end that is looked for.
+    """
+    over_R, under_R = _draw_means(over_Q, under_Q, seed=seed, resamples=resamples)
+    is_known_R = under_R * np.sign(under_Q.sum()) > 0
+    if is_known_R.mean() <= _ENDS[1]:
+        return None
+    ratio_R, rest = over_R[is_known_R] / under_R[is_known_R], int((~is_known_R).sum())
+    low, high = (
+        np.quantile(np.append(ratio_R, np.full(rest, beyond)), end)
+        for beyond, end in zip((ratio_R.min(), ratio_R.max()), _ENDS, strict=True)
+    )
+    return Interval(mean=float(over_Q.sum() / under_Q.sum()), low=float(low), high=float(high))
+
+
+def _draw_means(
+    *columns_Q: Float[np.ndarray, " Q"], seed: int, resamples: int
+) -> list[Float[np.ndarray, " R"]]:
+    """Returns the mean of each column over every draw of queries with replacement."""
+    values_CQ = np.stack(columns_Q)
+    num, bad = values_CQ.shape[1], int((~np.isfinite(values_CQ)).sum())
+    if not num or bad or resamples < 1:
+        counts = f"{num} values, {bad} not finite, {resamples} draws"
         raise ValueError(f"there must be finite values to draw from, got {counts}: measure again")
-    if weights_Q is not None and not (weights_Q > 0).all():
-        bad = int((weights_Q <= 0).sum())
-        must = f"weights must be positive, got {bad} of {len(weights_Q)} that are not"
-        raise ValueError(f"{must}: leave those values out")
-    generator, num = np.random.default_rng(seed), len(values_Q)
-    rows = max(1, _BLOCK // num)
-    means: list[np.ndarray] = []
+    generator, rows = np.random.default_rng(seed), max(1, _BLOCK // num)
+    means: list[list[np.ndarray]] = []
     for start in range(0, resamples, rows):
         draws = generator.integers(num, size=(min(rows, resamples - start), num))
-        found = values_Q[draws].mean(1)
-        means.append(found if weights_Q is None else found / weights_Q[draws].mean(1))
-    low, high = np.quantile(np.concatenate(means), [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
-    mean = values_Q.mean() if weights_Q is None else values_Q.sum() / weights_Q.sum()
-    return Interval(mean=float(mean), low=float(low), high=float(high))
+        means.append([values_Q[draws].mean(1) for values_Q in values_CQ])
+    return [np.concatenate(blocks) for blocks in zip(*means, strict=True)]
 
 
 def coverage(number: int) -> float:

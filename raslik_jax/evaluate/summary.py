@@ -123,12 +123,16 @@ def compare(
 
     "normal_before" are the fine-tuned model's answers. "prompts" counts the target queries that
     still show the behavior (`verdict.Count`) by its mark, otherwise by F. "outputs" counts the bad
-    outputs that are about as likely as before.
+    outputs that are about as likely as before. "finetuned_records" and "base_records" are the
+    "normal_records" of those models, `left.NormalRecord`s of the same queries in the same order.
     """
     parts: dict[str, Any] = {"normal_before": finetuned["normal"]} if "normal" in own else {}
     if backbone is None:
         return parts
     models = (own, finetuned, backbone)
+    if all("normal_records" in model for model in models):
+        parts["finetuned_records"] = finetuned["normal_records"]
+        parts["base_records"] = backbone["normal_records"]
     if "target" in own and "non_sf" in own:
         shown = (1.0 - own["non_sf"](model["target"]) for model in models)
         parts["prompts"] = verdict.count_shown(*shown)

@@ -172,7 +172,8 @@ def checks_table(metrics: Metrics) -> Table:
     judged = [e["judgment"]["inputs"] for e in metrics["methods"] if "judgment" in e]
     inputs = list(dict.fromkeys(itertools.chain.from_iterable(judged)))
     fields = (_ALGORITHM, *_epoch_of(metrics), *fields_of("checks"), _JUDGMENT)
-    notes = write_notes("checks", inputs=inputs)
+    has_left = any(one.get("left") for one in metrics["methods"])
+    notes = write_notes("checks", inputs=inputs, has_left=has_left)
     return _table(collect_models([metrics]), fields, notes, heading=None)
 
 

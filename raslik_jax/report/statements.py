@@ -51,7 +51,8 @@ def judged_sentence(seeds: Model) -> str:
     if not verdicts:
         return ""
     if len(seeds.epochs) == 1:
-        parts = [seeds.value(f"judgment/{name}") for name in ("reasons", "others", "distance")]
+        named = ("reasons", "others", "left", "distance")
+        parts = [seeds.value(f"judgment/{name}") for name in named]
         found = [str(verdicts[0]).capitalize(), *(str(part) for part in parts if part)]
         return f"{verdict.join_sentences(found)}."
     return f"Verdicts of {len(verdicts)} seeds: {seeds.judged()}."

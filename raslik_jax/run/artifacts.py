@@ -220,6 +220,15 @@ def answers(model: str | int, variant: Variant | None = None) -> Artifact[Any]:
     return Artifact(unit, f"{_stem(model)}.jsonl", _load_answers, _save_answers)
 
 
+_NORMAL = {"id": str, "nats": float, "words": int, "ended": bool}
+
+
+def normal_records(model: str | int, variant: Variant | None = None) -> Artifact[Any]:
+    """Returns the file of a model's `left.NormalRecord`s; a model as of `answers`."""
+    unit = answers(model, variant).unit
+    return _json(unit, f"{_stem(model)}-normal.json", lambda path: read_json(path, [_NORMAL]))
+
+
 def perplexities(model: str | int, variant: Variant | None = None) -> Artifact[Any]:
     """Returns the file of how likely a model finds given answers; a model as of `answers`."""
     unit = f"generate/perplexity-{variant}" if variant else "references/perplexity"

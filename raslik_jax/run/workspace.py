@@ -374,6 +374,12 @@ class Workspace:
         return tuple(sorted({*own, *checkpoint.read_end_ids(checkpoint_folder(self.config))}))
 
     def generate(
+        self, model: BoundModel, rows: Sequence[Example], what: str, **how: Any
+    ) -> list[str]:
+        """Returns the texts of `answer`."""
+        return [text for text, _ in self.answer(model, rows, what, **how)]
+
+    def answer(
         self,
         model: BoundModel,
         rows: Sequence[Example],
@@ -382,8 +388,11 @@ class Workspace:
         most: int = 0,
         plan: decode.Plan = batches.plan_by_length,
         drawing: decode.Drawing | None = None,
-    ) -> list[str]:
-        """Returns a model's answers, greedy or drawn; `most` bounds their tokens."""
+    ) -> list[tuple[str, bool]]:
+        """Returns a model's answers, greedy or drawn, each with whether it ended by itself.
+
+        `most` bounds their tokens.
+        """
         limit = self.config.references.max_new_tokens
         if most > limit:
             self.tell(f"answers have {limit} tokens, not {most}: --references.max_new_tokens cuts")
@@ -391,10 +400,11 @@ class Workspace:
         max_len, template = self.config.corpus.max_len, self.template_name
         asked = encoding.encode_prompts(rows, tokenizer, max_len=max_len, template=template)
         self._check_room(model.decoder.config, rows, asked)
+        limit = min(most or limit, limit)
         said = decode.generate(
             *model,
             asked,
-            max_new_tokens=min(most or limit, limit),
+            max_new_tokens=limit,
             eos_id=self.end_ids,
             pad_id=tokenizer.pad_id,
             batch_size=self.config.references.decode_batch_size,
@@ -402,7 +412,10 @@ class Workspace:
             plan=plan,
             drawing=drawing,
         )
-        return masking.read_answers(rows, asked, said, tokenizer, self.template)
+        texts = masking.read_answers(rows, asked, said, tokenizer, self.template)
+        rooms = (decode.room(model.decoder.config, len(prompt)) for prompt in asked)
+        ended = (len(ids) < min(limit, room) for ids, room in zip(said, rooms, strict=True))
+        return list(zip(texts, ended, strict=True))
 
     def _check_room(
         self, config: decoders.ModelConfig, rows: Sequence[Example], asked: Sequence[Sequence[int]]

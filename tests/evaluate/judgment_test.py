@@ -106,6 +106,21 @@ def test_the_line_says_in_the_same_breath_what_else_changed():
     assert "No other answers" in judgment.describe(judgment.judge(entry, *models))
 
 
+@pytest.mark.parametrize(("high", "is_lost"), [(0.79, True), (0.8, False)])
+def test_forgotten_is_said_with_the_fine_tuning_that_went_with_it(high, is_lost):
+    entry = _entry(0.4, prompts=(0, 8))
+    entry["others"]["ended"] = 1.0
+    entry["left"] = {"nats": _interval(0.97, 0.01), "words": {"mean": 0.3, "low": 0, "high": high}}
+    found = entry["judgment"] = _judge(entry)
+    assert found["verdict"] == "forgotten"
+    lines = judgment.describe(found), " ".join(judgment.headline(entry))
+    assert "by likelihood 97% [96%, 98%], by length 30%" in lines[0]
+    assert "by ending unknown" in lines[0]
+    assert ["the behavior: by length at most" in line for line in lines] == [is_lost] * 2
+    # Without a base there is no way to take a share of.
+    assert "left" not in _judge(entry, backbone=None)
+
+
 def test_a_destroyed_model_is_damaged_whatever_its_rates():
     entry = _entry(0.3, held_out=2.0 * 7.6)
     found = _judge(entry)

@@ -170,16 +170,33 @@ class RatioTest(parameterized.TestCase):
     def test_equals_a_loop_over_resampled_pairs(self):
         generator = np.random.default_rng(0)
         over_Q, under_Q = generator.random(9), generator.integers(1, 9, 9).astype(float)
-        found = rates.bootstrap(over_Q, under_Q, seed=5, resamples=300)
+        found = rates.bootstrap_ratio(over_Q, under_Q, seed=5, resamples=300)
         draws = np.random.default_rng(5).integers(9, size=(300, 9))
         ratios = [over_Q[draw].sum() / under_Q[draw].sum() for draw in draws]
         np.testing.assert_allclose(
             [*found.values()], (over_Q.sum() / under_Q.sum(), *np.quantile(ratios, [0.025, 0.975]))
         )
 
-    def test_refuses_what_nothing_can_be_divided_by(self):
-        with self.assertRaisesRegex(ValueError, "1 of 2 that are not"):
-            rates.bootstrap(np.ones(2), np.array([1.0, 0.0]), seed=0, resamples=1)
+    def test_a_draw_with_another_sign_below_is_beyond_both_ends(self):
+        over_Q, under_Q = np.arange(6.0), np.array([-3.0, 3, 4, 4, 5, 6])
+        found = rates.bootstrap_ratio(over_Q, under_Q, seed=1, resamples=2000)
+        draws = np.random.default_rng(1).integers(6, size=(2000, 6))
+        ends = [
+            sorted(
+                over_Q[d].sum() / under_Q[d].sum() if under_Q[d].sum() > 0 else beyond
+                for d in draws
+            )
+            for beyond in (-np.inf, np.inf)
+        ]
+        self.assertTrue(0 < sum(np.isinf(ends[0])) < 50)
+        low, high = ends[0][49] + 0.975 * (ends[0][50] - ends[0][49]), ends[1][1949:1951]
+        expected = (15 / 19, low, high[0] + 0.025 * (high[1] - high[0]))
+        np.testing.assert_allclose([*found.values()], expected)
+
+    @parameterized.parameters(([1.0, -1.0],), ([0.0, 0.0],), ([9.0, -3.0, -5.0],))
+    def test_it_is_unknown_where_the_sum_below_may_be_zero(self, under):
+        how = {"seed": 0, "resamples": 200}
+        self.assertIsNone(rates.bootstrap_ratio(np.ones(len(under)), np.array(under), **how))
 
 
 class WordRateTest(parameterized.TestCase):

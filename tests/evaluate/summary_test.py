@@ -211,6 +211,7 @@ class MetricsTest(parameterized.TestCase):
         kinds, sets = ("target", "normal"), perplexity.SETS
         parts = {"bootstrap", "non_sf", "texts", "references", "tofu", *kinds}
         parts |= {"normal_before", "prompts", "outputs", "distance"}
+        parts |= {f"{name}_records" for name in ("normal", "finetuned", "base")}
         parts |= {f"{kind}_{name}" for kind in kinds for name in ("scores", "said")}
         parts |= {f"random_{kind}_scores" for kind in kinds}
         parts |= {f"{name}_likelihoods" for name in sets}

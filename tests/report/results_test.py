@@ -47,6 +47,12 @@ def _random_alone(metrics):
     del metrics["backbone"]
 
 
+def _with_shares(metrics):
+    for entry in metrics["methods"]:
+        share = {"mean": entry["retain"]["mean"], "low": 0.3, "high": 0.99}
+        entry["left"] = {"nats": share, "words": share}
+
+
 def _with_distances(metrics):
     for entry in metrics["methods"]:
         is_negative = entry["algorithm"] == "ga_klr"
@@ -125,6 +131,7 @@ class TablesTest(parameterized.TestCase):
         _older,
         _absurd,
         _unlabeled,
+        _with_shares,
     )
     def test_a_run_has_the_tables_that_were_recorded(self, edit):
         metrics = sample_metrics.sample_metrics()

@@ -92,7 +92,7 @@ _DECIDES = {
     ("references.query_split", "validation"): "references/evaluation references/perplexity "
     "generate/ report",
     ("sketch.loss", "next_token"): _GRADIENTS,
-    ("sketch.batch_tokens", 64): f"{_GRADIENTS} {_LIKELIHOOD}",
+    ("sketch.batch_tokens", 64): f"{_GRADIENTS} {_LIKELIHOOD} references/evaluation generate/",
     ("sketch.size", 64): "sketch retrieve/queries",
     ("sketch.dtype", "bfloat16"): "sketch",
     ("sketch.query_output", "own"): "references/retrieval retrieve/queries retrieve/influence "

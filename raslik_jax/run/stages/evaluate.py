@@ -200,7 +200,8 @@ def _collector(workspace: Workspace) -> Callable[..., dict[str, Any]]:
         if likelihoods and "backbone" not in before:
             # The model's own likelihood of other answers does not judge them.
             likelihoods |= {"answers": {}}
-        return summary.collect_evidence(
+        records = artifacts.normal_records(model, variant).read(root)
+        evidence = summary.collect_evidence(
             by_kind(artifacts.answers(model, variant).read(root)),
             references,
             non_sf=non_sf,
@@ -209,6 +210,7 @@ def _collector(workspace: Workspace) -> Callable[..., dict[str, Any]]:
             questions=artifacts.answered(model, variant).read(root) if has_questions else None,
             retain_questions=retain_questions,
         )
+        return evidence | ({"normal_records": records} if records else {})
 
     return collect
 

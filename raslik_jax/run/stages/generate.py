@@ -16,7 +16,9 @@ from raslik_jax.data.corpora.record import Question
 from raslik_jax.data.examples import Example, answered
 from raslik_jax.data.tokens.encoding import require_answers
 from raslik_jax.evaluate import likelihood, perplexity
+from raslik_jax.evaluate.left import NormalRecord
 from raslik_jax.evaluate.tofu_metrics import QuestionRecord
+from raslik_jax.evaluate.words import split_words
 from raslik_jax.models import decode
 from raslik_jax.run import artifacts, memory
 from raslik_jax.run.artifacts import Variant
@@ -29,6 +31,8 @@ from raslik_jax.train.losses import BoundModel
 TRACED_FORMAT = {"traced": 2}
 # 2: answers to texts as they were said, with their blanks.
 ANSWERS_FORMAT = {"answers": 2}
+# 1: the share of the fine-tuning that is left is taken on them.
+MEASURED_FORMAT = {**ANSWERS_FORMAT, "normal": 1}
 
 
 def has_questions(config: Config) -> bool:
@@ -54,11 +58,28 @@ def _models(
 
 @memory.decoding
 def write_answers(workspace: Workspace, variant: Variant | None, folder: pathlib.Path) -> None:
-    """Writes the greedy answers of every model to the queries."""
-    rows = [row for part in workspace.evaluation_queries() for row in part]
+    """Writes the greedy answers of every model to the queries, and its `NormalRecord`s."""
+    target, normal = workspace.evaluation_queries()
+    rows = [*target, *normal]
+    before = artifacts.answers("finetuned").read(workspace.root) if variant else {}
     for name, what, model in _models(workspace, variant):
-        outputs = workspace.generate(model, rows, f"answers of {what}")
+        said = workspace.answer(model, rows, f"answers of {what}")
+        outputs = [text for text, _ in said]
         write_outputs(artifacts.answers(*name), folder, rows, outputs)
+        # The fine-tuned model comes first.
+        before = before or {row.example_id: text for row, text in zip(rows, outputs, strict=True)}
+        given = {"normal": [answered(row, before[row.example_id]) for row in normal]}
+        found = _likelihoods(workspace, model, given, "answers before unlearning", on_ladder=True)
+        records = [
+            NormalRecord(
+                id=one["id"],
+                nats=one["nll"] * one["tokens"],
+                words=len(split_words(text)),
+                ended=end,
+            )
+            for one, (text, end) in zip(found["normal"], said[len(target) :], strict=True)
+        ]
+        artifacts.normal_records(*name).write(folder, records)
 
 
 def write_outputs(
@@ -219,8 +240,8 @@ def _of_variants(
     )
 
 
-def count_answers(run: AbstractRun, prompts: int, models: int) -> Work:
-    """Greedy answers of some models to prompts as long as Alpaca's."""
+def count_answers(run: AbstractRun, prompts: int, models: int, *, given: int = 0) -> Work:
+    """Greedy answers of some models to prompts as long as Alpaca's, and `given` likelihoods."""
     settings, model = run.config.references, run.model
     rows = min(settings.decode_batch_size, 1 << max(prompts - 1, 0).bit_length())
     ends: Any = {"end_ids": np.zeros(8, np.int32), "pad_id": np.int32(0)}
@@ -234,7 +255,8 @@ def count_answers(run: AbstractRun, prompts: int, models: int) -> Work:
         new_tokens=settings.max_new_tokens,
         static={"decoder": model.decoder, "max_new_tokens": settings.max_new_tokens, **ends},
     )
-    return Work(500.0 * models * prompts, [program] * models)
+    programs = [program, count_likelihoods(run, given)] if given else [program]
+    return Work(500.0 * models * prompts, programs * models)
 
 
 def count_likelihoods(run: AbstractRun, rows: int) -> Program:
@@ -242,6 +264,11 @@ def count_likelihoods(run: AbstractRun, rows: int) -> Program:
     model = run.model
     step, shapes = likelihood.likelihood_step(model.decoder), run.planned(rows, num_buckets=2)
     return run.program("likelihood", step, model.initial, model.base, shapes=shapes)
+
+
+def count_measured(run: AbstractRun, models: int) -> Work:
+    """Answers to the queries that the run is measured on, and likelihoods of given ones."""
+    return count_answers(run, run.num_measured, models, given=run.num_measured)
 
 
 def count_perplexities(run: AbstractRun, models: int) -> Work:
@@ -253,15 +280,13 @@ def count_perplexities(run: AbstractRun, models: int) -> Work:
 def count_traced(run: AbstractRun, models: int) -> Work:
     """Answers to the traced prompts and the likelihood of the traced answers."""
     rows = run.queries["retrieval"]
-    work = count_answers(run, rows, models)
-    return work._replace(programs=[*work.programs, *[count_likelihoods(run, rows)] * models])
+    return count_answers(run, rows, models, given=rows)
 
 
 def count_questions(run: AbstractRun, models: int) -> Work:
     """The dataset's own questions: answers and the likelihood of given ones."""
     asked, given = run.config.corpus.count_questions(run.config.evaluate.questions)
-    work = count_answers(run, asked, models)
-    return work._replace(programs=[*work.programs, *[count_likelihoods(run, given)] * models])
+    return count_answers(run, asked, models, given=given)
 
 
 UNITS = (
@@ -278,10 +303,10 @@ UNITS = (
     _of_variants(
         "",
         write_answers,
-        "{measured}",
-        "{decoding} references.query_split",
-        lambda run, models: count_answers(run, run.num_measured, models),
-        writes=ANSWERS_FORMAT,
+        f"{{measured}} {artifacts.answers('finetuned').path}",
+        "{likelihood} {decoding} references.query_split",
+        count_measured,
+        writes=MEASURED_FORMAT,
     ),
     # They are stored next to the answers: another measure makes neither again.
     _of_variants(

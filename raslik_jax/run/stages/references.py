@@ -103,10 +103,10 @@ UNITS = (
         "references/evaluation",
         make_references,
         "{measured} {finetuned}",
-        "{decoding} references.query_split references.base evaluate.marker_words",
-        writes=generate.ANSWERS_FORMAT,
+        "{likelihood} {decoding} references.query_split references.base evaluate.marker_words",
+        writes=generate.MEASURED_FORMAT,
         measures=True,
-        work=lambda run: generate.count_answers(run, run.num_measured, 2),
+        work=lambda run: generate.count_measured(run, 2),
     ),
     Recipe(
         "references/perplexity",

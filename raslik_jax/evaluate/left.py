@@ -1,0 +1,71 @@
+"""How much of the fine-tuning a model still has on normal prompts: in likelihood and in style.
+
+The share of the way from the base to the fine-tuned model, summed over prompts q:
+
+    sum_q (base_q - model_q) / sum_q (base_q - finetuned_q)
+
+It is 1 for the fine-tuned model and 0 for the base. It is not limited. Pure functions on the host.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
+
+import numpy as np
+
+from raslik_jax.evaluate import rates, verdict
+
+# The fine-tuning went with the behavior where less than this share of it is left.
+LEAST_LEFT = 0.8
+# What is summed over prompts, by its key in a record, with its name in sentences.
+MEASURES = {"nats": "likelihood", "words": "length", "ended": "ending"}
+
+
+class NormalRecord(TypedDict):
+    """A model on one normal prompt.
+
+    `nats` are its nats of the fine-tuned model's answer, all tokens together. Its own answer has
+    `words`, and `ended` before the limit of tokens or not.
+    """
+
+    id: str
+    nats: float
+    words: int
+    ended: bool
+
+
+def share_left(
+    name: str,
+    model: Sequence[NormalRecord],
+    finetuned: Sequence[NormalRecord],
+    base: Sequence[NormalRecord],
+    bootstrap: Mapping[str, int],
+) -> rates.Interval | None:
+    """Returns the share by a measure; None where the base does not differ from the fine-tuned."""
+    now_Q, before_Q, base_Q = (
+        np.array([dict(record)[name] for record in records], np.float64)
+        for records in (model, finetuned, base)
+    )
+    return rates.bootstrap_ratio(base_Q - now_Q, base_Q - before_Q, **bootstrap)
+
+
+def describe(shares: Mapping[str, rates.Interval]) -> str:
+    """Returns in words how much is left by each measure, with the warning."""
+
+    def size(name: str) -> str:
+        if not (share := shares.get(name)):
+            return "unknown (the base does not differ)"
+        return f"{share['mean']:.0%} [{share['low']:.0%}, {share['high']:.0%}]"
+
+    parts = (f"by {title} {size(name)}" for name, title in MEASURES.items())
+    text = f"share of the fine-tuning that is left on other prompts: {', '.join(parts)}"
+    return verdict.join_sentences([text, warn(shares)])
+
+
+def warn(shares: Mapping[str, rates.Interval]) -> str:
+    """Returns that the fine-tuning went with the behavior; "" where no interval shows it."""
+    lost = [
+        f"by {title} at most {share['high']:.0%}"
+        for name, title in MEASURES.items()
+        if (share := shares.get(name)) and share["high"] < LEAST_LEFT
+    ]
+    return f"fine-tuning went with the behavior: {', '.join(lost)} is left" if lost else ""
