@@ -30,14 +30,14 @@ _PACKAGE, _EXPERIMENTS, _TESTS = 31_000, 2_000, 27_000
 _ABOVE = {
     "base": 1210,
     "config.py": 551,
-    "data": 5657,
+    "data": 5665,
     "models": 5493,
     "retrieve": 1500,
-    "train": 1500,
-    "evaluate": 4077,
-    "run": 8843,
-    "report": 4473,
-    "incident": 2407,
+    "train": 1590,
+    "evaluate": 4101,
+    "run": 8853,
+    "report": 4476,
+    "incident": 2408,
 }
 
 

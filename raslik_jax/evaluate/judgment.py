@@ -228,9 +228,9 @@ def _quantities(models: Sequence[Entry], gone: Mapping[str, Progress]) -> Iterat
             text = f"F {forget[0]:.3f} is {max(0, way):.0%} of the way to the backbone's"
             yield _Quantity("F", way, verdict.HALF, f"{text} {forget[2]:.3f}")
     if len(nats) == len(models):
-        if (way := share_of_way(*nats, least=verdict.LEAST_NATS)) is not None:
+        if (way := verdict.likelihood_way(*nats)) is not None:
             text = f"the likelihood of the bad outputs is {max(0, way):.0%} of the way"
-            yield _Quantity("likelihood of the bad outputs", way, verdict.ENOUGH, text)
+            yield _Quantity("likelihood of the bad outputs", way, verdict.HALF, text)
     if gone:
         way = min(one["gone"] / max(one["of"], 1) for one in gone.values())
         text = verdict.describe_progress(gone)

@@ -1,5 +1,6 @@
 """The models' results for the traced answers and the page's sentences about them."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,8 +13,8 @@ from raslik_jax.evaluate.taught import doubt
 class Said(NamedTuple):
     """A model's answer to a traced prompt and its nats of the traced answer.
 
-    `nll` is their mean and `nats` each token's. `drawn` is mean and spread of the nats for answers
-    that the model draws itself there. They are None or empty if unknown.
+    `nll` is the mean of all tokens. `nats` has each token but the ends. `drawn` is mean and spread
+    of the nats for answers that the model draws itself there. They are None or empty if unknown.
     """
 
     model: str
@@ -54,14 +55,16 @@ def gone_sentence(traced: Sequence[Traced]) -> str:
     found = _progress(traced)
     if not found["of"]:
         return f"{text}. The base finds {'them' if many else 'it'} about as likely."
-    went = f"{stopping.percent(found['way'])} of the way to the base"
+    went = f"{stopping.percent(found['way'])} of the way to the base, or to a "
+    went += f"{math.exp(verdict.LONGEST_WAY):.0f}nd of its likelihood"
     if many:
         return f"{text}. This is {went}: {found['gone']} of {found['of']} are gone."
     if found["gone"]:
         return f"{text}. This is {went}: the answer is gone."
     return (
-        f"{text}. This is {went}. The answer is not gone, because each token that carries it "
-        f"must go {verdict.ENOUGH:.0%} of its way."
+        f"{text}. This is {went}. The answer is not gone, because its heaviest tokens must each go "
+        f"{verdict.ENOUGH:.0%} of their way, and all of them together {verdict.ENOUGH:.0%} or "
+        "become a hundred times less likely."
     )
 
 

@@ -1,5 +1,6 @@
 """From scores to forget and retain sets by the settings of a run."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -98,6 +99,17 @@ def hold_out(
     return HeldOut(target, normal, [i for i in alike if i not in {*target, *normal}])
 
 
+def most_retained(settings: Rule, num_forget: int, num_eligible: int) -> int:
+    """Returns how many rows can be retained next to so many to forget.
+
+    By `gap` none are outside --retrieve.retain_within: some of those may show the behavior.
+    """
+    most = num_eligible - num_forget
+    if settings.select == "gap" and settings.retain_within:
+        return min(most, math.ceil(settings.retain_within * num_eligible))
+    return most
+
+
 def set_sizes(settings: Rule, *, num_targets: int, num_eligible: int) -> tuple[int, int] | None:
     """Returns the sizes of both sets if the rule needs no scores for them, otherwise None.
 
@@ -111,7 +123,10 @@ def set_sizes(settings: Rule, *, num_targets: int, num_eligible: int) -> tuple[i
                 "--retrieve.num_forget must be given, because no training example is a labeled "
                 "target: give it, or --retrieve.select=gap"
             )
-        return num_forget, settings.num_retain or num_forget
+        num_retain = settings.num_retain or num_forget
+        if settings.select == "gap":
+            num_retain = min(num_retain, most_retained(settings, num_forget, num_eligible))
+        return num_forget, num_retain
     if settings.select != "quantile":
         return None
     shares = {"forget": settings.forget_share, "retain": settings.retain_share}
@@ -149,7 +164,8 @@ def select_sets(
     sizes = set_sizes(settings, num_targets=num_targets, num_eligible=eligible)
     if settings.select == "gap" and not sizes:
         num_forget = find_cut(score_N, sigma=sigma).num_forget
-        others = settings.num_retain or min(num_forget, eligible - num_forget)
+        most = most_retained(settings, num_forget, eligible)
+        others = min(settings.num_retain or num_forget, most)
         sizes = num_forget, others if num_forget else 0
     if sizes:
         return select_by_count(*poles, ids, num_forget=sizes[0], num_retain=sizes[1])

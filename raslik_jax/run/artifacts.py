@@ -264,9 +264,9 @@ CLASSIFIER = _json("discriminator", "metrics.json")
 class TracedAnswer(NamedTuple):
     """A model's view of a traced answer.
 
-    `nats` are of each token of the answer and `nll` is their mean. `output` is the model's own
-    answer. `drawn` is the mean and spread of nats for answers that the traced model draws itself
-    (`likelihood.Expected`). It is None for other models.
+    `nats` are of each token of the answer but its ends, and `nll` is the mean of all. `output` is
+    the model's own answer. `drawn` is the mean and spread of nats for answers that the traced model
+    draws itself (`likelihood.Expected`). It is None for other models.
     """
 
     example_id: str

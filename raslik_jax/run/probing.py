@@ -86,12 +86,14 @@ class Prober:
         if stored:  # of a run that was killed
             self._kept_before = stored["kept_before"]
         self._backbone = self._levels(backbone_NT)
+        is_end_NT = self._joined.ends(self._workspace.end_ids, start_NT.shape[1])
         self._goals = {
             name: verdict.make_goal(
                 start_NT[part],
                 backbone_NT[part],
                 self._joined.num_targets_N[part],
                 forget_rise=self._settings.forget_rise,
+                is_end_NT=is_end_NT[part],
             )
             for name, part in self._parts().items()
             if name in stopping.FORGOTTEN

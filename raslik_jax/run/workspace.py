@@ -496,8 +496,10 @@ class Workspace:
         settings, objective = self.config.unlearn, OBJECTIVES[name]
         tx = loop.adamw(learning_rate, weight_decay=settings.weight_decay, clip=settings.clip)
         whole = self._whole if settings.parameters == "all" else None
-        given = {key: getattr(settings, key) for key in ("mean", "forget_weight", "retain_weight")}
-        options = steps.Options(**given, micro_batch=settings.micro_batch_size, whole=whole)
+        names = ("mean", "forget_weight", "retain_weight")
+        given: dict[str, Any] = {name: getattr(settings, name) for name in names}
+        given |= {"micro_batch": settings.micro_batch_size, "end_ids": self.end_ids}
+        options = steps.Options(**given, whole=whole)
         bound = self.model.decoder_for(remat=settings.remat)
         return steps.unlearning(objective, bound, tx, options, settings[name])
 

@@ -5,6 +5,7 @@ gradient of GA_GDR over the whole sets is then the paper's update direction Delt
 """
 
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ from raslik_jax.base.axes import Tree
 from raslik_jax.data.batches import Batch
 from raslik_jax.models.decoder import Decoder
 from raslik_jax.sketch.loss import find_targets, hidden_of_row, mean_over_targets
-from raslik_jax.train.objectives import Direction, Mean
+from raslik_jax.train.objectives import LEAST_CARRIED, LONGEST_WAY, Direction, Mean
 
 
 def row_weights(batch: Batch, mean: Mean) -> Float[Array, " B"]:
@@ -107,5 +108,46 @@ def kl_by_example(
             log_p_TV, log_q_TV = log_q_TV, log_p_TV
         kl_T = jnp.sum(jnp.exp(log_p_TV) * (log_p_TV - log_q_TV), axis=-1)
         return mean_over_targets(kl_T, is_counted_T)
+
+    return jax.vmap(of_example)(batch.tokens_BL, batch.target_mask_BL)
+
+
+def capped_kl_by_example(
+    model: BoundModel,
+    reference: BoundModel,
+    backbone: BoundModel,
+    batch: Batch,
+    *,
+    cap: float,
+    end_ids: Sequence[int] = (),
+) -> Float[Array, " B"]:
+    """Returns each example's KL to the reference without what it learned; 0 for a dummy row.
+
+    A token carries the behavior where the backbone finds it at most half as likely as the reference
+    does, unless it ends the answer (`verdict.make_goal`). The target there is proportional to
+    min(p_reference, cap * p_backbone): it keeps what the reference says but for the tokens that it
+    learned to say. The target at the other tokens is the reference. The value is the mean KL(target
+    || model) over the tokens that carry the behavior, each weighing the nats that it learned, plus
+    the part of the others in the mean over all. Only the model is differentiated.
+    """
+    bounds = (model, reference, backbone)
+
+    def of_example(*row: Array) -> Array:
+        found = [find_targets(*bound, *row, num_targets=batch.num_targets) for bound in bounds]
+        log_p_TV, log_r_TV, log_b_TV = (
+            jax.nn.log_softmax(bound.decoder.logits(bound.lora, bound.base, part.hidden_TE))
+            for bound, part in zip(bounds, found, strict=True)
+        )
+        log_r_TV, log_b_TV = jax.lax.stop_gradient((log_r_TV, log_b_TV))
+        is_counted_T, label_T1 = found[0].is_counted_T, found[0].label_T[:, None]
+        learned_T = jnp.take_along_axis(log_r_TV - log_b_TV, label_T1, axis=-1)[:, 0]
+        carries_T = is_counted_T & (learned_T >= LEAST_CARRIED)
+        carries_T &= ~jnp.isin(found[0].label_T, jnp.array([*end_ids], jnp.int32))
+        capped_TV = jax.nn.log_softmax(jnp.minimum(log_r_TV, log_b_TV + jnp.log(cap)))
+        log_q_TV = jnp.where(carries_T[:, None], capped_TV, log_r_TV)
+        kl_T = jnp.sum(jnp.exp(log_q_TV) * (log_q_TV - log_p_TV), axis=-1)
+        held = mean_over_targets(jnp.where(carries_T, 0.0, kl_T), is_counted_T)
+        weight_T = jnp.where(carries_T, jnp.minimum(learned_T, LONGEST_WAY), 0.0)
+        return weight_T @ kl_T / jnp.maximum(jnp.sum(weight_T), LEAST_CARRIED) + held
 
     return jax.vmap(of_example)(batch.tokens_BL, batch.target_mask_BL)

@@ -7,6 +7,7 @@ minimized. To add one, add a record to OBJECTIVES. The module loads no jax.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -20,6 +21,12 @@ Mean = Literal["examples", "tokens"]
 Direction = Literal["reverse", "forward"]
 Set = Literal["forget", "retain"]
 Term = Callable[["Rows", Any], Array]
+# A token carries the behavior where fine-tuning made it likelier by this factor; in nats. It is
+# gone at the share ENOUGH of its way back (docs/studies/own_model.md), or where it fell by a factor
+# of four, however far the base is. So its way ends at a length of which that is this share.
+LEAST_CARRIED = math.log(2.0)
+ENOUGH = 0.4
+LONGEST_WAY = math.log(4.0) / ENOUGH
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,6 +44,16 @@ class KLSettings(ObjectiveSettings):
         "reverse",
         "reverse: KL(unlearned || reference), the paper's. forward: KL(reference || unlearned).",
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CappedSettings(KLSettings):
+    """Settings of the KL to the model before unlearning without what it learned."""
+
+    cap: float = setting(
+        0.1, "Times its probability under the backbone that a learned token may keep.", above=0
+    )
+    hold: float = setting(30.0, "Factor of the KL on rows to retain.", above=0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -154,6 +171,21 @@ def return_to_backbone(rows: "Rows", settings: KLSettings) -> Array:
     return rows.backbone_kl_B
 
 
+def unsay(rows: "Rows", settings: CappedSettings) -> Array:
+    """Returns the KL to the model before unlearning without the tokens that it learned to say.
+
+    The target keeps the rest of what fine-tuning taught, such as length and style, which a KL to
+    the backbone loses. SHRED (arXiv:2605.07482) lowers the logit of the one label. Here every token
+    is lowered that fine-tuning made likelier, else another answer of the behavior takes its place.
+    """
+    return rows.capped_kl_B(settings.cap)
+
+
+def hold(rows: "Rows", settings: CappedSettings) -> Array:
+    """Returns `stay` by the factor `hold`: most of the steps are spent on undoing side effects."""
+    return settings.hold * rows.kl_B(settings.kl_direction)
+
+
 def prefer_not(rows: "Rows", settings: NPOSettings) -> Array:
     """Returns the loss of negative preference optimization of each example.
 
@@ -192,6 +224,14 @@ OBJECTIVES: dict[str, Objective] = {
         reads_reference=("retain",),
         reads_backbone=True,
         settings=KLSettings(learning_rate=5e-4),
+    ),
+    "cap_klr": Objective(
+        "CAP_KLR",
+        unsay,
+        hold,
+        reads_reference=("forget", "retain"),
+        reads_backbone=True,
+        settings=CappedSettings(learning_rate=4e-4),
     ),
     "npo": _npo("NPO", reads_reference=("forget",), settings=NPOSettings()),
     "npo_gdr": _npo("NPO_GDR", retain=descend, reads_reference=("forget",), settings=NPOSettings()),

@@ -42,14 +42,16 @@ class Options:
     """Settings that all objectives share: factors of the terms and the kind of means.
 
     An objective's own mean takes precedence. `micro_batch` is the examples of each set held at a
-    time; 0 for all. `whole` are functions of the model without an adapter. With them all weights
-    are trained: the parameters are a base tree in float32, so that small updates do not round away.
+    time; 0 for all. `end_ids` end an answer. `whole` are functions of the model without an adapter.
+    With them all weights are trained: the parameters are a base tree in float32, so that small
+    updates do not round away.
     """
 
     forget_weight: float = 1.0
     retain_weight: float = 1.0
     mean: Mean = "examples"
     micro_batch: int = 0
+    end_ids: tuple[int, ...] = ()
     whole: Decoder | None = None
 
 
@@ -66,6 +68,7 @@ class Rows:
     reference: BoundModel
     backbone: BoundModel
     batch: Batch
+    end_ids: tuple[int, ...] = ()
 
     @functools.cached_property
     def nll_B(self) -> Float[Array, " B"]:
@@ -90,6 +93,11 @@ class Rows:
     def backbone_kl_B(self) -> Float[Array, " B"]:
         """Mean token KL(backbone || model)."""
         return losses.kl_by_example(self.model, self.backbone, self.batch, direction="forward")
+
+    def capped_kl_B(self, cap: float) -> Float[Array, " B"]:
+        """KL to the model before without what it learned; see `losses.capped_kl_by_example`."""
+        models = self.model, self.reference, self.backbone
+        return losses.capped_kl_by_example(*models, self.batch, cap=cap, end_ids=self.end_ids)
 
     @functools.cached_property
     def hidden_BLE(self) -> Float[Array, "B L E"]:
@@ -141,7 +149,7 @@ def unlearning(
             # An adapter of zeros is none.
             none = jax.tree.map(jnp.zeros_like, frozen.reference)
             backbone = BoundModel(decoder, none, frozen.base)
-            rows = Rows(model, reference, backbone, forget)
+            rows = Rows(model, reference, backbone, forget, options.end_ids)
             mean = losses.weighted_mean
             forget_nll = mean(rows.nll_B, forget, mean=options.mean, total=nll_total)
             pushed_B = objective.forget(rows, own)

@@ -66,6 +66,9 @@ def test_prompts_decide_and_every_other_quantity_has_to_move(forget, prompts, ve
     ("behavior", "gone", "verdict"),
     [
         (30.0, (13, 15), "forgotten"),
+        # Halfway between 1/3 and 1/60 is .175, or a perplexity of 5.71: 32 % of the way in nats.
+        (5.8, (13, 15), "forgotten"),
+        (5.6, (13, 15), "partly"),
         (4.0, (13, 15), "partly"),  # the bad outputs are nearly as likely as before
         (30.0, (4, 10), "partly"),
     ],

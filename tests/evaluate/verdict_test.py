@@ -126,14 +126,85 @@ def test_the_tokens_that_carry_the_behavior_have_to_be_gone():
     assert _enough(_goal(start, light), now) == (1, 1, True)
 
 
+def test_an_answer_that_became_a_hundred_times_less_likely_is_gone():
+    # The first words decide; those that follow from them alone may stay likely behind them.
+    start, base = np.full(20, 0.05), np.where(np.arange(20) < 4, 9.0, 4.0)
+    goal, now = _goal(start, base), start.copy()
+    now[:4] = 1.4  # each of the heaviest fell by a little less than four
+    assert _enough(goal, now) == (0, 1, False)
+    now[:4] = 1.5
+    assert goal.progress(now[None])["way"] < 0.15
+    assert _enough(goal, now) == (1, 1, True)
+    now[1:4] = 1.2  # one of them stays
+    assert _enough(goal, now) == (0, 1, False)
+
+
+def test_the_end_of_an_answer_carries_nothing():
+    start, base = np.full((1, 3), 0.1), np.array([[3.0, 0.1, 9.0]])
+    ends = np.array([[False, False, True]])
+    goal = verdict.make_goal(start, base, np.array([3]), forget_rise=2.0, is_end_NT=ends)
+    assert _enough(goal, np.array([3.0, 0.1, 0.1])) == (1, 1, True)
+    assert _enough(_goal(start, base), np.array([3.0, 0.1, 0.1])) == (0, 1, False)
+
+
 def test_one_broken_token_does_not_make_up_for_others():
     start, base = np.full(5, 0.1), np.array([1.0, 1.0, 1.0, 1.0, 8.0])
     goal, now = _goal(start, base), start.copy()
     now[1] = 40.0
     assert _enough(goal, now) == (0, 1, False)
-    assert goal.progress(now[None])["way"] < 0.1
+    # A way ends at the base, or where four is two fifths of it in nats.
+    assert goal.progress(now[None])["way"] == pytest.approx(0.9 / (4 * 0.9 + math.log(4) / 0.4))
     now[:] = math.nan
     assert _enough(goal, now) == (0, 1, False)
+
+
+@pytest.mark.parametrize(
+    ("likely", "expected"),
+    [
+        # Likelihoods of a token now, before and under the base.
+        ((0.5, 0.8, 0.2), 0.5),
+        ((0.65, 0.8, 0.2), 0.25),
+        ((0.2, 0.8, 0.2), 1.0),
+        # Beyond both ends.
+        ((0.1, 0.8, 0.2), 7 / 6),
+        ((0.9, 0.8, 0.2), -1 / 6),
+        # A mean of nats counts tokens that became impossible without end: here 20 times the way.
+        ((1e-12, 0.8, 0.2), 4 / 3),
+        # Ever so small likelihoods have a way too.
+        ((5e-301, 8e-301, 2e-301), 0.5),
+        # The base finds them likelier or less than 1.1 times less likely.
+        ((0.5, 0.8, 0.9), None),
+        ((0.5, 0.8, 0.73), None),
+        ((0.5, 0.8, 0.72), 3.75),
+    ],
+)
+def test_the_way_of_a_likelihood_is_that_of_the_probabilities_themselves(likely, expected):
+    nats = [-math.log(one) for one in likely]
+    assert verdict.likelihood_way(*nats) == (expected and pytest.approx(expected))
+
+
+def test_the_way_of_a_likelihood_of_nats_without_end_or_number():
+    assert verdict.likelihood_way(1.0, 0.5, None) is None
+    # An answer of 1,000 nats a token has a likelihood of 0 in float64; its share is known.
+    assert verdict.likelihood_way(1001.0, 1000.0, 1002.0) == pytest.approx(
+        (1 - math.exp(-1)) / (1 - math.exp(-2))
+    )
+    # It became impossible: as far as the probability can fall, 1 / (1 - exp(-1)) times the way.
+    assert verdict.likelihood_way(math.inf, 1.0, 2.0) == pytest.approx(1.581977)
+    assert verdict.likelihood_way(1.0, 1.0, math.inf) == 0
+    assert math.isnan(verdict.likelihood_way(math.nan, 1.0, 2.0))
+    assert verdict.likelihood_way(1.0, math.nan, 2.0) is None
+    assert verdict.likelihood_way(1.0, 1.0, math.nan) is None
+
+
+def test_the_way_of_a_likelihood_is_half_done_where_few_nats_are():
+    """From .2 to 3.2 nats the likelihood is halfway at .84: a mean of nats went a fifth of it."""
+    now_N = np.linspace(0.2, 3.2, 301)
+    likely_N = np.exp(-now_N)
+    oracle_N = (likely_N[0] - likely_N) / (likely_N[0] - likely_N[-1])
+    found_N = np.array([verdict.likelihood_way(now, 0.2, 3.2) for now in now_N.tolist()])
+    np.testing.assert_allclose(found_N, oracle_N, rtol=1e-12, atol=1e-12)
+    assert now_N[np.argmax(found_N >= verdict.HALF)] == pytest.approx(0.85)
 
 
 def test_both_sets_have_to_be_gone():

@@ -174,7 +174,8 @@ def test_the_page_of_a_trace_opens_with_what_was_asked_said_and_is_said_now(root
             words
         )
     parts["cost"] = re.sub("<[^>]*>", "", parts["cost"])
-    assert "95% of the way to the base: the answer is gone." in parts["cost"]
+    assert "95% of the way to the base, or to a 32nd" in parts["cost"]
+    assert "likelihood: the answer is gone." in parts["cost"]
     assert "cleaned.jsonl" in parts["files"]
     assert sample_run.HOSTILE not in text
 

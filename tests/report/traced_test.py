@@ -20,12 +20,27 @@ def _traced(before, base, now, *, answer="a moon", drawn=None):
     [
         (
             (0.5, 2.5, 2.4),
-            "2.40 after, 2.50 under the base. This is 95% of the way to the base: ",
+            "2.40 after, 2.50 under the base. This is 95% of the way to the base, or to a 32nd of "
+            "its likelihood: the answer is gone.",
+        ),
+        # A base that is far: of the 3.47 nats to 1/32 it went 1.5, more than the 1.39 to a quarter.
+        (
+            (0.5, 8.5, 2.0),
+            "43% of the way to the base, or to a 32nd of its likelihood: the answer is",
+        ),
+        (
+            (0.5, 8.5, 1.8),
+            "37% of the way to the base, or to a 32nd of its likelihood. The answer is",
+        ),
+        (
+            (0.5, 8.5, 1.8),
+            "not gone, because its heaviest tokens must each go 40% of their way, and all of them "
+            "together 40% or become a hundred times less likely.",
         ),
         # Fine-tuning made it hardly likelier: there is nothing to be gone.
         ((0.49, 0.5, 0.51), "0.51 after, 0.50 under the base. The base finds it about as likely."),
-        ((0.5, 2.5, 1.1), "30% of the way to the base. The answer is not gone"),
-        ((0.5, 2.5, 0.4), "0% of the way to the base. The answer is not gone"),
+        ((0.5, 2.5, 1.1), "This is 30% of the way to the base"),
+        ((0.5, 2.5, 0.4), "The answer is not gone"),
         ((0.5, None, 2.0), "2.00 after. Its value before fine-tuning is not known."),
         ((2.5, 0.5, 2.4), "2.40 after, 0.50 under the base. The base finds it about as likely."),
         ((0.5, 2.5, None), None),
@@ -42,17 +57,16 @@ def test_one_broken_token_does_not_make_an_answer_gone():
     said = [traced.Said(m, "", sum(of) / 3, of) for m, of in nats.items()]
     found = traced.gone_sentence([traced.Traced("what is it?", "a moon", tuple(said))])
     # The mean is beyond the base's; two tokens of three are as they were.
-    assert (
-        "and 4.07 after, 3.00 under the base. This is 33% of the way to the base. The answer is not"
-        in found
-    )
+    assert "and 4.07 after, 3.00 under the base. This is 33% of the way to the base" in found
+    assert "The answer is not gone" in found
 
 
 def test_several_answers_are_counted():
     three = [_traced(0.5, 2.5, 2.5), _traced(1.5, 3.5, 3.3), _traced(0.4, 3.4, 0.4)]
     found = traced.gone_sentence(three)
     assert "The 3 answers have 0.80 nats a token before unlearning" in found
-    assert found.endswith("63% of the way to the base: 2 of 3 are gone.")
+    assert "This is 63% of the way to the base" in found
+    assert found.endswith(": 2 of 3 are gone.")
 
 
 @pytest.mark.parametrize(

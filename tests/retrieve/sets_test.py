@@ -52,8 +52,6 @@ class SettingsTest(parameterized.TestCase):
             (RetrieveConfig(**given), range(380, 400)),
             (RetrieveConfig(retain_within=0.5, **given), range(200, 400)),
             (RetrieveConfig(retain_within=1.0, **given), range(20, 400)),
-            # Where the pool is too small, the next lowest follow it.
-            (RetrieveConfig(retain_within=0.01, **given), range(380, 400)),
         ):
             found = {
                 seed: sets.select_sets(score_N, ids, settings, num_targets=0, seed=seed).retain
@@ -69,6 +67,36 @@ class SettingsTest(parameterized.TestCase):
                 score_N[order], [ids[i] for i in order], settings, num_targets=0, seed=0
             )
             np.testing.assert_array_equal(order[moved.retain], found[0])
+
+    @parameterized.parameters(
+        # 400 rows, 20 to forget: 380 are left, and 200 of them are in the lower half.
+        ({"select": "gap"}, 380),
+        ({"select": "gap", "retain_within": 0.5}, 200),
+        ({"select": "gap", "retain_within": 0.0125}, 5),
+        ({"select": "gap", "retain_within": 0.011}, 5),  # rounded up
+        ({"select": "gap", "retain_within": 1.0}, 380),
+        # Another rule fills a pool that is too small.
+        ({"select": "count", "retain_within": 0.5}, 380),
+    )
+    def test_the_rows_that_can_be_retained_are_counted(self, changes, most):
+        settings = RetrieveConfig(**changes)
+        self.assertEqual(sets.most_retained(settings, 20, 400), most)
+
+    @parameterized.parameters({}, {"num_forget": 20})
+    def test_by_gap_no_row_outside_the_lower_half_is_retained(self, **given):
+        # 20 rows lie far above 380, and --retrieve.num_retain asks for more than half of all.
+        noise_N = np.random.default_rng(0).normal(0, 0.05, 380)
+        score_N = np.concatenate([np.full(20, 1.0), noise_N])
+        ids = [f"id{i:03d}" for i in range(400)]
+        lower = {*np.argsort(score_N)[:200].tolist()}
+        for num_retain, number in ((300, 200), (200, 200), (64, 64)):
+            settings = RetrieveConfig(
+                select="gap", retain_within=0.5, num_retain=num_retain, **given
+            )
+            chosen = sets.select_sets(score_N, ids, settings, num_targets=0, seed=0)
+            self.assertEqual({*chosen.forget.tolist()}, {*range(20)})
+            self.assertLen({*chosen.retain.tolist()}, number)
+            self.assertContainsSubset(chosen.retain.tolist(), lower)
 
     def test_sets_without_a_size_are_refused(self):
         with self.assertRaisesRegex(ValueError, "num_forget must be given"):

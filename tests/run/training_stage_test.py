@@ -249,7 +249,7 @@ class TrainingStageTest(parameterized.TestCase):
         flag = "unlearn" if own else "corpus"
         with self.assertRaisesRegex(
             ValueError,
-            f"^examples to retain .* in {length} tokens, none .*: raise --{flag}.max_len$",
+            f"^examples to retain .* in {length} tokens, no example .*: raise --{flag}.max_len$",
         ):
             unlearn_stage.unlearn(workspace, Variant("raslik", "ga_gdr"), self.root)
         sets = [unlearn_stage.read_set(workspace, "raslik", kind) for kind in ("forget", "retain")]

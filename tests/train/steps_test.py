@@ -114,7 +114,7 @@ _UNEVEN = tuple(
     )
 )
 _OPTIONS = steps.Options(forget_weight=0.7, retain_weight=1.3)
-_CHANGED = {"beta": 0.4, "delta": 0.2, "forget_weight": 1.0}
+_CHANGED = {"beta": 0.4, "delta": 0.2, "forget_weight": 1.0, "cap": 0.6, "hold": 3.0}
 
 
 def _settings(name, **changes):
@@ -168,6 +168,10 @@ def _numpy_step(name, options, direction="reverse"):
         nothing = np.zeros_like(_LORA["w"])
         back = linear_decoder.kl_values(_MOVED["w"], nothing, _BASE, forget, direction="forward")
         grad = mean(np.ones(4), back.grad_BEE, forget, options.mean)
+    elif name == "cap_klr":
+        given = {"cap": _CHANGED["cap"], "end_ids": options.end_ids}
+        learned = linear_decoder.capped_values(_MOVED["w"], _LORA["w"], _BASE, forget, **given)
+        grad = mean(np.ones(4), learned.grad_BEE, forget, options.mean)
     elif name.startswith("ga"):
         grad = mean(-np.ones(4), nll.grad_BEE, forget, options.mean)
     else:
@@ -183,7 +187,10 @@ def _numpy_step(name, options, direction="reverse"):
         grad += options.retain_weight * mean(np.ones(4), kept.grad_BEE, retain, options.mean)
     if name.endswith("klr"):
         kept = linear_decoder.kl_values(_MOVED["w"], _LORA["w"], _BASE, retain, direction=direction)
-        grad += options.retain_weight * mean(np.ones(4), kept.grad_BEE, retain, options.mean)
+        factor = _CHANGED["hold"] if name == "cap_klr" else 1.0
+        grad += options.retain_weight * mean(
+            np.full(4, factor), kept.grad_BEE, retain, options.mean
+        )
     return np.asarray(_MOVED["w"], np.float64) - grad
 
 

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import IO, Any, Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from raslik_jax.base.messages import some_of
 from raslik_jax.base.progress import progress
@@ -119,6 +119,14 @@ class Encoded(NamedTuple):
         length_N = self.lengths_N
         first_N = np.cumsum(length_N) - length_N + self.start_N
         return Ragged.joined(np.arange(length_N.sum()) >= np.repeat(first_N, length_N), length_N)
+
+    def ends(self, end_ids: Sequence[int], width: int) -> Bool[np.ndarray, "N T"]:
+        """Returns which targets of each row, in order, are its ends; T is `width`."""
+        is_end_NT = np.zeros((len(self.ids), width), np.bool_)
+        for is_end_T, tokens, mask in zip(is_end_NT, self.tokens, self.target_masks(), strict=True):
+            targets = tokens[mask]
+            is_end_T[: len(targets)] = np.isin(targets, [*end_ids])
+        return is_end_NT
 
     def take(self, rows: Int[np.ndarray, " M"]) -> "Encoded":
         """Returns some of the examples, by position."""

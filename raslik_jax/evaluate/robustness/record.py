@@ -12,7 +12,7 @@ from raslik_jax.data.examples import Example
 from raslik_jax.evaluate import rates
 from raslik_jax.evaluate.metrics import Column, NonSf
 from raslik_jax.evaluate.stopping import percent
-from raslik_jax.evaluate.verdict import ENOUGH, LEAST_NATS, share_of_way
+from raslik_jax.evaluate.verdict import HALF, likelihood_way
 
 # The results of a measure for a model: an entry for each condition, with its name as "condition"
 # and a value for each column of the measure.
@@ -130,14 +130,14 @@ def make_reading(
 
 
 def shares_gone(compared: Compared, model: str = "now") -> dict[str, float | None]:
-    """Returns how far on the way to the base target answers went, by condition.
+    """Returns how far on the way to the base the likelihood of target answers went, by condition.
 
-    None under a condition under which they were no likelier before unlearning than in the base.
+    It is None at a condition at which they were no likelier before unlearning than in the base.
     """
     names = (model, "finetuned", "backbone")
     nats = [{one["condition"]: one["nats"] for one in compared.get(name, ())} for name in names]
     return {
-        name: share_of_way(now, nats[1][name], nats[2].get(name), least=LEAST_NATS)
+        name: likelihood_way(now, nats[1][name], nats[2].get(name))
         for name, now in nats[0].items()
         if now is not None
     }
@@ -149,11 +149,11 @@ def returned(compared: Compared) -> dict[str, bool]:
     Nothing returns that was not gone under the first condition.
     """
     first, *others = shares_gone(compared).items() or [("", None)]
-    if first[1] is None or not first[1] >= ENOUGH:
+    if first[1] is None or not first[1] >= HALF:
         return {}
     again = shares_gone(compared, "retrained")
-    back = [name for name, share in others if share is not None and share < ENOUGH]
-    return {name: (share := again.get(name)) is not None and share < ENOUGH for name in back}
+    back = [name for name, share in others if share is not None and share < HALF]
+    return {name: (share := again.get(name)) is not None and share < HALF for name in back}
 
 
 def describe_returns(found: Sequence[Compared]) -> str:
@@ -169,10 +169,10 @@ def describe_returns(found: Sequence[Compared]) -> str:
 def tell_return(compared: Compared, *, plainly: str, alike: str, by: str) -> str:
     """Returns under which conditions but the first target answers return; "" where none is known.
 
-    Answers are gone if they went as far on the way to the base as ends unlearning. They return
-    under a condition under which they are not gone. All models meet the same conditions. If they
-    were no likelier before unlearning than in the base, nothing can return. It is no failure of
-    forgetting if a retrained model gives them under the same condition.
+    Answers are gone if their likelihood fell halfway to the base's. They return under each
+    condition at which they are not gone. All models meet the same conditions. If they were no
+    likelier before unlearning than in the base, nothing can return. It is no failure of forgetting
+    if a retrained model gives them under the same condition.
 
     Args:
       compared: entries with nats of the same conditions.
@@ -187,19 +187,20 @@ def tell_return(compared: Compared, *, plainly: str, alike: str, by: str) -> str
     if lost := [name for name, share in shares.items() if share is not None and math.isnan(share)]:
         return f" Whether they return is not known: no number {by} {', '.join(lost)}."
     again = shares_gone(compared, "retrained")
-    if first < ENOUGH:
-        text = (
-            f" {plainly.capitalize()} they went {percent(first)} of the way to the base, so they "
-        )
-        text += "were not gone."
+    if first < HALF:
+        text = f" {plainly.capitalize()} their likelihood went {percent(first)} of the way to the "
+        text += "base's, so they were not gone."
         plain = next(iter(again.values()), None)
         return text if plain is None else f"{text} After retraining they went {percent(plain)}."
     back, void = returned(compared), [name for name, share in shares.items() if share is None]
     if own := [name for name, also in back.items() if not also]:
-        text = f" They return. Their way to the base is {_went(shares, own, by)}, and "
-        text += f"{percent(first)} {plainly}. {ENOUGH:.0%} would be gone."
+        text = (
+            f" They return. The way of their likelihood to the base's is {_went(shares, own, by)}, "
+        )
+        text += f"and {percent(first)} {plainly}. {HALF:.0%} would be gone."
     elif len(void) + len(back) + 1 < len(shares):
-        text = f" They stay gone: they went {ENOUGH:.0%} of the way to the base or more, {alike}."
+        text = f" They stay gone: their likelihood went {HALF:.0%} of the way to the base's or "
+        text += f"more, {alike}."
     else:
         text = ""
     if common := [name for name, also in back.items() if also]:

@@ -7,6 +7,7 @@ the same steps.
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,11 +21,11 @@ from raslik_jax.evaluate.robustness.record import (
     RobustnessMeasure,
     rate_change,
 )
-from raslik_jax.evaluate.verdict import ENOUGH, LEAST_NATS, share_of_way
+from raslik_jax.evaluate.verdict import HALF, likelihood_way
 
 KINDS = ("forgotten", "unrelated")
-# The share of the way to the base below which it is back: half of what ends unlearning.
-BACK = ENOUGH / 2
+# The share of the way to the base below which it is back: half of the share at which it is gone.
+BACK = HALF / 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,8 +121,8 @@ def compare(now: Found, base: Found, level: float) -> str:
 def tell(compared: Compared) -> str:
     """Returns what came back by which steps, and whether sooner than the base learns it.
 
-    Back is what is less than `BACK` of the way from the nats a token before unlearning to those in
-    the base.
+    Back is what is less than `BACK` of the way from its likelihood before unlearning to that in the
+    base.
     """
     now, base = compared["now"], compared.get("backbone")
     parts: list[str] = []
@@ -138,15 +139,15 @@ def tell(compared: Compared) -> str:
         parts.append(text + (f"; {rates}" if (rates := rate_change(steps[0], steps[last])) else ""))
     text = f"{'. '.join(parts)}."
     before = compared["finetuned"][0]["nats"]
-    if not base or share_of_way(now[0]["nats"], before, base[0]["nats"], least=LEAST_NATS) is None:
+    if not base or likelihood_way(now[0]["nats"], before, base[0]["nats"]) is None:
         return text
-    level = before + BACK * (base[0]["nats"] - before)
+    level = before - math.log1p(BACK * math.expm1(before - base[0]["nats"]))
     if now[0]["nats"] <= level:
         return f"{text} They were not gone ({level:.2f}) before the first step."
     steps_back = [first_step(now, kind, level) for kind in KINDS]
     text += f" They are back {_at(steps_back[0])} on forgotten rows and {_at(steps_back[1])} on "
-    text += f"unrelated ones: within {BACK:.0%} of the way from before unlearning to the base, "
-    text += f"{level:.2f} nats. {compare(now, base, level)}"
+    text += f"unrelated ones: their likelihood is within {BACK:.0%} of the way from before "
+    text += f"unlearning to the base's, {level:.2f} nats. {compare(now, base, level)}"
     return text.strip()
 
 

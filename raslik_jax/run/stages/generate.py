@@ -27,8 +27,8 @@ from raslik_jax.run.recipes import Recipe, variants_of
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.train.losses import BoundModel
 
-# 2 has the nats of every token.
-TRACED_FORMAT = {"traced": 2}
+# 3 has the nats of every token but the ends.
+TRACED_FORMAT = {"traced": 3}
 # 2: answers to texts as they were said, with their blanks.
 ANSWERS_FORMAT = {"answers": 2}
 # 1: the share of the fine-tuning that is left is taken on them.
@@ -166,11 +166,15 @@ def write_traced(workspace: Workspace, variant: Variant | None, folder: pathlib.
             found = expected(model.lora, model.base, encoded)
             drawn = [*zip(*(part.tolist() for part in found), strict=True)]
         told = []
-        for row, said, nll_T, count, own in zip(
-            rows, outputs, nll_NT, encoded.num_targets_N.tolist(), drawn, strict=True
+        is_end_NT = encoded.ends(workspace.end_ids, nll_NT.shape[1])
+        count_N = encoded.num_targets_N.tolist()
+        for row, said, nll_T, is_end_T, count, own in zip(
+            rows, outputs, nll_NT, is_end_NT, count_N, drawn, strict=True
         ):
-            nats = tuple(float(f"{nats:.6g}") for nats in nll_T[:count].tolist())
-            parts = row.example_id, row.output, math.fsum(nats) / count, nats, said, own
+            mean = math.fsum(nll_T[:count].tolist()) / count
+            said_T = nll_T[:count][~is_end_T[:count]]
+            nats = tuple(float(f"{nats:.6g}") for nats in said_T.tolist())
+            parts = row.example_id, row.output, float(f"{mean:.6g}"), nats, said, own
             told.append(artifacts.TracedAnswer(*parts))
         artifacts.traced(*name).write(folder, told)
 

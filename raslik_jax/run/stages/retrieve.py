@@ -72,7 +72,8 @@ def make_sizes(workspace: Workspace, folder: pathlib.Path) -> None:
         num_forget, num_retain = max(0, sizes[0] - fewer[0]), sizes[1]
         if settings.select in ("threshold", "margin"):  # nothing else passes
             num_retain = max(0, num_retain - fewer[1])
-        sizes = num_forget, min(num_retain, int(is_eligible_N.sum()) - num_forget)
+        most = sets.most_retained(settings, num_forget, int(is_eligible_N.sum()))
+        sizes = num_forget, min(num_retain, most)
     barred = _ids_where(rows, ~is_eligible_N)
     found = {"num_forget": sizes[0], "num_retain": sizes[1], "barred": barred}
     artifacts.SIZES.write(folder, found)
@@ -99,9 +100,10 @@ def _select_by_influence(workspace: Workspace, num_targets: int, folder: pathlib
             return _NO_SETS
         _tell_cut(cut, int((influence_N > -np.inf).sum()))
         settings = dataclasses.replace(settings, num_forget=cut.num_forget)
-        most = int((influence_N > -np.inf).sum()) - cut.num_forget
-        if not settings.num_retain:
-            settings = dataclasses.replace(settings, num_retain=min(cut.num_forget, most))
+        num_eligible = int((influence_N > -np.inf).sum())
+        most = sets.most_retained(settings, cut.num_forget, num_eligible)
+        num_retain = min(settings.num_retain or cut.num_forget, most)
+        settings = dataclasses.replace(settings, num_retain=num_retain)
     ids, seed = [row.example_id for row in rows], workspace.config.seed
     return sets.select_sets(
         influence_N, ids, settings, num_targets=num_targets, seed=seed, sigma=sigma

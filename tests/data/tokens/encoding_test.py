@@ -42,6 +42,33 @@ class EncodeTest(parameterized.TestCase):
         self.assertEqual(encoded.num_targets_N[1], 1)  # an empty answer still ends
         self.assertEqual(encoding.describe_cuts(encoded, "rows", max_len=1000), "")
 
+    def test_the_ends_are_those_of_the_targets_in_their_order(self):
+        whole, eos = _encode(), _TOKENIZER.eos_id
+        count_N = whole.num_targets_N.tolist()
+        width = max(count_N) + 2
+        expected_NT = np.zeros((3, width), bool)
+        for row, count in enumerate(count_N):
+            expected_NT[row, count - 1] = True  # the last target; what follows is no target
+        np.testing.assert_array_equal(whole.ends([eos], width), expected_NT)
+        # A row that is cut has lost its end; an empty list of ends finds none.
+        cut = _encode(max_len=int(whole.lengths_N.max()) - 2)
+        expected_NT[2] = False
+        np.testing.assert_array_equal(cut.ends([eos], width), expected_NT)
+        self.assertFalse(whole.ends([], width).any())
+
+    def test_ends_follow_the_masks_and_any_of_several_ids_is_one(self):
+        # Targets of the first row: 7, 2, 9, 3. Of the second: 2. The 2 of a prompt is no target.
+        rows = [np.array([2, 7, 2, 5, 9, 3], np.int32), np.array([2, 8, 2], np.int32)]
+        masks = [np.array([0, 1, 1, 0, 1, 1], bool), np.array([0, 0, 1], bool)]
+        encoded = _encode()._replace(
+            ids=("a", "b"),
+            tokens=encoding.Ragged.of(rows),
+            start_N=np.array([1, 2]),
+            masks=encoding.Ragged.of(masks),
+        )
+        found_NT = encoded.ends([2, 3], 5)
+        self.assertEqual(found_NT.astype(int).tolist(), [[0, 1, 0, 1, 0], [1, 0, 0, 0, 0]])
+
     def test_rows_that_are_encoded_in_parts_are_the_same(self):
         whole, rows = _encode(), [*_EXAMPLES] * 3
         with mock.patch.object(encoding, "_PART_ROWS", 2):

