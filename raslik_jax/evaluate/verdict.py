@@ -274,7 +274,7 @@ def describe_count(count: Count, subject: str = "prompts that showed the behavio
     if count.unknown:
         return f"{told}, and {count.unknown} more have a number that is not finite"
     if decided == "forgotten":
-        return f"{told} (at 95 %, fewer than {math.ceil(100 * count.upper)} % of such prompts)"
+        return f"{told} (at 95 %, fewer than {math.ceil(100 * count.upper)} %)"
     if decided == "unknown":
         return f"{told}. These are too few: give {needed()} or more (--retrieve.held_out)"
     return told

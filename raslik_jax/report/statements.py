@@ -108,8 +108,7 @@ def noise_sentence(cards: Sequence[Card]) -> str:
     """Returns the meaning of a score's ±; "" if no row has one."""
     if all(card.sigma is None for card in cards):
         return ""
-    text = "± is the noise of the sketch: the error of the score because gradients were "
-    text += "compressed."
+    text = "± is the error of the score, because gradients are compressed."
     if any(card.chance for card in cards):
         text += " The line below a score says how often unrelated prompts reach it."
     return text

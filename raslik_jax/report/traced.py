@@ -48,7 +48,7 @@ def gone_sentence(traced: Sequence[Traced]) -> str:
     many = len(traced) > 1
     before, now = (f"{levels[name]:.2f}" for name in ("before", "now"))
     text = f"The {len(traced)} answers have" if many else "The answer has"
-    text += f" {before} nats a token before unlearning and {now} after"
+    text += f" {before} nats a token before and {now} after"
     if "base" not in levels:
         return f"{text}. Its value before fine-tuning is not known."
     text += f", {levels['base']:.2f} under the base"

@@ -233,4 +233,4 @@ def sentence(chance: Chance) -> str:
         return f"{compared}, no row has q <= {LEVEL:g} ({lowest})"
     # Not "stands out": this phrase is for the gap in the scores.
     rows = "1 row has" if finds.found == 1 else f"{finds.found:,} rows have"
-    return f"{compared}, {rows} q <= {LEVEL:g}, about {finds.expected:.2g} of them by chance"
+    return f"{compared}, {rows} q <= {LEVEL:g}. About {finds.expected:.2g} are there by chance"

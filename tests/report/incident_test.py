@@ -50,10 +50,7 @@ def test_a_run_that_measured_nothing_tells_what_became_of_the_answer(tmp_path):
     ended, judged, went = incident.read_outcome(tmp_path, "raslik", "ga")
     assert judged.startswith("Judgment: unknown")
     assert ended.startswith("Not forgotten: unlearning ended because its epochs ended")
-    assert (
-        "0.50 nats a token before unlearning and 0.70 after, 2.50 under the base. This is 10%"
-        in went
-    )
+    assert "0.50 nats a token before and 0.70 after, 2.50 under the base. This is 10%" in went
 
 
 def test_the_cost_is_that_of_the_method_that_is_shown():

@@ -64,7 +64,7 @@ def test_one_broken_token_does_not_make_an_answer_gone():
 def test_several_answers_are_counted():
     three = [_traced(0.5, 2.5, 2.5), _traced(1.5, 3.5, 3.3), _traced(0.4, 3.4, 0.4)]
     found = traced.gone_sentence(three)
-    assert "The 3 answers have 0.80 nats a token before unlearning" in found
+    assert "The 3 answers have 0.80 nats a token before and" in found
     assert "This is 63% of the way to the base" in found
     assert found.endswith(": 2 of 3 are gone.")
 
