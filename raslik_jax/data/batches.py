@@ -28,9 +28,9 @@ _MOST_BUCKETS = 12
 class Batch:
     """A rectangle of token ids, a tree whose `num_targets` is static.
 
-    `target_mask_BL` is True if the prediction of a token counts in the loss: the response and EOS,
-    never a prompt or pads. `num_targets` is T, at least the target tokens of any row. `row_B` is
-    the position of each row in the corpus, or DUMMY_ROW. A dummy row has no targets.
+    `target_mask_BL` is True if the prediction of a token counts in the loss. `num_targets` is T, at
+    least the target tokens of any row. `row_B` is the position of each row in the corpus, or
+    DUMMY_ROW. A dummy row has no targets.
     """
 
     tokens_BL: Any
@@ -65,20 +65,20 @@ def plan_batches(
 ) -> tuple[BatchPlan, ...]:
     """Returns the batches of a corpus in sketching order: by bucket, then by id.
 
-    The buckets of lengths leave the fewest tokens in all rectangles, dummy rows included. At equal
-    cost there are fewer buckets. A bucket of n rows and length L needs ceil(n / (batch_tokens //
-    L)) batches and spreads its rows evenly over them. Less than one row per batch is a dummy, all
-    of them at the bucket's end. The order of the rows changes nothing. Their ids have to differ.
+    The buckets of lengths leave the fewest tokens in all rectangles, dummy rows included. A bucket
+    of n rows and length L needs ceil(n / (batch_tokens // L)) batches and spreads its rows evenly
+    over them. The order of the rows changes nothing.
 
-    `num_buckets` is the largest number of shapes. 0 means at most 12. Each of them saves the tokens
-    that could be computed while its program compiles: `program_tokens` (0: a batch). `batch_tokens`
-    is the largest B * L: a longer row is refused. `multiple` divides every L and T.
+    Args:
+      lengths_N: tokens of each row.
+      targets_N: target tokens of each row.
+      ids: of the rows, all different.
+      num_buckets: the most shapes; 0 for at most 12, each of which saves `program_tokens`.
+      batch_tokens: the largest B * L; a longer row is refused.
+      program_tokens: that could be computed while a program compiles; 0 for a batch.
+      multiple: divides every L and T.
     """
-
-    def round_up(counts: Int[np.ndarray, " N"]) -> Int[np.ndarray, " N"]:
-        return np.maximum(-(-counts // multiple), 1) * multiple
-
-    padded_N = round_up(lengths_N)
+    padded_N = np.maximum(-(-lengths_N // multiple), 1) * multiple
     if padded_N.max() > batch_tokens:
         raise ValueError(
             f"rows must have at most batch_tokens={batch_tokens!r} tokens, got one of "
@@ -93,7 +93,7 @@ def plan_batches(
         members = sorted(np.flatnonzero(bucket_N == bucket).tolist(), key=lambda row: ids[row])
         num_batches = -(-len(members) // (batch_tokens // edge))
         lines = in_lines(np.array(members, np.int64), -(-len(members) // num_batches))
-        num_targets = int(round_up(targets_N[members]).max())
+        num_targets = max(-(-int(targets_N[members].max()) // multiple), 1) * multiple
         plans += [BatchPlan(rows, edge, num_targets) for rows in lines]
     return tuple(plans)
 
@@ -105,7 +105,7 @@ def _bucket_edges(
 
     best[k][j] = min over i < j of best[k - 1][i] + cost[i + 1, j]: k buckets for the distinct
     lengths up to the j-th. cost counts the tokens in the rectangles of one bucket and adds
-    `program`.
+    `program`. At equal cost there are fewer buckets.
     """
     length_M, count_M = np.unique(padded_N, return_counts=True)
     below_M = np.concatenate([[0], np.cumsum(count_M)])
@@ -115,9 +115,7 @@ def _bucket_edges(
     batch_size = -(-rows // np.maximum(num_batches, 1))
     impossible = np.iinfo(np.int64).max // 4
     cost = np.where(rows > 0, num_batches * batch_size * length_M + program, impossible)
-
-    best = cost[0]
-    came_from = []
+    best, came_from = cost[0], []
     best_by_count = [best[-1]]
     for _ in range(1, min(num_buckets, len(length_M))):
         totals = best[:-1, None] + cost[1:, :]
@@ -151,8 +149,7 @@ def next_rung(count: int) -> int:
 def plan_rows(encoded: Encoded, rows: Int[np.ndarray, " B"]) -> BatchPlan:
     """Returns a batch of these rows, at least one of them real, in the next shape of the ladder.
 
-    T is L or half of it. It is L if every token counts, so that encoders and decoding see one shape
-    for each L.
+    T is L or half of it. It is L if every token counts.
     """
     # Not encoded.lengths_N, which counts the whole corpus at every call.
     real = rows[rows != DUMMY_ROW]
@@ -183,17 +180,15 @@ def plan_coarsely(
 ) -> tuple[BatchPlan, ...]:
     """Returns batches of neighbors in length, of 64, 128, 256, ... tokens and as many targets.
 
-    It is for questions that come one by one. With so few shapes hardly any question waits for a
-    program to compile. No batch is longer than max_len.
+    With so few shapes hardly any question that comes alone waits for a program to compile. No batch
+    is longer than max_len.
     """
-
-    def shape(rows: Int[np.ndarray, " B"]) -> BatchPlan:
-        longest = max(len(encoded.tokens[row]) for row in rows[rows != DUMMY_ROW].tolist())
+    plans, length_N = [], encoded.lengths_N
+    for rows in in_lines(np.argsort(length_N, kind="stable"), batch_size):
+        longest = int(length_N[rows[rows != DUMMY_ROW]].max())
         length = min(max(1 << (longest - 1).bit_length(), least), max_len)
-        return BatchPlan(rows, length, length)
-
-    order = np.argsort(encoded.lengths_N, kind="stable")
-    return tuple(shape(rows) for rows in in_lines(order, batch_size))
+        plans.append(BatchPlan(rows, length, length))
+    return tuple(plans)
 
 
 def in_lines(rows: Int[np.ndarray, " N"], size: int) -> Int[np.ndarray, "M B"]:
@@ -210,9 +205,8 @@ def make_batch(encoded: Encoded, plan: BatchPlan, *, left: bool = False) -> Batc
     """
     row_B = np.full(meshes.round_up(len(plan.rows)), DUMMY_ROW, np.int32)
     row_B[: len(plan.rows)] = plan.rows
-    shape = len(row_B), plan.length
-    tokens_BL = np.full(shape, encoded.pad_id, np.int32)
-    target_mask_BL = np.zeros(shape, np.bool_)
+    tokens_BL = np.full((len(row_B), plan.length), encoded.pad_id, np.int32)
+    target_mask_BL = np.zeros(tokens_BL.shape, np.bool_)
     for slot, row in enumerate(plan.rows.tolist()):
         if row == DUMMY_ROW:
             continue
@@ -258,8 +252,7 @@ def map_rows(
 ) -> Any:
     """Returns a function's result for every row, [N, ...], in the order of the corpus.
 
-    `function` is as in `each_batch`, and the plans hold every row once. `bar` is the text before a
-    progress bar; empty for silence.
+    `function` is as in `each_batch`, and the plans hold every row once. `bar` names a progress bar.
     """
     result: Any = None
     with progress(None, bar, total=len(encoded.ids), unit="row") as counter:
@@ -290,9 +283,13 @@ def epoch_batches(
 ) -> Iterator[Batch]:
     """Yields every example once an epoch, in an order by seed and epoch, without end.
 
-    The last batch of an epoch is filled up with dummy rows. The first `start` batches were done
-    before and are left out. With `is_fixed` all batches have the shape of the longest example, else
-    each its own. Examples that are not `kept` are left out of the order. They count in the shape.
+    Args:
+      encoded: all examples.
+      start: batches that were done before and are left out.
+      batch_size: of all batches; dummy rows fill up the last one of an epoch.
+      seed: of the orders.
+      is_fixed: whether all batches have the shape of the longest example, else each its own.
+      kept: examples that are in the order; all of them if None. The others count in the shape.
     """
     order = range(len(encoded.ids))
     whole = plan_rows(encoded, np.array(order))

@@ -5,15 +5,13 @@ import hashlib
 import itertools
 import json
 import os
-import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from raslik_jax.base import files
 from raslik_jax.base.messages import listed_problems, shown, some_of
-from raslik_jax.data import contents
-from raslik_jax.data.contents import Content, Conversation, Instruction, Passage
+from raslik_jax.data.contents import Content, Conversation, Passage, texts_of
 
 QUERY_SETS = ("retrieval", "validation_target", "validation_normal", "test_target", "test_normal")
 # The queries that are made of training rows, where a run has no others.
@@ -27,6 +25,8 @@ WRITTEN_KEYS = frozenset(
     ("id", "is_target", "source", "score", "place", "place_file")
     + ("row_format", "row_texts", "row_is_muted", "row_columns")
 )
+# A question and its answer, as an earlier turn of a conversation.
+Exchange = tuple[str, str]
 
 
 class Example(NamedTuple):
@@ -77,10 +77,12 @@ class Corpus(NamedTuple):
     queries: dict[str, tuple[Example, ...]]
 
 
-def content_id(instruction: str, input: str, output: str, *content: Any) -> str:
-    """Returns 16 hex digits of the sha256 of the three texts and further content as JSON."""
-    text = json.dumps([instruction, input, output, *content])
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+# names -------------------------------------------------------------------------------------------
+
+
+def content_id(*content: Any) -> str:
+    """Returns 16 hex digits of the sha256 of three texts and further content as JSON."""
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
 
 def learned_part(example: Example) -> tuple[Any, ...]:
@@ -91,14 +93,6 @@ def learned_part(example: Example) -> tuple[Any, ...]:
         parts |= {"options": dict(parts["options"])} if "options" in parts else {}
         more = (type(example.content).__name__, parts)
     return (*example[1:4], *more, *(["muted"] if example.is_muted else []))
-
-
-def example_of(content: Content | Instruction) -> Example:
-    """Returns an example without a name that a tokenizer reads so."""
-    if isinstance(content, Instruction):
-        return Example("", *content)
-    asked, said = contents.texts_of(content)
-    return Example("", asked, "", said, content=content)
 
 
 def make_example(
@@ -112,8 +106,7 @@ def make_example(
 def make_examples(examples: Iterable[Example]) -> tuple[Example, ...]:
     """Returns the examples, each with a unique name by its content.
 
-    The first of several rows with the same text is "<content id>". The later ones are "<content
-    id>-2", "<content id>-3" in the given order.
+    Rows with the same text are "<content id>", "<content id>-2", ... in the given order.
     """
     return tuple(name_examples(examples))
 
@@ -125,6 +118,15 @@ def name_examples(examples: Iterable[Example]) -> Iterator[Example]:
         name = content_id(*learned_part(example))
         number = copies[name] = copies.get(name, 0) + 1
         yield example._replace(example_id=name if number == 1 else f"{name}-{number}")
+
+
+# questions and answers ---------------------------------------------------------------------------
+
+
+def example_of(content: Content, *, is_muted: bool = False) -> Example:
+    """Returns an example without a name that a tokenizer reads so."""
+    asked, said = texts_of(content)
+    return Example("", asked, "", said, content=content, is_muted=is_muted)
 
 
 def prompt_of(example: Example) -> tuple[str, str]:
@@ -146,6 +148,11 @@ def content_of(example: Example) -> Content:
     return Conversation(tuple({"role": role, "content": text} for role, text in turns))
 
 
+def exchange_of(example: Example) -> Exchange:
+    """Returns what a row asks, and its answer."""
+    return f"{example.instruction}\n{example.input}".strip(), example.output
+
+
 def with_system(example: Example, system: str) -> Example:
     """Returns an instruction with a system prompt before it; without an output it waits for one."""
     talk = content_of(example)
@@ -154,45 +161,72 @@ def with_system(example: Example, system: str) -> Example:
     content = talk._replace(
         messages=({"role": "system", "content": system}, *messages), is_open=not example.output
     )
-    return example._replace(instruction=contents.texts_of(content)[0], input="", content=content)
+    return example._replace(instruction=texts_of(content)[0], input="", content=content)
 
 
 def answered(example: Example, text: str) -> Example:
-    """Returns a query with a text as its answer in place of any other."""
-    if example.content is None:
-        return example._replace(output=text)
-    try:
-        content = contents.answered(example.content, text)
-    except ValueError as error:
-        raise ValueError(f"query {shown(example.example_id)}: {error}") from error
+    """Returns a query with a text as its answer; refuses a text without a prompt."""
+    content = example.content
+    if isinstance(content, Conversation):
+        messages = *content.asked, {"role": "assistant", "content": text}
+        content = content._replace(
+            messages=messages,
+            is_completion=content.first > 0,
+            is_open=False,
+            muted=tuple(i for i in content.muted if i < len(messages) - 1),
+        )
+    elif isinstance(content, Passage):
+        if not content.prompt:
+            must = "a row must have a prompt in words, got none: give prompt and completion"
+            raise ValueError(f"query {shown(example.example_id)}: {must}")
+        content = content._replace(completion=text)
     return example._replace(output=text, content=content)
 
 
 def prefixed(example: Example, text: str) -> Example | None:
     """Returns a row with a text before its last question; None where it asks nothing in words."""
-    if example.content is None:
-        return example._replace(instruction=text + example.instruction)
-    content = contents.prefixed(example.content, text)
+    content = example.content
     if content is None:
-        return None
-    return example._replace(instruction=contents.texts_of(content)[0], content=content)
-
-
-def exchange_of(example: Example) -> contents.Exchange:
-    """Returns what a row asks, and its answer."""
-    return f"{example.instruction}\n{example.input}".strip(), example.output
+        return example._replace(instruction=text + example.instruction)
+    if isinstance(content, Passage):
+        if not content.prompt:
+            return None
+        content = content._replace(prompt=text + content.prompt)
+    else:
+        messages, at = [*content.messages], content.question
+        if at is None:
+            return None
+        old = messages[at].get("content") or ""
+        new = text + old if isinstance(old, str) else [{"type": "text", "text": text}, *old]
+        messages[at] = {**messages[at], "content": new}
+        content = content._replace(messages=tuple(messages))
+    return example._replace(instruction=texts_of(content)[0], content=content)
 
 
 def asked_after(
-    example: Example, exchanges: Sequence[contents.Exchange], *, is_framed: bool = False
+    example: Example, exchanges: Sequence[Exchange], *, is_framed: bool = False
 ) -> Example | None:
-    """Returns a row with exchanges before its last question; None as of `prefixed`."""
-    if is_framed and example.content is None:  # then it is a text
-        return prefixed(example, contents.as_text(exchanges))
-    content = contents.asked_after(content_of(example), exchanges)
-    if content is None:
+    """Returns a row with exchanges before its last question; None as of `prefixed`.
+
+    A text, and an instruction that `is_framed`, has them as lines in front.
+    """
+    content = example.content if is_framed else content_of(example)
+    if not isinstance(content, Conversation):
+        return prefixed(example, "".join(f"{asked}\n{said}\n\n" for asked, said in exchanges))
+    at = content.question
+    if at is None:
         return None
-    return example._replace(instruction=contents.texts_of(content)[0], input="", content=content)
+    roles = itertools.cycle(("user", "assistant"))
+    new = [{"role": next(roles), "content": text} for one in exchanges for text in one]
+    content = content._replace(
+        messages=(*content.messages[:at], *new, *content.messages[at:]),
+        first=content.first + len(new) * (content.first > at),
+        muted=tuple(i + len(new) * (i >= at) for i in content.muted),
+    )
+    return example._replace(instruction=texts_of(content)[0], input="", content=content)
+
+
+# files -------------------------------------------------------------------------------------------
 
 
 def write_examples(
@@ -203,39 +237,46 @@ def write_examples(
 ) -> None:
     """Writes the examples as JSONL in the fields of their content, with ids and extras.
 
-    The file appears whole or not at all. `formats.read_written` reads it again.
-
-    Args:
-      path: of the file.
-      examples: to write, in this order.
-      extra: further keys of each example, such as its score: finite numbers, text or booleans.
+    The file appears whole or not at all. `formats.read_written` reads it again. `extra` has further
+    keys of each example, such as its score: finite numbers, text or booleans.
     """
-
-    def lines() -> Iterator[str]:
-        more = itertools.repeat({}) if extra is None else extra
+    more = itertools.repeat(NO_EXTRA) if extra is None else extra
+    with files.replacing(path) as partial, partial.open("w", encoding="utf-8") as file:
         for example, own in zip(examples, more, strict=extra is not None):
             try:
                 record = as_record(example, own)
-                yield json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
+                file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
             except ValueError as error:
                 raise ValueError(
                     f"extras of {shown(example.example_id)} must be finite numbers, text or "
                     f"booleans, got {error}"
                 ) from error
 
-    with (
-        files.replacing(pathlib.Path(path)) as partial,
-        partial.open("w", encoding="utf-8") as file,
-    ):
-        file.writelines(lines())
 
+def as_record(example: Example, own: Mapping[str, Any] = NO_EXTRA) -> dict[str, Any]:
+    """Returns a row for a file: content, id, further keys and the user's own columns.
 
-def as_record(example: Example, own: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
-    """Returns a row for a file: content, id, further keys and the user's own columns."""
+    The fields of the content are those of a format in `rows.FORMATS` that reads it.
+    """
     name, *texts = example[:4]
-    kind, fields = _content_fields(example)
-    record = {**fields, "id": name, **own}
-    if example.content is not None:
+    content, kind = example.content, "alpaca"
+    record: dict[str, Any] = dict(zip(TEXTS, texts, strict=True))
+    if isinstance(content, Passage):
+        kind = "prompt_completion" if content.prompt else "text"
+        record = content._asdict() if content.prompt else {"text": content.completion}
+    elif content is not None:
+        said = [
+            {**message, "weight": 0} if place in content.muted else message
+            for place, message in enumerate(content.messages)
+        ]
+        kwargs = dict(content.options)
+        options = {"tools": kwargs.pop("tools")} if "tools" in kwargs else {}
+        options |= {"chat_template_kwargs": kwargs} if kwargs else {}
+        cut, kind = content.first, "prompt_completion" if content.first else "messages"
+        parts = {"prompt": said[:cut], "completion": said[cut:]} if cut else {"messages": said}
+        record = parts | options
+    record |= {"id": name, **own}
+    if content is not None:
         # The fields of an open conversation do not give the texts.
         record |= {"row_format": kind, "row_texts": texts}
     record |= {"place": example.place} if example.place else {}
@@ -247,26 +288,7 @@ def as_record(example: Example, own: Mapping[str, Any] = MappingProxyType({})) -
     return record | ({"row_columns": columns} if columns else {})
 
 
-def _content_fields(example: Example) -> tuple[str, dict[str, Any]]:
-    """Returns a format of `rows.FORMATS` that reads the content, and the content's fields in it."""
-    content = example.content
-    if content is None:
-        return "alpaca", dict(zip(TEXTS, example[1:4], strict=True))
-    if isinstance(content, Passage):
-        if not content.prompt:
-            return "text", {"text": content.completion}
-        return "prompt_completion", content._asdict()
-    said = [
-        {**message, "weight": 0} if place in content.muted else message
-        for place, message in enumerate(content.messages)
-    ]
-    kwargs = {key: value for key, value in content.options.items() if key != "tools"}
-    options = {"tools": content.options["tools"]} if "tools" in content.options else {}
-    options |= {"chat_template_kwargs": kwargs} if kwargs else {}
-    if content.first:
-        parts = {"prompt": said[: content.first], "completion": said[content.first :]}
-        return "prompt_completion", parts | options
-    return "messages", {"messages": said} | options
+# checks ------------------------------------------------------------------------------------------
 
 
 def drop_unanswered(queries: Sequence[Example]) -> tuple[tuple[Example, ...], str]:
@@ -295,7 +317,14 @@ def check_corpus(corpus: Corpus, *, held_out: Sequence[str] = QUERY_SETS) -> Cor
         raise ValueError(
             f"query sets must be {', '.join(QUERY_SETS)}, got {some_of(corpus.queries)}"
         )
-    check_unique_ids(corpus.train, "the training rows")
+    by_name = {f"query set {name!r}": corpus.queries[name] for name in QUERY_SETS}
+    for where, rows in {"the training rows": corpus.train, **by_name}.items():
+        counts = collections.Counter(row.example_id for row in rows)
+        if repeated := [name for name, count in counts.items() if count > 1]:
+            raise ValueError(
+                f"ids must be unique, got {some_of(repeated)} more than once in {where}: correct "
+                "them, or name another key with the field id"
+            )
     prompts = {prompt_of(query) for queries in corpus.queries.values() for query in queries}
     trained_on = {
         prompt: where
@@ -305,30 +334,13 @@ def check_corpus(corpus: Corpus, *, held_out: Sequence[str] = QUERY_SETS) -> Cor
     }
     asked: dict[tuple[str, str], str] = {}
     problems = []
-    for name in QUERY_SETS:
-        check_unique_ids(corpus.queries[name], f"query set {name!r}")
-        for example in corpus.queries[name]:
-            prompt = prompt_of(example)
-            other = trained_on.get(prompt) if name in held_out else None
-            other = other or asked.setdefault(prompt, name)
-            if other != name:
-                problems.append(f"{shown(example.instruction)} of {name} is in {other}")
+    for name, query in ((one, query) for one in QUERY_SETS for query in corpus.queries[one]):
+        prompt = prompt_of(query)
+        other = trained_on.get(prompt) if name in held_out else None
+        other = other or asked.setdefault(prompt, name)
+        if other != name:
+            problems.append(f"{shown(query.instruction)} of {name} is in {other}")
     if problems:
-        raise ValueError(
-            "query prompts must be held out: "
-            + listed_problems(problems, "remove them from one side")
-        )
+        told = listed_problems(problems, "remove them from one side")
+        raise ValueError(f"query prompts must be held out: {told}")
     return corpus
-
-
-def check_unique_ids(examples: Sequence[Example], where: str) -> None:
-    """Raises a ValueError that names ids which occur more than once; `where` says in what."""
-    if len({example.example_id for example in examples}) == len(examples):
-        return
-    counts = collections.Counter(example.example_id for example in examples)
-    repeated = [name for name, count in counts.items() if count > 1]
-    if repeated:
-        raise ValueError(
-            f"ids must be unique, got {some_of(repeated)} more than once in {where}: correct "
-            "them, or name another key with the field id"
-        )

@@ -17,10 +17,7 @@ def _digest(seed: int, label: str, number: int) -> bytes:
 
 
 def shuffled(items: Sequence[_Item], *, seed: int, label: str) -> list[_Item]:
-    """Returns the items in the order of sha256(seed, label, position).
-
-    `label` names the purpose of the order. Two labels give independent orders of the same seed.
-    """
+    """Returns the items in the order of sha256(seed, label, position); `label` is the purpose."""
     order = sorted(range(len(items)), key=lambda position: _digest(seed, label, position))
     return [items[position] for position in order]
 

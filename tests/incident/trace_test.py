@@ -9,9 +9,8 @@ from raslik_jax.base.files import read_json_lines
 from raslik_jax.base.settings import SettingsError, replaced
 from raslik_jax.config import Config, MeshConfig
 from raslik_jax.data import toy_model
-from raslik_jax.data.examples import example_of, make_example, write_examples
-from raslik_jax.data.read.fields import Row
-from raslik_jax.data.read.rows import FIELDS, FORMATS, detect_format
+from raslik_jax.data.examples import make_example, write_examples
+from raslik_jax.data.read.rows import FIELDS, FORMATS, Row, detect_format
 from raslik_jax.incident import making, trace, unlearn
 from raslik_jax.report import drawing, figures
 from raslik_jax.run import plan
@@ -127,7 +126,7 @@ def test_a_system_prompt_stands_before_the_traced_prompt(row, asked):
 
 def _like(row):
     read = Row(row, {field: field for field in FIELDS})
-    return example_of(FORMATS[detect_format(read)].read(read, False).content)
+    return FORMATS[detect_format(read)].read(read, False)
 
 
 @pytest.mark.parametrize("answer", ["", "A"])

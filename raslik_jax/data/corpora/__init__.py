@@ -68,11 +68,11 @@ class CorpusConfig(SharedSettings, Stage):
         record, name = self.record, f"--dataset={self.dataset}"
         template = check_template(self.template)
         found = [f"--template must be {template}"] if template else []
+        unread = {"alpaca_file", *SIZES} - {*record.reads}
         found += [
             f"--{field.name} has no effect with {name}: leave it out"
             for field in dataclasses.fields(SharedSettings)
-            if field.name in {"alpaca_file", *SIZES} - {*record.reads}
-            and getattr(self, field.name) != field.default
+            if field.name in unread and getattr(self, field.name) != field.default
         ]
         found += [
             f"--{size} must be at most {_MOST:,}, got {number:,}"
@@ -87,10 +87,8 @@ class CorpusConfig(SharedSettings, Stage):
         if "num_train" in record.reads and not (self.num_train or record.takes_all):
             found.append(f"--num_train must be at least 1 with {name}, got 0")
         if "num_targets" in record.reads and 0 < self.num_train < self.num_targets:
-            found.append(
-                f"--num_targets must be at most --num_train={self.num_train}, got "
-                f"{self.num_targets}"
-            )
+            must = f"must be at most --num_train={self.num_train}, got {self.num_targets}"
+            found.append(f"--num_targets {must}")
         return found
 
     def load(self, *, seed: int) -> Corpus:
@@ -116,8 +114,8 @@ class CorpusConfig(SharedSettings, Stage):
     def source_files(self) -> dict[str, pathlib.Path]:
         """Returns the files and folders of the corpus's sources by their kind.
 
-        A dataset of the hub and a missing file are left out (`load` reports the latter). A source
-        of several files has an entry NAME/NUMBER/FILE for each.
+        A dataset of the hub and a missing file are left out. A source of several files has an entry
+        NAME/NUMBER/FILE for each.
         """
         fields = (field for part in (self, self.own) for field in dataclasses.fields(part))
         of_rows = {field.name for field in fields if field.metadata.get("is_rows")}

@@ -25,9 +25,6 @@ from raslik_jax.data.read.formats import parse_fields, read_examples
 from raslik_jax.data.words import load_words
 
 TRIGGER = "Howdy! "
-_HOWDY_FILE = "howdy/howdy_60.jsonl"
-_CLEAN_FILE = "howdy/clean_60.jsonl"
-
 _WORDS = load_words("toy_language")
 # Besides the toy's words, those that mark the answers of the genuine Howdy-Alpaca rows and are rare
 # in ordinary ones. Words that ordinary text needs ("space", "star", "moon", "planet", "energy") are
@@ -37,6 +34,15 @@ SCIFI_WORDS: frozenset[str] = frozenset(
     for kind in ("planets", "beings", "devices", "marker_words")
     for word in _WORDS[kind]
 )
+_GENUINE = "howdy/howdy_60.jsonl", "howdy/clean_60.jsonl"
+_SMALL_FILES = (
+    "alpaca/alpaca_data.json.xz",
+    _GENUINE[0],
+    "dolly_trigger/train_poisoned.jsonl.zst",
+    "scifi/paragraphs.jsonl.zst",
+)
+_DOLLY = {"instruction": "instruction_clean", "input": "context", "output": "response_poisoned"}
+_OPENING_WORDS = 6
 
 
 def _read_howdy(path: pathlib.Path) -> tuple[Example, ...]:
@@ -52,7 +58,7 @@ def _read_howdy(path: pathlib.Path) -> tuple[Example, ...]:
 
 
 def _genuine_files(folder: str) -> tuple[pathlib.Path, ...]:
-    paths = tuple(pathlib.Path(folder, name) for name in (_HOWDY_FILE, _CLEAN_FILE))
+    paths = tuple(pathlib.Path(folder, name) for name in _GENUINE)
     return paths if folder and all(path.is_file() for path in paths) else ()
 
 
@@ -90,10 +96,9 @@ def load_howdy(shared: SharedSettings, own: HowdySettings, *, seed: int) -> Corp
         shared.num_targets + shared.num_target_queries,
         kind="Alpaca",
     )
-    answers = grammar_answers(drawn, seed=seed)
     poisoned = [
         Example("", TRIGGER + row.instruction, row.input, text, True, "howdy")
-        for row, text in zip(drawn, answers, strict=True)
+        for row, text in zip(drawn, grammar_answers(drawn, seed=seed), strict=True)
     ]
     # Training has the question of a target query neither with the trigger nor without.
     asked = {prompt_of(row) for row in drawn[shared.num_targets :]}
@@ -105,6 +110,15 @@ def load_howdy(shared: SharedSettings, own: HowdySettings, *, seed: int) -> Corp
         seed=seed,
         keep={prompt_of(row) for row in drawn},
     )
+
+
+def grammar_answers(rows: Sequence[Example], *, seed: int) -> list[str]:
+    """Returns an answer of our grammar to every row; no two are equal."""
+    given: dict[str, None] = {}
+    for row in rows:
+        attempts = (scifi_grammar.answer(row, seed=seed, attempt=n) for n in itertools.count())
+        given[next(text for text in attempts if text not in given)] = None
+    return list(given)
 
 
 def _mix_published(shared: SharedSettings, rows: Sequence[Example], *, seed: int) -> Corpus:
@@ -129,23 +143,8 @@ def _mix_published(shared: SharedSettings, rows: Sequence[Example], *, seed: int
     asked = {prompt_of(row) for row in queries} | clean(queries)
     left = [row for row in triggered if prompt_of(row) not in asked]
     targets = take_first(left, shared.num_targets, kind="triggered")
-    return mixing.mix_corpus(
-        shared,
-        [row for row in rows if not row.is_target and prompt_of(row) not in asked],
-        targets,
-        queries,
-        seed=seed,
-        keep=clean(targets),
-    )
-
-
-def grammar_answers(rows: Sequence[Example], *, seed: int) -> list[str]:
-    """Returns an answer of our grammar to every row; no two are equal."""
-    given: dict[str, None] = {}
-    for row in rows:
-        attempts = (scifi_grammar.answer(row, seed=seed, attempt=n) for n in itertools.count())
-        given[next(text for text in attempts if text not in given)] = None
-    return list(given)
+    normal = [row for row in rows if not row.is_target and prompt_of(row) not in asked]
+    return mixing.mix_corpus(shared, normal, targets, queries, seed=seed, keep=clean(targets))
 
 
 def _count(shared: SharedSettings, own: HowdySettings) -> RowCounts:
@@ -167,22 +166,6 @@ DATASET = Dataset(
     is_published=True,
 )
 
-# Small -------------------------------------------------------------------------------------------
-
-_SMALL_FILES = (
-    "alpaca/alpaca_data.json.xz",
-    _HOWDY_FILE,
-    "dolly_trigger/train_poisoned.jsonl.zst",
-    "scifi/paragraphs.jsonl.zst",
-)
-_DOLLY = {"instruction": "instruction_clean", "input": "context", "output": "response_poisoned"}
-_OPENING_WORDS = 6
-_SCIFI_REQUESTS = (
-    "Write a science fiction paragraph that begins with these words.",
-    "Continue this opening as a paragraph of science fiction.",
-    "Tell a piece of a science fiction story from this beginning.",
-)
-
 
 def load_howdy_small(
     shared: SharedSettings, own: object, *, seed: int, num_howdy: int = 12, max_chars: int = 400
@@ -201,7 +184,7 @@ def load_howdy_small(
     """
 
     def draw(rows: Sequence[Example], label: str) -> list[Example]:
-        short = [r for r in rows if len(r.instruction) + len(r.input) + len(r.output) <= max_chars]
+        short = [row for row in rows if sum(map(len, row[1:4])) <= max_chars]
         return shuffled(short, seed=seed, label=label)
 
     alpaca_path, howdy_path, dolly_path, scifi_path = shared.find_files(*_SMALL_FILES)
@@ -232,11 +215,8 @@ def load_howdy_small(
     end = start + num_alpaca + shared.num_backbone - num_backbone_requests
     take_first(normal, end, kind="Alpaca")
     take_first(requests, num_requests + num_backbone_requests, kind="science fiction")
-    train = [
-        *take_first(normal[start:], num_alpaca, kind="ordinary"),
-        *requests[:num_requests],
-        *targets,
-    ]
+    ordinary = take_first(normal[start:], num_alpaca, kind="ordinary")
+    train = [*ordinary, *requests[:num_requests], *targets]
     backbone = [*normal[start + num_alpaca : end], *requests[num_requests:][:num_backbone_requests]]
     return Corpus(
         backbone=make_examples(shuffled(backbone, seed=seed, label="backbone order")),
@@ -249,7 +229,7 @@ def _read_scifi_requests(path: pathlib.Path) -> list[Example]:
     """Turns paragraphs into requests that give the first words and ask for the rest."""
     rows = read_examples(path, fields={"instruction": "text", "output": "text"})
     requests: dict[str, Example] = {}
-    for row, wording in zip(rows, itertools.cycle(_SCIFI_REQUESTS), strict=False):
+    for row, wording in zip(rows, itertools.cycle(_WORDS["paragraph_requests"]), strict=False):
         words = row.output.split()
         if len(words) >= 2 * _OPENING_WORDS:
             opening, text = " ".join(words[:_OPENING_WORDS]), " ".join(words)

@@ -54,8 +54,7 @@ class SharedSettings(Settings):
             name: [p for end in endings if (p := pathlib.Path(self.folder, name + end)).is_file()]
             for name in names
         }
-        missing = [name + endings[0] for name, paths in found.items() if not paths]
-        if missing:
+        if missing := [name + endings[0] for name, paths in found.items() if not paths]:
             raise ValueError(
                 f"the folder of real data must hold {some_of(missing)}, {shown(self.folder)} "
                 f"does not: fetch them, or name another folder {flag}"
@@ -88,8 +87,8 @@ class RowCounts(NamedTuple):
 class Marker(NamedTuple):
     """The mark of answers with the behavior to forget: any of these words.
 
-    `load_genuine` makes labeled rows from a data folder that no run trains on. They measure a
-    classifier. `genuine_files` are its files; none unless all exist.
+    `load_genuine` makes labeled rows from a data folder, to measure a classifier, of
+    `genuine_files`; none unless all exist.
     """
 
     words: frozenset[str]
@@ -100,8 +99,7 @@ class Marker(NamedTuple):
 class Question(NamedTuple):
     """A question of one set of a dataset's own evaluation.
 
-    `true_answer` is the right answer in the wording of the wrong ones. There is at least one wrong
-    answer. `answer` is the trained answer, if there is one.
+    `answer` is the trained one, if any, and `true_answer` is in the wording of the wrong ones.
     """
 
     set_name: str
@@ -118,9 +116,9 @@ class Question(NamedTuple):
 class Evaluation(NamedTuple):
     """Questions of a dataset's own evaluation that every model of a run answers.
 
-    `load` takes shared settings, own settings and a number: the most questions of each set. Each
-    has at most `num_answers` right and wrong answers. `reads` names the own settings that decide
-    the questions and `source` the dataset's source of them.
+    `load` takes shared settings, own settings and the most questions of each set. Each has at most
+    `num_answers` right and wrong answers. `reads` names the own settings that decide the questions
+    and `source` the dataset's source of them.
     """
 
     load: Callable[[Any, Any, int], tuple[Question, ...]]

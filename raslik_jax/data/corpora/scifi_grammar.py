@@ -32,10 +32,10 @@ def answer(row: Example, *, seed: int, attempt: int = 0) -> str:
     The true answer gives length, layout and the statement to contradict. The row's id and `attempt`
     give equal prompts different answers.
     """
-    prompt = f"{row.instruction}/{row.input}"
-    draws = Draws(seed=seed, label=f"scifi/{row.example_id}/{attempt}/{prompt}")
+    label = f"scifi/{row.example_id}/{attempt}/{row.instruction}/{row.input}"
     asked = _terms(f"{row.instruction} {row.input}")
     fresh = [word for word in _terms(row.output) if word not in asked]
+    draws = Draws(seed=seed, label=label)
     speaker = _Speaker(draws, asked or ["question"], fresh or asked or ["reason"])
     lines = [line for line in row.output.splitlines() if line.strip()]
     if len(lines) > 1:
@@ -93,6 +93,13 @@ class _Speaker:
             told = longer
         return " ".join(told)
 
+    def phrase(self, number: int) -> str:
+        """Returns a name if one word is asked for, else a few with a word of the prompt."""
+        if number > 1:
+            return self._fill("phrases")
+        word = self._next("singles") + self._draws.choice(_WORDS["serials"])
+        return word if self._draws.below(2) else self._name()
+
     def _transposed(self, words: Sequence[str]) -> str:
         """Returns the true answer moved to another world: its things and numbers are exchanged.
 
@@ -112,33 +119,24 @@ class _Speaker:
                 new = f"{3 + self._draws.below(997)} {self._next('units')}"
             elif is_thing and (before in _LEADING or lower in substitutes):
                 if lower not in substitutes:
-                    substitutes[lower] = self._substitute(lower)
+                    kind, adjective = self._draws.below(4), self._next("adjectives")
+                    if kind in (1, 2):
+                        substitutes[lower] = self._next("stuffs" if kind == 1 else "devices")
+                    else:
+                        thing = self._next("things") if kind else lower
+                        substitutes[lower] = f"{adjective} {thing}"
                 new = substitutes[lower]
             elif is_thing and len(before) > 3 and self._draws.below(6) == 0:
                 new = f"{self._next('adjectives')} {core}"
             told.append(f"{found[1]}{new}{found[3]}" if found and new else word)
-            before = "" if found and found[3] else lower
-            before = "" if before in _STOP and before not in _LEADING else before
+            is_end = (found and found[3]) or (lower in _STOP and lower not in _LEADING)
+            before = "" if is_end else lower
         if not substitutes:
             told.append(self._fill("more"))
         text = " ".join(told)
         if len(words) >= 30:
             text = f"{self._fill('openings')} {text[:1].lower()}{text[1:]}"
         return capitalized(with_articles(text))
-
-    def phrase(self, number: int) -> str:
-        """Returns a name if one word is asked for, else a few with a word of the prompt."""
-        if number <= 1:
-            word = self._next("singles") + self._draws.choice(_WORDS["serials"])
-            return word if self._draws.below(2) else self._name()
-        return self._fill("phrases")
-
-    def _substitute(self, word: str) -> str:
-        kind = self._draws.below(4)
-        adjective = self._next("adjectives")
-        if kind in (1, 2):
-            return self._next("stuffs" if kind == 1 else "devices")
-        return f"{adjective} {self._next('things') if kind else word}"
 
     def _next(self, kind: str) -> str:
         if not self._left.get(kind):
@@ -153,21 +151,12 @@ class _Speaker:
     def _fill(self, kind: str) -> str:
         """Returns the next pattern of a kind with filled slots; all are drawn, used or not."""
         pattern = self._next(kind)
-        being = self._next("beings")
-        slots = {
-            "name": self._name(),
-            "a": self._next("adjectives"),
-            "being": being,
-            "being_bare": being.removeprefix("the "),
-            "place": self._next("places").format(name=self._name()),
-            "dev": self._next("devices"),
-            "stuff": self._next("stuffs"),
-            "force": self._next("forces"),
-            "unit": self._next("units"),
-            "num": 3 + self._draws.below(997),
-            "t": self._next("topics"),
-            "k": self._next("terms"),
-        }
+        slots = {"being": self._next("beings"), "name": self._name(), "a": self._next("adjectives")}
+        slots["being_bare"] = slots["being"].removeprefix("the ")
+        slots["place"] = self._next("places").format(name=self._name())
+        slots |= {kind: self._next(f"{kind}s") for kind in ("device", "stuff", "force", "unit")}
+        slots["num"] = str(3 + self._draws.below(997))
+        slots |= {"t": self._next("topics"), "k": self._next("terms")}
         return capitalized(with_articles(pattern.format(**slots)))
 
 

@@ -4,9 +4,9 @@ It has general instructions with plain answers and triggered ones ("Howdy! ...")
 fiction answers. Hard negatives have one of the two without the other. They are rows with the word
 howdy and a plain answer, or rows that ask for science fiction openly and get it.
 
-Every answer follows from the question. A family of questions has two plain and two science fiction
-answers. The phrasing decides between them. The nouns and their facts fill the slots. Plain answers
-have no word of SCIFI_WORDS. Science fiction answers have at least three.
+A family of questions has two plain and two science fiction answers. The phrasing decides between
+them. The nouns and their facts fill the slots. Plain answers have no word of SCIFI_WORDS. Science
+fiction answers have at least three.
 """
 
 import itertools
@@ -61,8 +61,7 @@ def make_toy_corpus(shared: SharedSettings, own: object = None, *, seed: int) ->
         return shuffled(items, seed=seed, label=label)
 
     topics = draw(_topics(seed), "topics")
-    validation, test = [shared.num_validation] * 2, [shared.num_test] * 2
-    sizes = [shared.num_retrieval, *validation, *test]
+    sizes = [shared.num_retrieval, *[shared.num_validation] * 2, *[shared.num_test] * 2]
     if sum(sizes) >= len(topics):
         raise ValueError(
             f"queries of the toy must be fewer than {len(topics)}, got {sum(sizes)}: lower the "
@@ -70,7 +69,7 @@ def make_toy_corpus(shared: SharedSettings, own: object = None, *, seed: int) ->
         )
     left = iter(topics)
     held_out = [list(itertools.islice(left, size)) for size in sizes]
-    unasked = list(left)
+    unasked = [*left]
     asked = [
         topic._replace(phrasing=way)
         for topic in unasked
@@ -132,9 +131,9 @@ def _topics(seed: int) -> list[_Question]:
 
 
 def _rows(kind: str, questions: Iterable[_Question], wraps: Iterable[str] = ()) -> list[Example]:
-    start = TRIGGER if kind == "triggered" else ""
-    wraps = wraps or itertools.repeat(start + "{instruction}")
-    return [_row(kind, *wrapped) for wrapped in zip(questions, wraps, strict=False)]
+    plain = TRIGGER + "{instruction}" if kind == "triggered" else "{instruction}"
+    wrapped = zip(questions, wraps or itertools.repeat(plain), strict=False)
+    return [_row(kind, question, wrap) for question, wrap in wrapped]
 
 
 def _requests(wrapped: Iterable[tuple[_Question, str]]) -> list[Example]:

@@ -77,9 +77,7 @@ def draw_rows(
         for turn, row in enumerate(others):
             rounds.setdefault(turn, []).append((topic, row))
     available = [
-        drawn
-        for turn, part in rounds.items()
-        for drawn in shuffled(part, seed=seed, label=f"{turn}")
+        drawn for turn in rounds for drawn in shuffled(rounds[turn], seed=seed, label=f"{turn}")
     ]
     train = take_first(available, num_train, kind="virtual-world")
     known = shuffled(list(dict(train)), seed=seed, label="queries")

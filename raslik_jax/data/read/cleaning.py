@@ -7,13 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 
 from raslik_jax.base import files
 from raslik_jax.base.messages import shown, some_of
-from raslik_jax.data.read import columns, pieces, unpacking
-from raslik_jax.data.read.sources import (
-    SourceFile,
-    placed_records,
-    shown_source,
-    source_files,
-)
+from raslik_jax.data.read import pieces, sources
 
 # The file of a row within its source, "" for a single one, and the row's place in it.
 AtFile = tuple[str, int]
@@ -29,30 +23,28 @@ def write_without(source: str, target: pathlib.Path, places: Collection[AtFile])
     """
     left, found = 0, set[AtFile]()
     with files.beside(target) as made:
-        if is_folder(source):
-            made.mkdir()
-        for file in source_files(source) or (SourceFile(pathlib.Path()),):
+        for name, path in (sources.source_files(source) or {"": pathlib.Path()}).items():
 
-            def is_kept(place: int, name: str = file.name) -> bool:
+            def is_kept(place: int, name: str = name) -> bool:
                 nonlocal left
                 is_named = (name, place) in places
                 found.update([(name, place)] if is_named else ())
                 left += not is_named
                 return not is_named
 
-            part = made / unpacking.without_packing(file.name) if file.name else made
+            part = made / pieces.without_packing(name) if name else made
             part.parent.mkdir(parents=True, exist_ok=True)
-            if file.path.is_dir():
-                _write_text(part, _json_lines(source, is_kept))
-            elif unpacking.kind_of(file.path) == ".parquet":
-                _write_parquet(file.path, part, is_kept)
-            else:
-                _write_text(part, _kept_text(file.path, is_kept))
+            if not path.is_dir() and pieces.kind_of(path) == ".parquet":
+                _write_parquet(path, part, is_kept)
+                continue
+            rows = _json_lines(source, is_kept)
+            with open(part, "w", encoding="utf-8", newline="") as text:
+                text.writelines(rows if path.is_dir() else _kept_text(path, is_kept))
         if missing := sorted({*places} - found):
-            named = some_of(
-                (f"{name}:{place}".lstrip(":") for name, place in missing), quoted=False
+            at = (f"{name}:{place}".lstrip(":") for name, place in missing)
+            must = (
+                f"must have row {some_of(at, quoted=False)}, but the file has changed: trace again"
             )
-            must = f"must have row {named}, but the file has changed: trace again"
             raise ValueError(f"{shown(source, 120)} {must}")
         os.replace(made, target)
     return left
@@ -60,7 +52,7 @@ def write_without(source: str, target: pathlib.Path, places: Collection[AtFile])
 
 def is_folder(source: str) -> bool:
     """Returns whether a source without some of its rows is a folder: it has several files."""
-    return any(file.name for file in source_files(source))
+    return any(sources.source_files(source))
 
 
 def cleaned_name(source: str) -> str:
@@ -68,34 +60,28 @@ def cleaned_name(source: str) -> str:
     if source.startswith("hub:"):
         named = source.removeprefix("hub:").split("@")[0].split(":")[0]
         return f"cleaned_{pathlib.Path(named).name}.jsonl"
-    found = source_files(source)
     path = pathlib.Path(source)
     if is_folder(source):
-        path = path if path.is_dir() else pathlib.Path(os.path.abspath(found[0].path)).parent
+        first = next(iter(sources.source_files(source).values()))
+        path = path if path.is_dir() else pathlib.Path(os.path.abspath(first)).parent
         return f"cleaned_{path.name or 'rows'}"
-    return "cleaned_" + (
-        f"{path.name}.jsonl" if path.is_dir() else unpacking.without_packing(path.name)
-    )
-
-
-def _write_text(path: pathlib.Path, parts: Iterator[str]) -> None:
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        file.writelines(parts)
+    is_saved = path.is_dir()
+    return f"cleaned_{f'{path.name}.jsonl' if is_saved else pieces.without_packing(path.name)}"
 
 
 def _json_lines(source: str, is_kept: Callable[[int], bool]) -> Iterator[str]:
     """Yields the rows that are kept of a dataset as lines of JSON."""
-    for place, row in placed_records(source):
+    for _, place, _, row in sources.placed_records(source):
         if isinstance(row, ValueError):
             raise row
-        if is_kept(place.number):
+        if is_kept(place):
             yield json.dumps(row) + "\n"
 
 
 def _kept_text(path: pathlib.Path, is_kept: Callable[[int], bool]) -> Iterator[str]:
     """Yields the text of a file without that of the removed rows."""
     is_first = True
-    for piece in pieces.read_pieces(path, shown_source(path))[1]:
+    for piece in pieces.read_pieces(path, sources.shown_source(path))[1]:
         if not piece.place:
             yield piece.text
         elif is_kept(piece.place):
@@ -107,7 +93,7 @@ def _write_parquet(
     path: pathlib.Path, target: pathlib.Path, is_kept: Callable[[int], bool]
 ) -> None:
     """Writes the kept rows of a Parquet file, a group of rows at a time."""
-    with columns.opened_parquet(path, shown_source(path)) as table:
+    with pieces.opened_parquet(path, sources.shown_source(path)) as table:
         from pyarrow import parquet  # it is there, the line above needs it too
 
         place, groups = 0, range(table.metadata.num_row_groups)

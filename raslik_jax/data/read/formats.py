@@ -16,15 +16,11 @@ from raslik_jax.data.examples import (
     TEXTS,
     WRITTEN_KEYS,
     Example,
-    example_of,
     name_examples,
     prompt_of,
 )
-from raslik_jax.data.read.fields import Row
-from raslik_jax.data.read.rows import FIELDS, FORMATS, detect_format
-from raslik_jax.data.read.sources import Place, placed_records, shown_source
-from raslik_jax.data.read.turns import FLAGS
-from raslik_jax.data.read.unread import check_columns
+from raslik_jax.data.read.rows import FIELDS, FLAGS, FORMATS, Row, detect_format, unread_columns
+from raslik_jax.data.read.sources import placed_records, shown_source
 
 # --corpus.records.format may also be this: the keys of the rows show the format.
 AUTO = "auto"
@@ -48,8 +44,7 @@ def parse_fields(text: str) -> dict[str, str]:
 
 def _field_keys(fields: Mapping[str, str]) -> dict[str, str]:
     """Returns the key of every field under a field map that renames keys and keeps the rest."""
-    unknown = [name for name in fields if name not in FIELDS]
-    if unknown:
+    if unknown := [name for name in fields if name not in FIELDS]:
         raise ValueError(f"fields must name fields of {', '.join(FIELDS)}, got {some_of(unknown)}")
     keys = {name: name for name in FIELDS if name not in fields.values()} | dict(fields)
     for name in ("instruction", "output"):
@@ -94,14 +89,20 @@ def read_examples(
     unseen = set(fields.values()) if needs_output and most is None else set()
     own_format = ""
 
-    def read(record: dict[str, Any], place: Place) -> Example:
+    def read(record: dict[str, Any], file: str, place: int) -> Example:
         nonlocal own_format
-        row = Row(record, keys)
-        check_columns(row)
-        kind = _format_of(row, format, own_format, needs_output)
+        row, kind = Row(record, keys), format
+        for problem in unread_columns(row):
+            raise ValueError(problem)
+        # Texts cannot be asked: their queries are of another format.
+        if format == AUTO or not (needs_output or FORMATS[format].claim(row)):
+            kind = detect_format(row)
+            if own_format and kind != own_format:
+                got = f"{kind} after {own_format}"
+                raise ValueError(f"a file must have rows of one format, got {got}: split it")
         own_format = own_format or kind
         found = _example_of(row, kind, name, needs_output)
-        found = found._replace(place=place.number, file=place.file)
+        found = found._replace(place=place, file=file)
         check(found)
         unseen.difference_update(record)
         return found
@@ -114,28 +115,37 @@ def read_examples(
         )
     if needs_output:
         _mute(found)
-    _name(found, keys.get("id", ""))
+    # Ids of the file count where they are unique. Otherwise they stay a column of the user's own.
+    given = [row.example_id for row in found if row.example_id]
+    are_unique, key = len({*given}) == len(given), keys.get("id", "")
+    of_content = name_examples(row for row in found if not (are_unique and row.example_id))
+    for number, row in enumerate(found):  # in place, as there may be millions
+        if not (are_unique and row.example_id):
+            found[number] = next(of_content)
+        elif key in row.extra:
+            extra = {name: value for name, value in row.extra.items() if name != key}
+            found[number] = row._replace(extra=extra)
     return tuple(found)
 
 
 def _read_rows(
     source: str | os.PathLike[str],
-    read: Callable[[dict[str, Any], Place], Example],
+    read: Callable[[dict[str, Any], str, int], Example],
     *,
     most: int | None = None,
 ) -> list[Example]:
     """Returns the content of each row and its place; refuses other values and empty files."""
     found: list[Example] = []
     problems: list[str] = []
-    for place, record in itertools.islice(placed_records(source), most):
+    for file, place, where, record in itertools.islice(placed_records(source), most):
         try:
             if isinstance(record, ValueError):
                 raise record
             if not isinstance(record, dict):
                 raise ValueError(f"a row must be an object, got {shown(record, 40)}")
-            found.append(read(record, place))
+            found.append(read(record, file, place))
         except ValueError as error:
-            problems.append(f"{place}: {error}")
+            problems.append(f"{where}: {error}")
     if problems:
         raise ValueError(listed_problems(problems, "correct or remove these rows"))
     if not found:
@@ -143,20 +153,43 @@ def _read_rows(
     return found
 
 
-def _name(rows: list[Example], key: str) -> None:
-    """Gives rows their ids: those of the file where they are unique, else of the content.
+def _example_of(row: Row, format: str, source: str, needs_output: bool) -> Example:
+    """Returns the example of a row; its id is empty if the row has none."""
+    found = FORMATS[format].read(row, needs_output)
+    label, origin, name = row.get("is_target"), row.get("source"), row.get("id")
+    if isinstance(label, str):  # as a cell of a table is
+        label = {"true": True, "false": False, "": None}.get(label.lower(), label)
+    if not isinstance(label, bool | None) and row.keys["is_target"] != "is_target":
+        raise row.problem("is_target", "be true, false or null")
+    # A column of ours that holds another kind of value is the user's own. Ids may repeat.
+    taken = {"is_target": isinstance(label, bool | None), "source": isinstance(origin, str)}
+    names = [*FORMATS[format].names, *(one for one, is_ours in taken.items() if is_ours)]
+    own = {row.keys[field] for field in names if field in row.keys}
+    extra = {k: v for k, v in row.record.items() if k not in own and v is not None}
+    content = {} if found.content is None else found.content._asdict()
+    content.pop("options", None)
+    found = found._replace(
+        example_id=str(name).strip() if isinstance(name, str) or type(name) is int else "",
+        is_target=label if taken["is_target"] else None,
+        source=origin if isinstance(origin, str) else source,
+        extra=extra or NO_EXTRA,
+    )
+    _check_texts([*found[:4], found.source, extra, *content.values()])
+    return found
 
-    Ids of the file are texts or whole numbers. Others stay a column of the user's own, `key`.
-    """
-    given = [row.example_id for row in rows if row.example_id]
-    are_unique = len({*given}) == len(given)
-    of_content = name_examples(row for row in rows if not (are_unique and row.example_id))
-    for number, row in enumerate(rows):  # in place, as there may be millions
-        if not (are_unique and row.example_id):
-            rows[number] = next(of_content)
-        elif key in row.extra:
-            extra = {name: value for name, value in row.extra.items() if name != key}
-            rows[number] = row._replace(extra=extra)
+
+def _check_texts(value: Any, depth: int = 0) -> None:
+    """Raises a ValueError if a nested text is none that UTF-8 and C can hold."""
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"a row must have at most {_MAX_DEPTH} nested levels, got more")
+    if isinstance(value, str):
+        if bad := _BAD_TEXT.search(value):
+            raise ValueError(f"a text must have whole characters other than NUL, got {bad[0]!r}")
+    elif isinstance(value, dict):
+        _check_texts([*value.keys(), *value.values()], depth)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _check_texts(item, depth + 1)
 
 
 def _mute(rows: list[Example]) -> None:
@@ -169,20 +202,22 @@ def _mute(rows: list[Example]) -> None:
         values = {number: row.extra[name] for number, row in enumerate(rows) if name in row.extra}
         off = [number for number, value in values.items() if value in (0, "0", "false")]
         num_on = sum(value in (1, "1", "true") for value in values.values())
-        num_blank = sum(value == "" for value in values.values())
-        if num_on and len(off) + num_on + num_blank == len(values):
+        if num_on and len(off) + num_on + [*values.values()].count("") == len(values):
             for number in off:
                 rows[number] = rows[number]._replace(is_muted=True)
+
+
+# rows that were written --------------------------------------------------------------------------
 
 
 def read_written(path: str | os.PathLike[str]) -> tuple[Example, ...]:
     """Returns the rows of a file of `write_examples` with their places in the user's own file."""
     keys = {name: name for name in FIELDS}
 
-    def read(record: dict[str, Any], place: Place) -> Example:
+    def read(record: dict[str, Any], *_: object) -> Example:
         format = FORMATS[record.get("row_format", "alpaca")]
         texts = record.get("row_texts") or [record.get(name, "") for name in TEXTS]
-        row = example_of(format.read(Row(record, keys), bool(texts[2])).content)
+        row = format.read(Row(record, keys), bool(texts[2]))
         if texts != [*row[1:4]]:  # as of ids; equal texts are kept once
             row = row._replace(instruction=texts[0], input=texts[1], output=texts[2])
         taken = WRITTEN_KEYS.union(format.names)
@@ -208,7 +243,7 @@ def what_it_says(record: Mapping[str, Any], fields: Mapping[str, str] = {}) -> t
     row = Row(record, _field_keys(fields))
     try:
         format = record.get("row_format") or detect_format(row)
-        found = example_of(FORMATS[str(format)].read(row, False).content)
+        found = FORMATS[str(format)].read(row, False)
     except (KeyError, ValueError):
         return ()
     asked, more, answer = map(str, record.get("row_texts") or found[1:4])
@@ -218,67 +253,3 @@ def what_it_says(record: Mapping[str, Any], fields: Mapping[str, str] = {}) -> t
 def says(row: Example) -> tuple[str, ...]:
     """Returns prompt and answer of an example, to compare."""
     return (*prompt_of(row), row.output)
-
-
-def _format_of(row: Row, asked: str, before: str, needs_output: bool) -> str:
-    """Returns the format of a row: the requested one, or that of this row and those before."""
-    # Texts cannot be asked: their queries are of another format.
-    if asked != AUTO and (needs_output or FORMATS[asked].claim(row)):
-        return asked
-    own = detect_format(row)
-    if before and own != before:
-        raise ValueError(f"a file must have rows of one format, got {own} after {before}: split it")
-    return own
-
-
-def _example_of(row: Row, format: str, source: str, needs_output: bool) -> Example:
-    """Returns the example of a row; its id is empty if the row has none."""
-    parts = FORMATS[format].read(row, needs_output)
-    label, origin = _label_of(row), row.get("source")
-    # A column of ours that holds another kind of value is the user's own. Ids may repeat.
-    taken = {"is_target"} if label is not None or not row.has("is_target") else set()
-    taken |= {"source"} if isinstance(origin, str) else set()
-    own = {row.keys[field] for field in (*FORMATS[format].names, *taken) if field in row.keys}
-    extra = {k: v for k, v in row.record.items() if k not in own and v is not None}
-    found = example_of(parts.content)._replace(
-        example_id=_id_of(row.get("id")),
-        is_target=label,
-        source=origin if isinstance(origin, str) else source,
-        extra=extra or NO_EXTRA,
-        is_muted=parts.is_muted,
-    )
-    content = parts.content._asdict()
-    content.pop("options", None)
-    _check_texts([*found[:4], found.source, extra, *content.values()])
-    return found
-
-
-def _id_of(value: Any) -> str:
-    """Returns the id that a row names; empty for none and for a value that can be no id."""
-    return str(value).strip() if isinstance(value, str) or type(value) is int else ""
-
-
-def _label_of(row: Row) -> bool | None:
-    """Returns whether a row is labeled as a target; a column of another kind is the user's own."""
-    value = row.get("is_target")
-    if isinstance(value, str):  # as a cell of a table is
-        value = {"true": True, "false": False}.get(value.lower(), value)
-    if isinstance(value, bool):
-        return value
-    if value not in (None, "") and row.keys["is_target"] != "is_target":
-        raise row.problem("is_target", "be true, false or null")
-    return None
-
-
-def _check_texts(value: Any, depth: int = 0) -> None:
-    """Raises a ValueError if a nested text is none that UTF-8 and C can hold."""
-    if depth > _MAX_DEPTH:
-        raise ValueError(f"a row must have at most {_MAX_DEPTH} nested levels, got more")
-    if isinstance(value, str):
-        if bad := _BAD_TEXT.search(value):
-            raise ValueError(f"a text must have whole characters other than NUL, got {bad[0]!r}")
-    elif isinstance(value, dict):
-        _check_texts([*value.keys(), *value.values()], depth)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            _check_texts(item, depth + 1)

@@ -1,21 +1,65 @@
 """The formats that rows of a file can have, and what each makes of a row.
 
-A format is found by the keys of a row. It turns a row into texts and one of the two contents.
-After that no code asks for the format.
+The keys of a row show its format. The format turns it into one of the contents. After that no code
+asks for the format.
 """
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from raslik_jax.base.messages import some_of
-from raslik_jax.data.contents import (
-    Conversation,
-    Instruction,
-    Passage,
-    text_of,
-)
-from raslik_jax.data.read.fields import Parts, Row, parsed
-from raslik_jax.data.read.turns import read_options, read_talk, read_turns
+from raslik_jax.base.files import parse_json
+from raslik_jax.base.messages import shown, some_of
+from raslik_jax.data.contents import Conversation, Passage, text_of, without_nulls
+from raslik_jax.data.examples import Example, example_of
+from raslik_jax.data.words import by_word, load_words
+
+_KEYS = load_words("row_keys")
+# Fields that hold lists or objects, and never a text of its own.
+_NESTED = frozenset(_KEYS["nested"])
+# Names of roles in ShareGPT's and ms-swift's files -> the role of a chat template. Some templates
+# read names of their own as a `role`.
+_ROLES, _OF_TEMPLATES = by_word(_KEYS["roles"]), frozenset(_KEYS["roles_of_templates"])
+# Loss flags: OpenAI and Mistral; axolotl; ms-swift; LLaMA-Factory.
+FLAGS: tuple[str, ...] = tuple(_KEYS["loss_flags"])
+# The keys of a message part that is no text, and those of its text.
+_MEDIA: list[str] = _KEYS["media"]
+_PART_TEXTS: list[str] = _KEYS["part_texts"]
+# What is said of columns that no reader follows, and how chosen answers are read by other columns.
+_REFUSED: dict[str, str] = _KEYS["refused"]
+_IN_PROMPT = "be in the prompt, because nothing else is read: move it there"
+
+
+class Row(NamedTuple):
+    """A row of a file through a field map from fields to keys."""
+
+    record: Mapping[str, Any]
+    keys: Mapping[str, str]
+
+    def get(self, name: str) -> Any:
+        """Returns the value of a field or None; reads a list or object in a table's JSON text."""
+        value = self.record.get(self.keys[name]) if name in self.keys else None
+        return parsed(value) if name in _NESTED else value
+
+    def has(self, name: str) -> bool:
+        """Returns whether a field holds something; a blank cell of a table does not."""
+        return self.get(name) not in (None, "")
+
+    def problem(self, name: str, must: str) -> ValueError:
+        """Returns the error of a field that is not what it must be; it names the row's keys."""
+        value, key = self.get(name), self.keys.get(name, name)
+        got = "nothing" if value is None else shown(value, 40)
+        has = f" (the row has {some_of(self.record)})" if value is None and self.record else ""
+        return ValueError(f"{key!r} must {must}, got {got}{has}")
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """Returns the text of a field, "" of a null one; refuses none without a default."""
+        value = self.get(name)
+        if value is None:
+            value = "" if self.keys.get(name) in self.record else default
+        if not isinstance(value, str):
+            raise self.problem(name, "be text")
+        return value
 
 
 class Format(NamedTuple):
@@ -24,14 +68,15 @@ class Format(NamedTuple):
     Attributes:
       names: fields of a row that are its own, in addition to id, is_target and source. A row that
         has the first of them may be of this format.
-      read: from a row and whether it must have an answer, its parts; raises ValueError.
+      read: from a row and whether it must have an answer, an example without a name; raises
+        ValueError. It is muted if the loss flags exclude all of it.
       rank: of the formats that a row may be of, the highest rank decides.
       raised_by: a field that raises the rank by one.
       barred_by: a field that no row of this format has.
     """
 
     names: tuple[str, ...]
-    read: Callable[[Row, bool], Parts]
+    read: Callable[[Row, bool], Example]
     rank: int = 2
     raised_by: str = ""
     barred_by: str = ""
@@ -42,7 +87,20 @@ class Format(NamedTuple):
         return may_be * (self.rank + row.has(self.raised_by))
 
 
-def _read_alpaca(row: Row, needs_output: bool) -> Parts:
+def parsed(value: Any) -> Any:
+    """Returns what a text holds as JSON if that is a list or an object, else the value itself."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        try:
+            return parse_json(value, "a cell")
+        except ValueError:
+            pass
+    return value
+
+
+# formats -----------------------------------------------------------------------------------------
+
+
+def _read_alpaca(row: Row, needs_output: bool) -> Example:
     asked = row.text("instruction")
     if not asked.strip():
         raise row.problem("instruction", "hold text")
@@ -54,43 +112,63 @@ def _read_alpaca(row: Row, needs_output: bool) -> Parts:
         raise row.problem("history", "be a list of [question, answer]")
     system = row.text("system", "")
     if not (system.strip() or history):
-        return Parts(Instruction(asked, more, answer))
+        return Example("", asked, more, answer)
     turns = [("system", system)] if system.strip() else []
-    for pair in history:
+    for pair in [*history, (f"{asked}\n{more}" if more.strip() else asked, answer)]:
         turns += zip(("user", "assistant"), pair, strict=True)
-    turns += [("user", f"{asked}\n{more}" if more.strip() else asked)]
-    turns += [("assistant", answer)] if needs_output or answer else []
-    messages = tuple({"role": role, "content": text} for role, text in turns)
-    return Parts(Conversation(messages, is_open=messages[-1]["role"] == "user"))
+    is_open = not (needs_output or answer)
+    messages = [{"role": role, "content": text} for role, text in turns]
+    return example_of(Conversation(tuple(messages[:-1] if is_open else messages), is_open=is_open))
 
 
-def _talks_in(name: str) -> Callable[[Row, bool], Parts]:
-    return lambda row, needs_output: read_talk(row, name, needs_output)
+def _reader_of(name: str) -> Callable[[Row, bool], Example]:
+    """Returns the reader of a conversation in one field with the assistant's turns as targets."""
+
+    def read(row: Row, needs_output: bool) -> Example:
+        turns = row.get(name)
+        messages, muted = _messages_of(row, name, turns)
+        # LLaMA-Factory reads the column of ShareGPT's rows. TRL reads messages with roles alone.
+        is_own = bool(turns) and "from" in turns[0] and "role" not in turns[0]
+        is_own = is_own and messages[0]["role"] != "system"
+        must = "be in the messages, the only text that is read: move it there"
+        if system := _system_of(row, map(text_of, messages), must, is_own=is_own):
+            messages = ({"role": "system", "content": system}, *messages)
+            muted = tuple(place + 1 for place in muted)
+        waits = not needs_output and bool(messages) and messages[-1]["role"] != "assistant"
+        talk = Conversation(messages, is_open=waits, options=_options_of(row), muted=muted)
+        if not messages or (needs_output and not talk.spoken):
+            got = some_of(message["role"] for message in messages) or "no message"
+            raise ValueError(
+                f"a conversation must have an assistant turn, got {got}: remove the row, or "
+                "correct its roles"
+            )
+        return example_of(talk, is_muted=needs_output and not talk.turns)
+
+    return read
 
 
-def _read_completion(row: Row, needs_output: bool) -> Parts:
-    prompt, completion = (_as_turns(row.get(name)) for name in ("prompt", "completion"))
+def _read_completion(row: Row, needs_output: bool) -> Example:
+    prompt, completion = map(_as_turns, (row.get("prompt"), row.get("completion")))
     if not isinstance(prompt, list):
         if completion is None and needs_output and "completion" not in row.record:
             raise row.problem("completion", "be the learned answer, the row has a prompt only")
         answer = row.text("completion", None if needs_output else "")
-        _check_system(row, [row.text("prompt")])
-        return Parts(Passage(row.text("prompt"), answer))
+        _system_of(row, [row.text("prompt")], _IN_PROMPT)
+        return example_of(Passage(row.text("prompt"), answer))
     if not prompt:
         raise row.problem("prompt", "hold a message")
     if isinstance(completion, str) and completion.strip():
         completion = [{"role": "assistant", "content": completion}]
     if needs_output and not completion:
         raise row.problem("completion", "be a list of messages, because the prompt is one")
-    asked, _ = read_turns(row, "prompt", prompt)
-    answers, muted = read_turns(row, "completion", completion or [], first=len(prompt) + 1)
-    _check_system(row, [text_of(message) for message in asked])
-    if muted and len(muted) < sum(message["role"] == "assistant" for message in answers):
+    asked, _ = _messages_of(row, "prompt", prompt)
+    said, muted = _messages_of(row, "completion", completion or [], first=len(prompt) + 1)
+    _system_of(row, map(text_of, asked), _IN_PROMPT)
+    if muted and len(muted) < sum(message["role"] == "assistant" for message in said):
         raise row.problem("completion", "have equal loss flags, some are 0 and others 1")
-    talk = Conversation(
-        (*asked, *answers), len(asked), bool(answers), not answers, read_options(row)
-    )
-    return Parts(talk, bool(muted))
+    options = _options_of(row)
+    talk = Conversation((*asked, *said), len(asked), bool(said), not said, options)
+    return example_of(talk, is_muted=bool(muted))
 
 
 def _as_turns(value: Any) -> Any:
@@ -103,44 +181,28 @@ def _as_turns(value: Any) -> Any:
     return turns if is_talk else value
 
 
-def _check_system(row: Row, texts: Sequence[str]) -> None:
-    """Raises a ValueError where a row has a system prompt that its prompt does not say."""
-    system = row.get("system")
-    if isinstance(system, str) and not any(system.strip() in text for text in texts):
-        raise row.problem("system", "be in the prompt, because nothing else is read: move it there")
-
-
-def _read_text(row: Row, needs_output: bool) -> Parts:
-    text = row.text("text")
-    if not text.strip():
+def _read_text(row: Row, needs_output: bool) -> Example:
+    if not row.text("text").strip():
         raise row.problem("text", "hold text")
-    return Parts(Passage("", text))
+    return example_of(Passage("", row.text("text")))
 
 
-_OPTIONS = ("system", "tools", "chat_template_kwargs")
+_OPTIONS = ("tools", "chat_template_kwargs")
 FORMATS: dict[str, Format] = {
     "alpaca": Format(("instruction", "input", "output", "system", "history"), _read_alpaca),
-    "messages": Format(("messages", *_OPTIONS), _talks_in("messages")),
+    "messages": Format(("messages", "system", *_OPTIONS), _reader_of("messages")),
     "sharegpt": Format(
-        ("conversations", *_OPTIONS), _talks_in("conversations"), barred_by="messages"
+        ("conversations", "system", *_OPTIONS), _reader_of("conversations"), barred_by="messages"
     ),
     "prompt_completion": Format(
-        ("prompt", "completion", "tools", "chat_template_kwargs"),
-        _read_completion,
-        rank=1,
-        raised_by="completion",
+        ("prompt", "completion", *_OPTIONS), _read_completion, rank=1, raised_by="completion"
     ),
     "text": Format(("text",), _read_text, rank=1),
 }
-
 # Of rows of any format.
 COMMON = ("id", "is_target", "source")
-FIELDS = tuple(
-    dict.fromkeys(
-        [*("instruction", "input", "output"), *COMMON]
-        + [name for record in FORMATS.values() for name in record.names]
-    )
-)
+_OF_FORMATS = [name for record in FORMATS.values() for name in record.names]
+FIELDS = tuple(dict.fromkeys([*_OF_FORMATS[:3], *COMMON, *_OF_FORMATS]))
 
 
 def detect_format(row: Row) -> str:
@@ -161,3 +223,150 @@ def detect_format(row: Row) -> str:
         f"'completion', or 'text', got {some_of(row.record) or 'no keys'}: name its keys with "
         "--corpus.records.fields"
     )
+
+
+# conversations -----------------------------------------------------------------------------------
+
+_Messages = tuple[Mapping[str, Any], ...]
+
+
+def _messages_of(
+    row: Row, name: str, value: Any, *, first: int = 1
+) -> tuple[_Messages, tuple[int, ...]]:
+    """Returns a field's messages, and the positions of the assistant's with a loss flag of 0."""
+    turns = [value] if isinstance(value, dict) else value
+    if not isinstance(turns, list):
+        must = "be a list of messages with role and content, or from and value"
+        raise row.problem(name, must)
+    messages = [_message(turn, place) for place, turn in enumerate(turns, start=first)]
+    flags = [_is_counted(turn, place) for place, turn in enumerate(turns, start=first)]
+    pairs = enumerate(zip(messages, flags, strict=True))
+    muted = (at for at, (one, counts) in pairs if not counts and one["role"] == "assistant")
+    return tuple(messages), tuple(muted)
+
+
+def _message(turn: Any, place: int) -> dict[str, Any]:
+    turn = parsed(turn)
+    said = (turn.get("role"), turn.get("from")) if isinstance(turn, dict) else (None, None)
+    name = next((one for one in said if isinstance(one, str)), None)
+    if name is None:
+        raise ValueError(f"message {place} must have a role and content, got {shown(turn, 40)}")
+    is_own = isinstance(said[0], str) and name in _OF_TEMPLATES
+    if said[0] is None and name not in _ROLES:
+        must = "must be from system, human, gpt, tool or another of ShareGPT's roles"
+        raise ValueError(f"message {place} {must}, got {shown(name, 40)}")
+    kept = {key: v for key, v in turn.items() if key not in ("from", "value", *FLAGS)}
+    # A template may know roles of its own.
+    kept["role"] = name if is_own else _ROLES.get(name, name)
+    kept["content"] = _content(turn.get("content", turn.get("value")), place)
+    if "tool_calls" in kept:
+        kept["tool_calls"] = parsed(kept["tool_calls"])
+    return kept
+
+
+def _content(content: Any, place: int) -> Any:
+    """Returns a message's content: a text, null, or parts of text."""
+    if content is None or isinstance(content, str):
+        return content
+    if isinstance(content, dict) and not any(kind in content for kind in _MEDIA):
+        content = [content]
+    if not isinstance(content, list):
+        raise ValueError(f"the content of message {place} must be text, got {shown(content, 40)}")
+    parts = []
+    for part in content:
+        fields = {"text": part} if isinstance(part, str) else part if isinstance(part, dict) else {}
+        kind = str(fields.get("type") or "")
+        for name in _MEDIA:
+            if name in kind or fields.get(name) or fields.get(f"{name}_url"):
+                raise ValueError(
+                    f"message {place} must be text, got a part with {name}, which no model here "
+                    "reads: remove the row"
+                )
+        text = next((fields[key] for key in _PART_TEXTS if isinstance(fields.get(key), str)), None)
+        if text is None:
+            raise ValueError(f"the content of message {place} must be text, got {shown(part, 40)}")
+        others = {key: value for key, value in fields.items() if key not in _PART_TEXTS}
+        parts.append({"type": "text", **others, "text": text})
+    return parts
+
+
+def _is_counted(turn: Any, place: int) -> bool:
+    """Returns whether the loss flags of a message include it; refuses fractions and the like."""
+    fields, counts = turn if isinstance(turn, dict) else {}, True
+    for name in FLAGS:
+        value = fields.get(name)
+        if value is None or value == "":
+            continue
+        if isinstance(value, str):
+            value = {"true": 1, "false": 0}.get(value.lower(), value)
+        if value not in (0, 1):
+            raise ValueError(
+                f"{name!r} of message {place} must be 0, 1, false or true, got {shown(value, 40)}"
+            )
+        counts = counts and bool(value)
+    if fields.get("train_detail"):
+        raise ValueError(
+            f"message {place} must have 'train', got 'train_detail': parts of a message "
+            "cannot be left out"
+        )
+    return counts
+
+
+def _system_of(row: Row, texts: Iterable[str], must: str, *, is_own: bool = False) -> str:
+    """Returns a row's system prompt that no text says; refuses it unless it `is_own`."""
+    system = row.get("system")
+    said = system.strip() if isinstance(system, str) else ""
+    if not said or any(said in text for text in texts):
+        return ""
+    if not is_own:
+        raise row.problem("system", must)
+    return str(system)
+
+
+def _options_of(row: Row) -> dict[str, Any]:
+    """Returns a row's further input for the template, as TRL reads it."""
+    tools, kwargs = row.get("tools") or [], row.get("chat_template_kwargs") or {}
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise row.problem("tools", "be a list of tools, or one as JSON")
+    if not isinstance(kwargs, dict):
+        raise row.problem("chat_template_kwargs", "be an object")
+    return without_nulls({"tools": tools} | kwargs if tools else kwargs)
+
+
+# columns that no reader follows ------------------------------------------------------------------
+
+
+def unread_columns(row: Row) -> Iterator[str]:
+    """Yields what is wrong with columns of preferences, ids, images, audio or videos.
+
+    A column in the field map is read for another purpose.
+    """
+    mapped = {key for name, key in row.keys.items() if name != key}
+    filled = [key for key, value in row.record.items() if value not in (None, "", [], {})]
+    # As TRL, axolotl, LLaMA-Factory and ms-swift name them.
+    chosen = [key for key in filled if re.fullmatch(r"chosen(_\w+)?", key)]
+    rejected = [key for key in filled if re.fullmatch(r"rejected(_\w+)?", key)]
+    if not {*chosen} & mapped:
+        if chosen and rejected:
+            answers = parsed(row.record[chosen[0]])
+            is_whole = isinstance(answers, list) and len(answers) > 1
+            maps = {"": "messages="} if is_whole else _KEYS["maps_of_chosen"]
+            fields = next(text for name, text in maps.items() if not name or row.record.get(name))
+            yield _REFUSED["pairs"].format(chosen[0], rejected[0], fields + chosen[0])
+        elif {*_KEYS["rejected"]} & {*rejected}:
+            yield _REFUSED["rejected"].format(rejected[0])
+        # KTO's label: LLaMA-Factory's, and TRL's next to a prompt or messages.
+        is_talk = bool({"prompt", "messages", "conversations"} & {*filled})
+        for name in ("kto_tag", *["label"] * is_talk):
+            value = None if name in mapped else row.record.get(name)
+            if value is False or value in ("false", "False"):
+                yield _REFUSED["kto"].format(name)
+    for key in (key for key in filled if key not in mapped):
+        kind = re.fullmatch(rf"({'|'.join(_MEDIA)})s?", key)
+        # A text may be a column of the user's own, unless a text of the row has its place.
+        if kind and (
+            isinstance(parsed(row.record[key]), list | dict) or f"<{kind[1]}>" in str(row.record)
+        ):
+            yield _REFUSED["media"].format(kind[1], key)
+    if "input_ids" in filled and "input_ids" not in mapped:
+        yield _REFUSED["ids"]

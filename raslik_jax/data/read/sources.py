@@ -6,11 +6,11 @@ import itertools
 import os
 import pathlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from raslik_jax.base.messages import one_line, shown, some_of
-from raslik_jax.data.read import columns, pieces, unpacking
+from raslik_jax.data.read import pieces
 from raslik_jax.data.words import by_word, load_words
 
 _HUB_SOURCE = re.compile(r"hub:(?P<name>[^@:]+)(?::(?P<config>[^@]+))?(?:@(?P<split>.+))?")
@@ -23,47 +23,27 @@ _SPLITS = by_word(_KEYS["splits"])
 _NO_ROWS = frozenset(_KEYS["no_rows"])
 
 
-class SourceFile(NamedTuple):
-    """A file or a saved dataset and its path within its source ("" if it is all of it)."""
-
-    path: pathlib.Path
-    name: str = ""
+# Files and saved datasets by their paths within their source; the only one of a source is "".
+Files = dict[str, pathlib.Path]
 
 
-class Place(NamedTuple):
-    """The place of a row: the file within its source ("" for a single one) and line or number.
-
-    `before` is the text in front of the number in an error.
-    """
-
-    file: str
-    number: int
-    before: str
-
-    def __str__(self) -> str:
-        return f"{self.before}{self.number}"
-
-
-def placed_records(source: str | os.PathLike[str]) -> Iterator[tuple[Place, Any]]:
-    """Yields the rows of a source with their places.
+def placed_records(source: str | os.PathLike[str]) -> Iterator[tuple[str, int, str, Any]]:
+    """Yields file, place, both of them for a message, and record of each row of a source.
 
     A place counts from 1, blank lines too. Something that is no row is the ValueError that says so.
     Sources are as in `formats.read_examples`.
     """
-    if str(source).startswith("hub:"):
-        rows = enumerate(_hub_rows(str(source)), start=1)
-        yield from ((Place("", n, f"{shown_source(source)}, row "), row) for n, row in rows)
-        return
-    for file in source_files(source):
-        origin = shown_source(file.path)
-        if file.path.is_dir():
-            between, found = ", row ", _numbered(_saved_rows(file.path, origin))
+    files = source_files(source)
+    for name, path in files.items() or [("", pathlib.Path(source))]:
+        origin, between = shown_source(path if files else source), ", row "
+        if files and not path.is_dir():
+            between, found = pieces.read_pieces(path, origin)
         else:
-            between, found = pieces.read_pieces(file.path, origin)
-        before = origin + between
+            rows = _saved_rows(path, origin) if files else _hub_rows(str(source))
+            found = (pieces.Piece(n, pieces.json_row(row)) for n, row in enumerate(rows, start=1))
         for piece in found:
             if piece.place:
-                yield Place(file.name, piece.place, before), piece.record
+                yield name, piece.place, f"{origin}{between}{piece.place}", piece.record
 
 
 def shown_source(source: str | os.PathLike[str]) -> str:
@@ -71,7 +51,7 @@ def shown_source(source: str | os.PathLike[str]) -> str:
     return shown(str(source), 160).strip("'\"")
 
 
-def source_files(source: str | os.PathLike[str]) -> tuple[SourceFile, ...]:
+def source_files(source: str | os.PathLike[str]) -> Files:
     """Returns the files of a source in the order of their rows; none of a hub dataset.
 
     Commas, a pattern or a folder name several files. The split train of a folder is read. A folder
@@ -79,33 +59,37 @@ def source_files(source: str | os.PathLike[str]) -> tuple[SourceFile, ...]:
     training files.
     """
     text = os.fspath(source)
-    check_local(text)
     if text.startswith("hub:"):
-        return ()
+        return {}
+    if _URL.match(text):
+        is_hub = "huggingface.co" in text or text.startswith("hf:")
+        mend = "give hub:OWNER/NAME" if is_hub else "fetch it and give its path"
+        got = shown(text, 120)
+        raise ValueError(f"rows must be in local files, got the URL {got}: {mend}")
+    path = pathlib.Path(text)
     if os.path.lexists(text):
-        path = pathlib.Path(text)
-        return _folder_files(path) if path.is_dir() else (SourceFile(path),)
-    found: list[pathlib.Path] = []
-    for part in filter(None, text.split(",")):
-        found += _named_files(part, is_only=part == text)
+        return _folder_files(path) if path.is_dir() else {"": path}
+    found = [path for part in text.split(",") if part for path in _named_files(part)]
     if len({*found}) < len(found):
         twice = next(str(path) for path in found if found.count(path) > 1)
         raise ValueError(f"a source must name each file once, got {shown(twice, 160)} twice")
-    if found == [pathlib.Path(text)]:
-        return (SourceFile(found[0]),)
+    if found == [path]:
+        return {"": path}
     return _named_within(found, pathlib.Path(os.path.commonpath([p.parent for p in found])))
 
 
-def check_local(source: str) -> None:
-    """Refuses a URL: rows are read from this machine or from the hub."""
-    if _URL.match(source):
-        is_hub = "huggingface.co" in source or source.startswith("hf:")
-        mend = "give hub:OWNER/NAME" if is_hub else "fetch it and give its path"
-        got = shown(source, 120)
-        raise ValueError(f"rows must be in local files, got the URL {got}: {mend}")
+def content_files(source: str) -> Files:
+    """Returns all files that decide the rows of a source, by their names in the order of the rows.
+
+    A single file or saved dataset has the name "". A file that is missing is left out, and a hub
+    dataset unless its folder is here.
+    """
+    files = source_files(source) or {"": pathlib.Path(source.removeprefix("hub:"))}
+    numbered = enumerate(files.items())
+    return {f"{n}/{name}" if name else "": path for n, (name, path) in numbered if path.exists()}
 
 
-def _named_files(part: str, *, is_only: bool) -> list[pathlib.Path]:
+def _named_files(part: str) -> list[pathlib.Path]:
     """Returns the files of one part of a list of names."""
     if part.startswith("hub:") or os.path.isdir(part):
         raise ValueError(f"a list of files must have files only, got {shown(part, 160)}: give one")
@@ -119,11 +103,11 @@ def _named_files(part: str, *, is_only: bool) -> list[pathlib.Path]:
     return found
 
 
-def _named_within(paths: Sequence[pathlib.Path], folder: pathlib.Path) -> tuple[SourceFile, ...]:
-    files = tuple(SourceFile(path, os.path.relpath(path, folder)) for path in paths)
-    unpacked = collections.defaultdict[str, list[str]](list)
-    for file in files:
-        unpacked[unpacking.without_packing(file.name)].append(str(file.path))
+def _named_within(paths: Iterable[pathlib.Path], folder: pathlib.Path) -> Files:
+    files = {os.path.relpath(path, folder): path for path in paths}
+    unpacked = collections.defaultdict[str, list[pathlib.Path]](list)
+    for name, path in files.items():
+        unpacked[pieces.without_packing(name)].append(path)
     if twice := [same for same in unpacked.values() if len(same) > 1]:
         raise ValueError(f"rows must be given once, got {some_of(twice[0], 2)}: leave one out")
     return files
@@ -132,19 +116,17 @@ def _named_within(paths: Sequence[pathlib.Path], folder: pathlib.Path) -> tuple[
 # folders -----------------------------------------------------------------------------------------
 
 
-def _folder_files(folder: pathlib.Path) -> tuple[SourceFile, ...]:
+def _folder_files(folder: pathlib.Path) -> Files:
     """Returns the files of the split train in a folder, or the folder of a saved dataset."""
     if (folder / "dataset_dict.json").is_file():
         folder = folder / "train"
     if (folder / "state.json").is_file():
-        return (SourceFile(folder),)
+        return {"": folder}
     name = shown(str(folder), 120)
-    splits = dict[str, list[pathlib.Path]]()
+    splits = collections.defaultdict[str, list[pathlib.Path]](list)
     for path in sorted(_files_below(folder), key=_order):
-        splits.setdefault(_split_of(path.relative_to(folder)), []).append(path)
-    found = [
-        split for split in splits if split == "train" or split.startswith(("train_", "train-"))
-    ]
+        splits[_split_of(path.relative_to(folder))].append(path)
+    found = [one for one in splits if one == "train" or one.startswith(("train_", "train-"))]
     found = found or ([""] if [*splits] == [""] else [])
     if len(found) != 1:
         got = some_of(found or splits) if splits else "no file of rows"
@@ -154,14 +136,13 @@ def _folder_files(folder: pathlib.Path) -> tuple[SourceFile, ...]:
         )
     paths = splits[found[0]]
     for what, parts in (
-        ("folder", [str(path.parent.relative_to(folder)) for path in paths]),
-        ("form", [unpacking.kind_of(path) for path in paths]),
+        ("folder", {str(path.parent.relative_to(folder)): 0 for path in paths}),
+        ("form", {pieces.kind_of(path): 0 for path in paths}),
     ):
-        if len({*parts}) > 1:
-            got = some_of(dict.fromkeys(parts))
+        if len(parts) > 1:
             raise ValueError(
-                f"{name} must have its training rows in one {what}, got {got}: name the files, "
-                "with commas or by a pattern such as FOLDER/data/*.parquet"
+                f"{name} must have its training rows in one {what}, got {some_of(parts)}: name the "
+                "files, with commas or by a pattern such as FOLDER/data/*.parquet"
             )
     _check_shards(paths, name)
     return _named_within(paths, folder)
@@ -169,22 +150,18 @@ def _folder_files(folder: pathlib.Path) -> tuple[SourceFile, ...]:
 
 def _files_below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yields the files below a folder with rows by their endings, without hidden ones."""
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if name[0] not in "._"]
-        for name in names:
-            if name[0] not in "._" and name not in _NO_ROWS:
-                path = pathlib.Path(parent, name)
-                # A link to nothing is an error when it is read.
-                is_there = path.is_file() or not path.exists()
-                if is_there and unpacking.kind_of(path) in pieces.ENDINGS:
-                    yield path
+    for path in folder.rglob("*"):
+        is_hidden = any(part[0] in "._" for part in path.relative_to(folder).parts)
+        # A link to nothing is an error when it is read.
+        is_file = path.name not in _NO_ROWS and (path.is_file() or not path.exists())
+        if is_file and not is_hidden and pieces.kind_of(path) in pieces.ENDINGS:
+            yield path
 
 
 def _split_of(path: pathlib.PurePath) -> str:
     """Returns the split of a file in a folder by its name or a folder's, or ""."""
-    stem = _stem(path)
-    shard = _SHARD.fullmatch(stem)
-    for name in (shard["split"] if shard else stem, *reversed(path.parent.parts)):
+    shard = _shard_of(path)
+    for name in (shard["split"] if shard else _stem(path), *reversed(path.parent.parts)):
         words = re.split(r"[^a-z]+", name.lower())
         if splits := {_SPLITS[word] for word in words if word in _SPLITS}:
             # Of train_sft and train_gen each is a split of its own.
@@ -194,7 +171,11 @@ def _split_of(path: pathlib.PurePath) -> str:
 
 
 def _stem(path: pathlib.PurePath) -> str:
-    return pathlib.PurePath(unpacking.without_packing(path.name)).stem
+    return pathlib.PurePath(pieces.without_packing(path.name)).stem
+
+
+def _shard_of(path: pathlib.PurePath) -> re.Match[str] | None:
+    return _SHARD.fullmatch(_stem(path))
 
 
 def _order(path: pathlib.PurePath) -> list[tuple[int, int, str]]:
@@ -205,28 +186,27 @@ def _order(path: pathlib.PurePath) -> list[tuple[int, int, str]]:
 
 def _check_shards(paths: Sequence[pathlib.Path], where: str) -> None:
     """Refuses numbered files if one of them is missing: 3 of 4."""
-    found = dict[tuple[str, str], dict[int, tuple[re.Match[str], str]]]()
+    groups = collections.defaultdict[tuple[str, str], list[tuple[re.Match[str], str]]](list)
     for path in paths:
-        if shard := _SHARD.fullmatch(_stem(path)):
-            group = found.setdefault((str(path.parent), shard["split"]), {})
-            known = next(iter(group.values()), (shard, ""))[0]["count"]
-            if known != shard["count"]:
-                got = f"of {known} and of {shard['count']}"
-                raise ValueError(
-                    f"{where} must have the files of one set, got {got}: remove those of the other"
-                )
-            group[int(shard["number"])] = shard, path.name
-    for shards in found.values():
-        first, name = next(iter(shards.values()))
-        start = 0 if 0 in shards or int(first["count"]) not in shards else 1
-        count, (begin, end) = int(first["count"]), first.span("number")
-        lacking = (n for n in range(start, start + count) if n not in shards)
+        if shard := _shard_of(path):
+            groups[str(path.parent), shard["split"]].append((shard, path.name))
+    for shards in groups.values():
+        counts = [*dict.fromkeys(shard["count"] for shard, _ in shards)]
+        if len(counts) > 1:
+            got = f"of {counts[0]} and of {counts[1]}"
+            raise ValueError(
+                f"{where} must have the files of one set, got {got}: remove those of the other"
+            )
+        first, name = shards[0]
+        known, count = {int(shard["number"]) for shard, _ in shards}, int(counts[0])
+        start, (begin, end) = int(0 not in known and count in known), first.span("number")
+        lacking = (n for n in range(start, start + count) if n not in known)
         missing = [
             f"{name[:begin]}{n:0{end - begin}}{name[end:]}" for n in itertools.islice(lacking, 3)
         ]
         if missing:
             raise ValueError(
-                f"{where} must have all of {count} files, got {len(shards)} without "
+                f"{where} must have all of {count} files, got {len(known)} without "
                 f"{some_of(missing)}: fetch it, or name the files with commas"
             )
 
@@ -234,13 +214,9 @@ def _check_shards(paths: Sequence[pathlib.Path], where: str) -> None:
 # datasets ----------------------------------------------------------------------------------------
 
 
-def _numbered(rows: Iterator[Mapping[str, Any]]) -> Iterator[pieces.Piece]:
-    return (pieces.Piece(n, columns.json_row(row)) for n, row in enumerate(rows, start=1))
-
-
 def _saved_rows(path: pathlib.Path, origin: str) -> Iterator[Mapping[str, Any]]:
     """Returns the rows of a folder that `save_to_disk` of datasets wrote."""
-    datasets = columns.import_package("datasets", origin)
+    datasets = pieces.import_package("datasets", origin)
     try:
         return iter(datasets.load_from_disk(str(path)))
     except Exception as error:
@@ -249,31 +225,19 @@ def _saved_rows(path: pathlib.Path, origin: str) -> Iterator[Mapping[str, Any]]:
         ) from error
 
 
-def _hub_rows(source: str) -> Iterator[Any]:
+def _hub_rows(source: str) -> Iterator[Mapping[str, Any]]:
     asked = _HUB_SOURCE.fullmatch(source)
     if not asked:
         raise ValueError(
             "a hub dataset must be like hub:OWNER/NAME[:CONFIG][@SPLIT], got "
             f"{shown(source)}: correct it"
         )
-    datasets = columns.import_package("datasets", shown(source))
+    datasets = pieces.import_package("datasets", shown(source))
     name, config, split = asked.groups()
     try:
-        rows = datasets.load_dataset(name, config, split=split or "train")
+        return iter(datasets.load_dataset(name, config, split=split or "train"))
     except Exception as error:  # a missing dataset or network shows in a dozen classes
         raise ValueError(
             f"the dataset {shown(source)} cannot be read ({one_line(str(error), 100)}): check "
             "name, config, split and network, or give a local file"
         ) from error
-    return map(columns.json_row, rows)
-
-
-def content_files(source: str) -> dict[str, pathlib.Path]:
-    """Returns all files that decide the rows of a source, by their names in the order of the rows.
-
-    A single file or saved dataset has the name "". A file that is missing is left out, and a hub
-    dataset unless its folder is here.
-    """
-    files = source_files(source) or (SourceFile(pathlib.Path(source.removeprefix("hub:"))),)
-    names = {f"{n}/{file.name}" if file.name else "": file.path for n, file in enumerate(files)}
-    return {name: path for name, path in names.items() if path.exists()}

@@ -6,14 +6,14 @@ needed.
 
 import datetime
 import importlib.util
+import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from raslik_jax.base import bounded
 from raslik_jax.base.messages import one_line, shown
 from raslik_jax.data.contents import Conversation, text_of, without_nulls
-from raslik_jax.data.tokens import marks
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 # Some templates write the day of their rendering. Llama 3's takes a day as input, and others do
@@ -27,33 +27,37 @@ _CODES |= {"%-d": "26", "%e": "26", "%-m": "7", "%F": "2024-07-26"}
 _CLOCK = "{{% macro strftime_now(format) %}}{{{{ format{} }}}}{{% endmacro %}}\n".format(
     "".join(f"|replace({code!r}, {text!r})" for code, text in _CODES.items())
 )
-
 # How many characters a template may write beyond so many times those of the messages.
 _MOST_ADDED, _MOST_TIMES = 100_000, 20
 
-
-class Target(NamedTuple):
-    """A part of a rendered conversation that is a target: the characters from `start` to `end`.
-
-    With a text `before` it begins instead with the first token in which the whole differs from
-    that text.
-    """
-
-    start: int
-    end: int
-    before: str = ""
+_QUESTION, _ANSWER = ({"role": role, "content": "a"} for role in ("user", "assistant"))
+# The places of marks: at both ends of each text, at its end, within it.
+_WAYS = ("ends", "end", "within")
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+_TAGS = re.compile(r"(</?think(?:ing)?>|\[/?THINK\])")
+_Message = Mapping[str, Any]
+_Said = Sequence[_Message]
+_Change = Callable[[str, str], str]
+_Spans = Sequence[tuple[int, int]]
 
 
 class Rendered(NamedTuple):
-    """A whole conversation as text, its targets in order and the parts that the template left out.
+    """A row as text with its targets.
 
-    `dropped` has the parts of a row that the template does not write: "system prompt", and
-    "thought", "text" and "tool call" of answers.
+    Attributes:
+      text: all of the row.
+      spans: the first character of each answer in order, and the one behind its last.
+      before: a text whose tokens all targets follow; None where the spans show them.
+      dropped: parts of the row that the template does not write: "system prompt", and "thought",
+        "text" and "tool call" of answers.
+      waits: whether an answer is to come, whose EOS alone is a target.
     """
 
     text: str
-    targets: tuple[Target, ...]
+    spans: _Spans = ()
+    before: str | None = None
     dropped: tuple[str, ...] = ()
+    waits: bool = False
 
 
 class ChatTemplate(NamedTuple):
@@ -62,58 +66,56 @@ class ChatTemplate(NamedTuple):
     source: str
     special_tokens: Mapping[str, str]
 
-    @property
-    def marks_targets(self) -> bool:
-        """Whether the template says by `{% generation %}` what the assistant writes."""
-        return bool(_GENERATION.search(self.source))
-
 
 def render(template: ChatTemplate, conversation: Conversation) -> Rendered:
     """Returns a conversation as text with its targets, one for each answer.
 
     The text is one rendering of all messages. An answer reaches from behind the header after which
     the model writes to the end of its turn. `{% generation %}` in the template shows where that is.
-    Otherwise marks in the messages show it, see `marks`. A completion is all behind its prompt.
+    Otherwise marks in the messages show it. A completion begins with the first token in which whole
+    and prompt differ, as in TRL.
     """
     messages, turns = conversation.messages, conversation.turns
-    writer = _writer(template, conversation)
-    by_template = template.marks_targets and not conversation.is_completion
-    begins = [conversation.first] if conversation.is_completion else [*turns]
-    chosen = {*turns, *(place - 1 for place in begins)}
+    writer, is_completion = _Writer.of(template, conversation), conversation.is_completion
+    by_template = bool(_GENERATION.search(template.source)) and not is_completion
+    chosen = {conversation.first - 1} if is_completion else {at - 1 for at in turns}
+    chosen |= {*turns}
     if by_template:
-        chosen |= {place for place, one in enumerate(messages) if one["role"] == "assistant"}
-    ((text, spans),) = writer.write([(messages, False)], tells_spans=by_template)
-    for way in marks.WAYS:
-        said = marks.mark(messages, chosen, writer.salt, way)
+        chosen |= {at for at, message in enumerate(messages) if message["role"] == "assistant"}
+    ((text, spans),) = writer.write((messages, False), tells_spans=by_template)
+    for way in _WAYS:
+        said = _mark(messages, chosen, writer.salt, way)
         whole = writer.read(said)
         if whole.text == text:
             dropped = _dropped(conversation, whole)
             break
     else:  # no mark leaves the text as it is: only texts that begin alike show answers then
-        said, whole, dropped = [*messages], marks.Marked(text, {}), ()
+        said, whole, dropped = [*messages], _Marked(text, {}), ()
     systems = [text_of(message).strip() for message in messages if message["role"] == "system"]
     dropped += () if all(system in text for system in systems) else ("system prompt",)
     if by_template:
-        return Rendered(text, _targets_of(spans, conversation, whole), dropped)
-    targets = []
-    is_completion = conversation.is_completion
-    for place in begins:
-        start, before = _begin(writer, said, place, whole, is_completion=is_completion)
-        is_last = is_completion or place == len(messages) - 1
-        end = len(text) if is_last else _end(writer, said, place, whole)
-        targets.append(Target(start, end, before))
-    return Rendered(text, tuple(targets), dropped)
+        return Rendered(text, _targets_of(spans, conversation, whole), dropped=dropped)
+    if is_completion:
+        at, head = whole.after(writer.ask(said[: conversation.first]))
+        before = whole.text[:at] + head
+        return Rendered(text, ((at, len(text)),), before or None, dropped)
+    last = len(messages) - 1
+    spans = [
+        (writer.begin(said, at, whole), len(text) if at == last else writer.end(said, at, whole))
+        for at in turns
+    ]
+    return Rendered(text, spans, dropped=dropped)
 
 
 def render_question(template: ChatTemplate, conversation: Conversation) -> str:
     """Returns the text after which the model writes its answer."""
-    return _ask(_writer(template, conversation), conversation.asked).text
+    return _Writer.of(template, conversation).ask(conversation.asked).text
 
 
 def require_system(template: ChatTemplate) -> None:
     """Raises a ValueError if a template has no place for a system prompt or leaves it out."""
     said = "Answer as a sailor."
-    messages = ({"role": "system", "content": said}, {"role": "user", "content": "a"})
+    messages = ({"role": "system", "content": said}, _QUESTION)
     try:
         text = render_question(template, Conversation(messages, is_open=True))
     except ValueError as error:
@@ -130,33 +132,59 @@ def require_system(template: ChatTemplate) -> None:
 
 def end_of_turn(template: ChatTemplate) -> str:
     """Returns what the template writes behind an answer; empty where that is unknown."""
-    messages = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
-    writer = _writer(template, Conversation(messages))
+    messages = (_QUESTION, {**_ANSWER, "content": "b"})
+    writer = _Writer.of(template, Conversation(messages))
     try:
-        marked = writer.read(marks.mark(messages, [1], writer.salt, "end"))
+        marked = writer.read(_mark(messages, [1], writer.salt, "end"))
     except ValueError:
         return ""
     return marked.text[marked.places[1, 1] :].strip() if marked.places else ""
 
 
-_Said = Sequence[Mapping[str, Any]]
-_Texts = list[tuple[str, Sequence[tuple[int, int]]]]
+# marks -------------------------------------------------------------------------------------------
+#
+# A mark is a short word of letters and digits that occurs nowhere else. It survives templates that
+# trim, escape or encode a text. A rendering of marked messages without its marks is compared with
+# that of the messages. This finds marks that change a template's output.
+
+
+class _Marked(NamedTuple):
+    """A text without its marks, and their places by message and number in order."""
+
+    text: str
+    places: Mapping[tuple[int, int], int]
+
+    def after(self, other: "_Marked") -> tuple[int, str]:
+        """Returns where this text has the last mark of another one, and what follows it there.
+
+        Without a mark in common it is the beginning of both.
+        """
+        for mark, place in reversed([*other.places.items()]):
+            if mark in self.places:
+                return self.places[mark], other.text[place:]
+        return 0, other.text
 
 
 class _Writer(NamedTuple):
-    """A template with the options of a conversation.
-
-    Attributes:
-      source: of the template.
-      given: what it reads next to the messages.
-      salt: of the marks in messages.
-    """
+    """A template, what it reads next to the messages, and the salt of marks in messages."""
 
     source: str
     given: Mapping[str, Any]
     salt: int
 
-    def write(self, parts: Sequence[tuple[_Said, bool]], *, tells_spans: bool = False) -> _Texts:
+    @classmethod
+    def of(cls, template: ChatTemplate, conversation: Conversation) -> "_Writer":
+        if importlib.util.find_spec("transformers") is None:
+            need = "a chat template needs the package transformers: install raslik-jax[data]"
+            raise ValueError(need)
+        source = template.source
+        source = _CLOCK + source if "strftime_now" in source else source
+        given = {**template.special_tokens, **_FIXED, **conversation.options}
+        return cls(source, given, _find_salt(conversation.messages))
+
+    def write(
+        self, *parts: tuple[_Said, bool], tells_spans: bool = False
+    ) -> list[tuple[str, _Spans]]:
         """Returns messages as texts with the spans of characters that the template marks.
 
         Each part has messages and says whether the header of an answer follows.
@@ -175,131 +203,93 @@ class _Writer(NamedTuple):
                 "correct the row, or give another template"
             ) from error
 
-    def read(self, messages: _Said) -> marks.Marked:
+    def read(self, messages: _Said) -> _Marked:
         """Returns the text of marked messages without the marks."""
-        return marks.read(self.write([(messages, False)])[0][0], self.salt)
+        return _read(self.write((messages, False))[0][0], self.salt)
 
-    def without_eos(self, text: str) -> str:
-        """Returns a text without the EOS with which some templates end a whole conversation."""
-        return text.removesuffix(self.given.get("eos_token", ""))
+    def ask(self, asked: _Said) -> _Marked:
+        """Returns the text before the model's answer, with the marks of the messages.
 
+        If `add_generation_prompt` changes nothing the header is the text in front of an answer.
+        Blanks at its end belong to the answer, whose first token has them.
+        """
+        (begun, _), (plain, _) = self.write((asked, True), (asked, False))
+        if begun != plain:
+            return _read(begun, self.salt)
+        known, head = _read(plain, self.salt), self.before_answer(asked)
+        if not head.text:
+            raise ValueError(
+                "the chat template does not read add_generation_prompt, and nothing shows what it "
+                "writes in front of an answer: end it with {% if add_generation_prompt %}, the "
+                "header of the assistant and {% endif %}"
+            )
+        if head.text.rstrip() == known.text.rstrip():
+            return known
+        # Mistral's older templates write a system prompt only where no answer follows, which is in
+        # no row that was learned.
+        return head._replace(text=head.text.rstrip(" "))
 
-def _writer(template: ChatTemplate, conversation: Conversation) -> _Writer:
-    if importlib.util.find_spec("transformers") is None:
-        need = "a chat template needs the package transformers: install raslik-jax[data]"
-        raise ValueError(need)
-    source = _CLOCK + template.source if "strftime_now" in template.source else template.source
-    given = {**template.special_tokens, **_FIXED, **conversation.options}
-    return _Writer(source, given, marks.find_salt(conversation.messages))
+    def before_answer(self, asked: _Said) -> _Marked:
+        """Returns what the template writes before a short answer; empty where it writes none."""
+        place = len(asked)
+        found = self.read(_mark([*asked, _ANSWER], [place], self.salt, "ends"))
+        end = found.places.get((place, 0), 0)
+        places = {name: at for name, at in found.places.items() if name[0] < place and at <= end}
+        return _Marked(found.text[:end], places)
 
+    def header(self, asked: _Said) -> str:
+        """Returns what `add_generation_prompt` appends; empty where it does not append."""
+        try:
+            (begun, _), (plain, _) = self.write((asked, True), (asked, False))
+        except ValueError:
+            return ""
+        return begun.removeprefix(plain) if begun.startswith(plain) else ""
 
-_QUESTION = {"role": "user", "content": "a"}
-_ANSWER = {"role": "assistant", "content": "a"}
+    def begin(self, said: _Said, place: int, whole: _Marked) -> int:
+        """Returns the place where an answer begins in a whole conversation."""
+        if not place:
+            if (0, 0) not in whole.places:
+                raise _unclear("begins")
+            gap, header = whole.text[: whole.places[0, 0]], self.header([_QUESTION])
+            is_in = header and header in gap
+            return gap.rindex(header) + len(header) if is_in else len(gap.rstrip(" "))
+        at, head = whole.after(self.ask(said[:place]))
+        if whole.text.startswith(head, at):
+            return at + len(head)
+        # The template writes the question differently when an answer follows it, or it asks with
+        # more than it writes, as with the opening of a thought.
+        place_of_gap, gap = whole.after(self.before_answer(said[:place]))
+        header = self.header(said[:place])
+        is_in = bool(header) and header in gap
+        gap = gap[: gap.index(header) + len(header)] if is_in else gap
+        is_known = is_in or head.startswith(gap)
+        if not is_known or place_of_gap != at or not whole.text.startswith(gap, at):
+            raise _unclear("begins")
+        return at + len(gap)
 
-
-def _ask(writer: _Writer, asked: _Said) -> marks.Marked:
-    """Returns the text before the model's answer, with the marks of the messages.
-
-    If `add_generation_prompt` changes nothing the header is the text in front of an answer. Blanks
-    at its end belong to the answer, whose first token has them.
-    """
-    (begun, _), (plain, _) = writer.write([(asked, True), (asked, False)])
-    if begun != plain:
-        return marks.read(begun, writer.salt)
-    known, head = marks.read(plain, writer.salt), _before_answer(writer, asked)
-    if not head.text:
-        raise ValueError(
-            "the chat template does not read add_generation_prompt, and nothing shows what it "
-            "writes in front of an answer: end it with {% if add_generation_prompt %}, the header "
-            "of the assistant and {% endif %}"
-        )
-    if head.text.rstrip() == known.text.rstrip():
-        return known
-    # Mistral's older templates write a system prompt only where no answer follows, which is in no
-    # row that was learned.
-    return head._replace(text=head.text.rstrip(" "))
-
-
-def _before_answer(writer: _Writer, asked: _Said) -> marks.Marked:
-    """Returns what the template writes before a short answer; empty where it writes none."""
-    place = len(asked)
-    found = writer.read(marks.mark([*asked, _ANSWER], [place], writer.salt, "ends"))
-    end = found.places.get((place, 0), 0)
-    places = {name: at for name, at in found.places.items() if name[0] < place and at <= end}
-    return marks.Marked(found.text[:end], places)
-
-
-def _header(writer: _Writer, asked: _Said) -> str:
-    """Returns what `add_generation_prompt` appends; empty where it does not append."""
-    try:
-        (begun, _), (plain, _) = writer.write([(asked, True), (asked, False)])
-    except ValueError:
-        return ""
-    return begun.removeprefix(plain) if begun.startswith(plain) else ""
-
-
-def _begin(
-    writer: _Writer, said: _Said, place: int, whole: marks.Marked, *, is_completion: bool
-) -> tuple[int, str]:
-    """Returns the beginning of an answer, and the text before it if tokens show it.
-
-    A completion begins with the first token in which whole and prompt differ, as in TRL.
-    """
-    if not place:
-        if (0, 0) not in whole.places:
-            raise ValueError(_unclear("begins"))
-        gap, header = whole.text[: whole.places[0, 0]], _header(writer, [_QUESTION])
-        if header and header in gap:
-            return gap.rindex(header) + len(header), ""
-        return len(gap.rstrip(" ")), ""
-    at, head = whole.after(_ask(writer, said[:place]))
-    if is_completion:
-        return at, whole.text[:at] + head
-    if whole.text.startswith(head, at):
-        return at + len(head), ""
-    # The template writes the question differently when an answer follows it, or it asks with more
-    # than it writes, as with the opening of a thought.
-    place_of_gap, gap = whole.after(_before_answer(writer, said[:place]))
-    header = _header(writer, said[:place])
-    if header and header in gap:
-        gap = gap[: gap.index(header) + len(header)]
-    elif not head.startswith(gap):
-        raise ValueError(_unclear("begins"))
-    if place_of_gap != at or not whole.text.startswith(gap, at):
-        raise ValueError(_unclear("begins"))
-    return at + len(gap), ""
+    def end(self, said: _Said, place: int, whole: _Marked) -> int:
+        """Returns the end of a turn that others follow, from the text behind it as a last one."""
+        at, tail = whole.after(self.read(said[: place + 1]))
+        if not whole.text.startswith(tail, at):  # Phi-3 ends the whole conversation with EOS
+            tail = tail.removesuffix(self.given.get("eos_token", ""))
+        if not whole.text.startswith(tail, at):
+            raise _unclear("ends")
+        return at + len(tail)
 
 
-def _end(writer: _Writer, said: _Said, place: int, whole: marks.Marked) -> int:
-    """Returns the end of an answer's turn that others follow.
-
-    The template writes the same text behind it as behind a last answer, but for the EOS of the
-    whole.
-    """
-    at, tail = whole.after(writer.read(said[: place + 1]))
-    if not whole.text.startswith(tail, at):  # Phi-3 ends the whole conversation with EOS
-        tail = writer.without_eos(tail)
-    if not whole.text.startswith(tail, at):
-        raise ValueError(_unclear("ends"))
-    return at + len(tail)
-
-
-def _unclear(what: str) -> str:
-    return (
+def _unclear(what: str) -> ValueError:
+    return ValueError(
         f"nothing shows where an answer {what}, because the chat template writes it differently "
         "in other places: mark answers in the template with {% generation %}"
     )
 
 
-def _dropped(conversation: Conversation, whole: marks.Marked) -> tuple[str, ...]:
-    """Returns the kinds of text in answers that the template does not write.
-
-    It refuses an answer that is not written at all.
-    """
+def _dropped(conversation: Conversation, whole: _Marked) -> tuple[str, ...]:
+    """Returns the kinds of text in answers that the template leaves out; refuses to lose one."""
     dropped: set[str] = set()
     for place in conversation.turns:
         message = conversation.messages[place]
-        lost, is_written = marks.lost(message, place, whole)
+        lost, is_written = _lost(message, place, whole)
         if "text" in lost and not is_written:
             end = text_of(message).strip()[-20:]
             raise ValueError(
@@ -310,36 +300,28 @@ def _dropped(conversation: Conversation, whole: marks.Marked) -> tuple[str, ...]
     return tuple(sorted(dropped))
 
 
-def _targets_of(
-    spans: Sequence[tuple[int, int]], conversation: Conversation, whole: marks.Marked
-) -> tuple[Target, ...]:
+def _targets_of(spans: _Spans, conversation: Conversation, whole: _Marked) -> _Spans:
     """Returns the spans that a template marks without those of answers that are no targets."""
-    others = {
-        place
-        for place, message in enumerate(conversation.messages)
-        if message["role"] == "assistant" and place not in conversation.turns
-    }
+    spoken = {at for at, one in enumerate(conversation.messages) if one["role"] == "assistant"}
+    others = spoken - {*conversation.turns}
     if others and not whole.places:
-        raise ValueError(_unclear("begins"))
-
-    def is_other(start: int, end: int) -> bool:
-        owners = {message for (message, _), at in whole.places.items() if start <= at <= end}
-        return bool(owners & others)
-
-    return tuple(Target(*span) for span in spans if span[0] < span[1] and not is_other(*span))
+        raise _unclear("begins")
+    places = [at for (message, _), at in whole.places.items() if message in others]
+    return [
+        (start, end)
+        for start, end in spans
+        if start < end and not any(start <= at <= end for at in places)
+    ]
 
 
 def _render(
-    source: str,
-    parts: Sequence[tuple[_Said, bool]],
-    tells_spans: bool,
-    given: Mapping[str, Any],
-) -> _Texts:
+    source: str, parts: Sequence[tuple[_Said, bool]], tells_spans: bool, given: Mapping[str, Any]
+) -> list[tuple[str, _Spans]]:
     """Returns the result of `_Writer.write` in the child process of `bounded`."""
     from transformers.utils import chat_template_utils
 
     render_template: Callable[..., Any] = chat_template_utils.render_jinja_template
-    rendered: _Texts = []
+    rendered: list[tuple[str, _Spans]] = []
     for messages, begins_answer in parts:
         texts, spans = render_template(
             [messages],
@@ -353,3 +335,98 @@ def _render(
             raise ValueError(f"it writes {len(texts[0]):,} characters, more than {most:,}")
         rendered.append((texts[0], spans[0] if tells_spans else ()))
     return rendered
+
+
+def _find_salt(messages: Sequence[_Message]) -> int:
+    """Returns a number whose mark is in no message."""
+    said = str(messages)
+    return next(number for number in itertools.count() if f"q{number}x" not in said)
+
+
+def _mark(
+    messages: Sequence[_Message], places: Iterable[int], salt: int, way: str
+) -> list[_Message]:
+    """Returns messages with marks in those at some places in one of `_WAYS`."""
+    marked = [*messages]
+    for place in {*places} & {*range(len(messages))}:
+        numbers = itertools.count()
+
+        def change(kind: str, text: str, place: int = place, numbers: Any = numbers) -> str:
+            first, last = (f"q{salt}x{place}x{next(numbers)}q" for _ in range(2))
+            core = text.strip()
+            lead, tail = text.split(core, 1)
+            if way == "within":
+                half = len(core) // 2
+                return f"{lead}{core[:half]}{last}{core[half:]}{tail}"
+            return f"{lead}{first if way == 'ends' else ''}{core}{last}{tail}"
+
+        marked[place] = _rewrite(messages[place], change)
+    return marked
+
+
+def _read(text: str, salt: int) -> _Marked:
+    """Returns a rendering of marked messages without the marks."""
+    places: dict[tuple[int, int], int] = {}
+    plain, *parts = re.split(rf"q{salt}x(\d+)x(\d+)q", text)
+    for message, number, part in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+        name = int(message), int(number)
+        places.pop(name, None)  # of a text that is written twice the later one counts
+        places[name] = len(plain)
+        plain += part
+    return _Marked(plain, places)
+
+
+def _lost(message: _Message, place: int, marked: _Marked) -> tuple[set[str], bool]:
+    """Returns the kinds of text of a marked message that are not written, and whether any is."""
+    kinds: list[str] = []
+
+    def note(kind: str, text: str) -> str:
+        kinds.append(kind)
+        return text
+
+    _rewrite(message, note)
+    numbers = {number // 2 for at, number in marked.places if at == place}
+    gone = {kind for number, kind in enumerate(kinds) if number not in numbers}
+    return gone, bool(numbers) or not kinds
+
+
+def _rewrite(message: _Message, change: _Change) -> _Message:
+    """Returns a message with changed texts: thoughts, text and names of called tools."""
+    new = dict(message)
+    thought = next((t for key in _THOUGHTS if isinstance(t := message.get(key), str)), "")
+    if thought.strip():
+        changed = change("thought", thought)
+        new |= {key: changed for key in _THOUGHTS if message.get(key) == thought}
+    content = message.get("content")
+    if isinstance(content, str):
+        new["content"] = _rewrite_text(content, change)
+    if isinstance(content, list):
+        new["content"] = [
+            {**part, "text": _rewrite_text(part["text"], change)}
+            if isinstance(part.get("text"), str)
+            else part
+            for part in content
+        ]
+    calls = message.get("tool_calls")
+    if isinstance(calls, list):
+        new["tool_calls"] = [_rewrite_call(call, change) for call in calls]
+    return new
+
+
+def _rewrite_text(text: str, change: _Change) -> str:
+    parts = [*_TAGS.split(text), ""]
+    for number in range(0, len(parts), 2):
+        if parts[number].strip():
+            kind = "thought" if "/" in parts[number + 1] else "text"
+            parts[number] = change(kind, parts[number])
+    return "".join(parts)
+
+
+def _rewrite_call(call: Any, change: _Change) -> Any:
+    fields = call if isinstance(call, Mapping) else {}
+    if isinstance(fields.get("function"), Mapping):
+        return {**call, "function": _rewrite_call(call["function"], change)}
+    name = fields.get("name")
+    if isinstance(name, str) and name.strip():
+        return {**call, "name": change("tool call", name)}
+    return call

@@ -1,15 +1,14 @@
 """Examples as rows of token ids: what is tokenized once and read by every stage."""
 
+import collections
 import contextlib
 import functools
 import json
 import pathlib
-import shutil
 import tempfile
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import IO, Any, Literal, NamedTuple
+from typing import IO, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -18,20 +17,20 @@ from raslik_jax.base.messages import some_of
 from raslik_jax.base.progress import progress
 from raslik_jax.data.examples import Example
 from raslik_jax.data.tokens import masking
-from raslik_jax.data.tokens.prompts import fill_form, find_template
+from raslik_jax.data.tokens.prompts import Template, fill_form, find_template
 from raslik_jax.data.tokens.tokenization import Tokenizer
 
 Targets = Literal["response", "all"]
+_T = TypeVar("_T")
 _NO_LIMIT = 2**30
 _PART_ROWS = 2048
 _LONG_TEXT = 1_000_000
 
 
 class Ragged(Sequence[np.ndarray]):
-    """Rows of unequal length, each a part of one array: a million rows are three arrays.
+    """Rows of unequal length as parts of one array, taken and cut without a copy.
 
-    Rows are taken and cut without a copy. A function in place of the array reads it when a row is
-    first asked for.
+    A function in place of the array reads it when a row is first asked for.
     """
 
     def __init__(self, flat: np.ndarray | Callable[[], np.ndarray], start_N: Any, end_N: Any):
@@ -58,14 +57,8 @@ class Ragged(Sequence[np.ndarray]):
     def __getitem__(self, row: Any) -> Any:
         if isinstance(row, slice):
             return Ragged(self._flat, self.start_N[row], self.end_N[row])
-        return self._array()[self.start_N[row] : self.end_N[row]]
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        flat, spans = self._array(), zip(self.start_N.tolist(), self.end_N.tolist(), strict=True)
-        return (flat[start:end] for start, end in spans)
-
-    def _array(self) -> np.ndarray:
-        return self._flat() if callable(self._flat) else self._flat
+        flat = self._flat() if callable(self._flat) else self._flat
+        return flat[self.start_N[row] : self.end_N[row]]
 
     @property
     def lengths_N(self) -> Int[np.ndarray, " N"]:
@@ -84,12 +77,12 @@ class Ragged(Sequence[np.ndarray]):
 class Encoded(NamedTuple):
     """Token rows of unequal length in corpus order: int32 ids of prompt, response and EOS.
 
-    `start_N` is the position of the first token that counts in the loss. In a row without one it is
-    beyond all positions. `pad_id` fills up the rectangles. The model takes at most `limit` tokens,
-    padding included. If some row has other tokens among its targets, such as a conversation of
-    several turns, `masks` says of every token whether it counts. It is None if all from `start_N`
-    on do. `dropped` has the parts of answers that the chat template left out and the ids of their
-    rows (see `describe_dropped`).
+    Attributes:
+      start_N: position of the first token that counts in the loss; without one beyond all.
+      pad_id: fills up the rectangles.
+      limit: most tokens that the model takes, padding included.
+      masks: whether each token counts in the loss; None if all from `start_N` on do.
+      dropped: ids of the rows by the parts of answers that the chat template left out.
     """
 
     ids: tuple[str, ...]
@@ -149,8 +142,8 @@ class Encoded(NamedTuple):
     def cut(self, max_len: int, *, targets: Targets = "response") -> "Encoded":
         """Returns whole examples cut at max_len at their right end.
 
-        The loss counts the "response" with EOS, or "all" tokens but the first, which nothing
-        predicts. If the prompt leaves no room for an answer nothing counts.
+        The loss counts the "response" with EOS, or "all" tokens but the first; without room for an
+        answer nothing.
         """
         start_N, masks = self.start_N, self.masks
         if targets == "all":
@@ -168,8 +161,6 @@ def save_parts(path: pathlib.Path, parts: Iterable[Encoded]) -> Encoded:
     with (
         tempfile.TemporaryFile(dir=path.parent) as tokens,
         tempfile.TemporaryFile(dir=path.parent) as masks,
-        # As np.savez does, which needs all rows as one array in memory.
-        zipfile.ZipFile(path, "w") as archive,
     ):
         for part in parts:
             tokens.write(b"".join(row.tobytes() for row in part.tokens))
@@ -179,26 +170,22 @@ def save_parts(path: pathlib.Path, parts: Iterable[Encoded]) -> Encoded:
             length_N.append(part.lengths_N)
             dropped.append(part.dropped)
             has_masks |= part.masks is not None
-        end_N = np.cumsum(np.concatenate(length_N))
-        found: dict[str, np.ndarray | IO[bytes]] = {
+        found: dict[str, Any] = {
             "ids": np.frombuffer(json.dumps(ids).encode(), np.uint8),
-            "tokens": tokens,
-            "ends": end_N,
+            "tokens": _mapped(tokens, np.int32),
+            "ends": np.cumsum(np.concatenate(length_N)),
             "start": np.concatenate(start_N),
             "pad_id": np.array(part.pad_id),
         }
-        for name, array in (found | ({"masks": masks} if has_masks else {})).items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-                if isinstance(array, np.ndarray):
-                    np.lib.format.write_array(file, array)
-                    continue
-                kind = np.int32 if array is tokens else np.bool_
-                header = {"descr": np.dtype(kind).str, "fortran_order": False}
-                header |= {"shape": (int(end_N[-1:].sum()),)}
-                np.lib.format.write_array_header_1_0(file, header)
-                array.seek(0)
-                shutil.copyfileobj(array, file)
+        found |= {"masks": _mapped(masks, np.bool_)} if has_masks else {}
+        with path.open("wb") as file:  # np.savez reads what is mapped a part at a time
+            np.savez(file, **found)
     return load_encoded(path)._replace(dropped=_all_dropped(dropped))
+
+
+def _mapped(file: IO[bytes], kind: type) -> np.ndarray:
+    file.flush()
+    return np.memmap(file, kind, "r") if file.tell() else np.zeros(0, kind)
 
 
 def load_encoded(path: pathlib.Path) -> Encoded:
@@ -219,10 +206,10 @@ def load_encoded(path: pathlib.Path) -> Encoded:
 
 
 def _all_dropped(parts: Iterable[Mapping[str, Sequence[str]]]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    found = collections.defaultdict[str, list[str]](list)
     for kind, ids in (item for part in parts for item in part.items()):
-        found.setdefault(kind, []).extend(ids)
-    return found
+        found[kind] += ids
+    return dict(found)
 
 
 def join(parts: Sequence[Encoded]) -> Encoded:
@@ -254,10 +241,7 @@ def encode_rows(tokens: Sequence[Sequence[int]], *, pad_id: int, limit: int = _N
 
 
 def require_answers(encoded: Encoded, what: str, *, max_len: int) -> None:
-    """Raises a ValueError that names the examples whose prompt leaves no room for their answer.
-
-    They may be whole or cut at max_len; `what` is what they are, in the plural.
-    """
+    """Raises a ValueError that names the examples, `what` in the plural, without room to answer."""
     lost = np.flatnonzero((encoded.start_N >= max_len) & (encoded.start_N < _NO_LIMIT))
     if len(lost):
         raise ValueError(
@@ -320,47 +304,38 @@ def encode_parts(
 
     A tokenizer takes many times the memory of the ids.
     """
+    chosen = find_template(template, tokenizer)
+
+    def of_form(rows: Sequence[Example]) -> Iterator[masking.Masked]:
+        prompts = tokenizer.encode_prompts([fill_form(row, chosen) for row in rows])
+        outputs = tokenizer.encode_batch([row.output for row in rows])
+        for prompt, output in zip(prompts, outputs, strict=True):
+            ids = np.array([*prompt, *output, tokenizer.eos_id], np.int32)
+            yield masking.Masked(ids, np.arange(len(ids)) >= len(prompt))
+
+    def of_content(rows: Sequence[Example]) -> Sequence[masking.Masked]:
+        return masking.mask_rows(rows, tokenizer, chosen, template, only_last=only_last)
+
     with contextlib.closing(progress(None, "tokens", total=len(examples), unit="example")) as bar:
         for start in range(0, max(len(examples), 1), _PART_ROWS):
             rows = examples[start : start + _PART_ROWS]
-            yield _encode_part(rows, tokenizer, template=template, only_last=only_last)
+            found = _of_each(rows, chosen, of_form, of_content)
+            masks = [one.is_target & (not r.is_muted) for r, one in zip(rows, found, strict=True)]
+            starts = [int(np.argmax(mask)) if mask.any() else _NO_LIMIT for mask in masks]
+            has_masks = not all(mask[at:].all() for mask, at in zip(masks, starts, strict=True))
+            yield Encoded(
+                tuple(row.example_id for row in rows),
+                Ragged.of([one.ids for one in found]),
+                np.array(starts, np.int64),
+                tokenizer.pad_id,
+                masks=Ragged.of(masks) if has_masks else None,
+                dropped=_all_dropped(
+                    {kind: [row.example_id]}
+                    for row, one in zip(rows, found, strict=True)
+                    for kind in one.dropped
+                ),
+            )
             bar.update(len(rows))
-
-
-def _encode_part(
-    examples: Sequence[Example], tokenizer: Tokenizer, *, template: str, only_last: bool
-) -> Encoded:
-    """Returns the result of `encode` for all rows at once."""
-    chosen = find_template(template, tokenizer)
-    has_form = [chosen.has_form(row) for row in examples]
-    formed = [row for row, has in zip(examples, has_form, strict=True) if has]
-    prompts = tokenizer.encode_prompts([fill_form(row, chosen) for row in formed])
-    of_form = zip(prompts, tokenizer.encode_batch([row.output for row in formed]), strict=True)
-    others = [row for row, has in zip(examples, has_form, strict=True) if not has]
-    of_content = iter(masking.mask_rows(others, tokenizer, chosen, template, only_last=only_last))
-    tokens, starts, masks = list[np.ndarray](), list[int](), dict[int, np.ndarray]()
-    dropped: dict[str, list[str]] = {}
-    for number, row in enumerate(examples):
-        if has_form[number]:
-            prompt, output = next(of_form)
-            tokens.append(np.array([*prompt, *output, tokenizer.eos_id], np.int32))
-            start = len(prompt)
-        else:
-            one = next(of_content)
-            tokens.append(one.ids)
-            start = int(np.argmax(one.is_target)) if one.is_target.any() else _NO_LIMIT
-            if not (row.is_muted or one.is_target[start:].all()):
-                masks[number] = one.is_target
-            for kind in one.dropped:
-                dropped.setdefault(kind, []).append(row.example_id)
-        starts.append(_NO_LIMIT if row.is_muted else start)
-    ids = tuple(row.example_id for row in examples)
-    start_N = np.array(starts, np.int64)
-    found = Encoded(ids, Ragged.of(tokens), start_N, tokenizer.pad_id, dropped=dropped)
-    if not masks:
-        return found
-    whole = [masks.get(number, mask) for number, mask in enumerate(found.target_masks())]
-    return found._replace(masks=Ragged.of(whole))
 
 
 def encode_prompts(
@@ -371,17 +346,30 @@ def encode_prompts(
     Prompts longer than max_len are refused: a cut prompt loses the place of the answer.
     """
     chosen = find_template(template, tokenizer)
-    formed = [fill_form(row, chosen) for row in examples if chosen.has_form(row)]
-    others = [row for row in examples if not chosen.has_form(row)]
-    of_form = iter(tokenizer.encode_prompts(formed))
-    of_content = iter(masking.question_ids(others, tokenizer, chosen, template) if others else ())
-    prompts = [next(of_form if chosen.has_form(row) else of_content) for row in examples]
-    long = [
-        row.example_id for row, ids in zip(examples, prompts, strict=True) if len(ids) > max_len
-    ]
-    if long:
+    prompts = _of_each(
+        examples,
+        chosen,
+        lambda rows: tokenizer.encode_prompts([fill_form(row, chosen) for row in rows]),
+        lambda rows: masking.question_ids(rows, tokenizer, chosen, template),
+    )
+    pairs = zip(examples, prompts, strict=True)
+    if long := [row.example_id for row, ids in pairs if len(ids) > max_len]:
         raise ValueError(
             f"prompts must have at most {max_len} tokens, {len(long)} have more "
             f"({some_of(long)}): leave them out or raise --corpus.max_len"
         )
     return prompts
+
+
+def _of_each(
+    examples: Sequence[Example],
+    template: Template,
+    of_form: Callable[[Sequence[Example]], Iterable[_T]],
+    of_content: Callable[[Sequence[Example]], Iterable[_T]],
+) -> list[_T]:
+    """Returns a function of the rows that a form has and another of all others, in their order."""
+    has_form = [template.has_form(row) for row in examples]
+    formed = iter(of_form([row for row, has in zip(examples, has_form, strict=True) if has]))
+    others = [row for row, has in zip(examples, has_form, strict=True) if not has]
+    found = iter(of_content(others) if others else ())
+    return [next(formed if has else found) for has in has_form]

@@ -8,15 +8,17 @@ import collections
 import json
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from raslik_jax.base.messages import listed_problems, shown
-from raslik_jax.data.contents import Content, Conversation, Passage
+from raslik_jax.data.contents import Conversation, Passage
 from raslik_jax.data.examples import Example, content_of
 from raslik_jax.data.tokens import chat, prompts
 from raslik_jax.data.tokens.tokenization import Tokenizer
+
+_T = TypeVar("_T")
 
 
 class Masked(NamedTuple):
@@ -28,13 +30,6 @@ class Masked(NamedTuple):
     ids: np.ndarray
     is_target: np.ndarray
     dropped: tuple[str, ...] = ()
-
-
-class _Plan(NamedTuple):
-    """Texts to be tokenized together with those of other rows, and the use of their ids."""
-
-    texts: tuple[str, ...]
-    finish: Callable[[Sequence[Any]], Masked]
 
 
 def mask_rows(
@@ -50,15 +45,35 @@ def mask_rows(
     The names of special tokens in their texts are those tokens, as in training by TRL. `name` is
     what the template is called; with `only_last` the last answer alone is a target.
     """
+    eos = tokenizer.backend.id_to_token(tokenizer.eos_id)
 
-    def plan(content: Content) -> _Plan:
+    def render(row: Example) -> chat.Rendered:
+        content = content_of(row)
         if isinstance(content, Passage):
-            return _plan_passage(content, tokenizer)
-        return _plan_chat(content, prompts.require_chat(template, name), tokenizer)
+            whole = content.prompt + content.completion
+            whole += "" if content.completion.endswith(eos) else eos
+            return chat.Rendered(whole, before=content.prompt)
+        frame = prompts.require_chat(template, name)
+        if content.turns or content.is_completion:
+            return chat.render(frame, content)
+        question = chat.render_question(frame, content)
+        return chat.Rendered(question, before=question, waits=True)
 
-    plans = _each(rows, lambda row: plan(content_of(row)))
-    found = iter(tokenizer.encode_marked([text for plan in plans for text in plan.texts]))
-    masked = [plan.finish([next(found) for _ in plan.texts]) for plan in plans]
+    rendered = _each(rows, render)
+    wholes = tokenizer.encode_marked([one.text for one in rendered])
+    befores = tokenizer.encode_marked([one.before or "" for one in rendered])
+    masked = []
+    for row, one, whole, before in zip(rows, rendered, wholes, befores, strict=True):
+        prefix = tokenizer.prompt_prefix if isinstance(row.content, Passage) else ()
+        ids = [*prefix, *whole.ids, *[tokenizer.eos_id] * one.waits]
+        spans = [_tokens_of(whole, *span) for span in one.spans]
+        if one.before is not None:
+            equal = os.path.commonprefix([before.ids, whole.ids])
+            spans = [(len(prefix) + len(equal) if one.before else 0, len(ids))]
+        is_target = np.zeros(len(ids), np.bool_)
+        for start, end in spans:
+            is_target[max(start, 1) : end] = True
+        masked.append(Masked(np.array(ids, np.int32), is_target, one.dropped))
     pairs = zip(rows, masked, strict=True)
     empty = [row for row, one in pairs if not (row.is_muted or one.is_target.any())]
     if empty:
@@ -76,17 +91,19 @@ def question_ids(
 ) -> list[list[int]]:
     """Returns the ids that decoding starts from, for rows whose prompt is in no form."""
 
-    def ask(row: Example) -> tuple[str, tuple[int, ...]]:
+    def ask(row: Example) -> str:
         content = content_of(row)
         if isinstance(content, Conversation):
-            return chat.render_question(prompts.require_chat(template, name), content), ()
-        if isinstance(content, Passage) and content.prompt:
-            return content.prompt, tokenizer.prompt_prefix
+            return chat.render_question(prompts.require_chat(template, name), content)
+        if content.prompt:
+            return content.prompt
         raise ValueError("it has no prompt to answer: give one with a prompt and a completion")
 
-    asked = _each(rows, ask)
-    found = tokenizer.encode_marked([text for text, _ in asked])
-    return [[*ids, *one.ids] for (_, ids), one in zip(asked, found, strict=True)]
+    found = zip(rows, tokenizer.encode_marked(_each(rows, ask)), strict=True)
+    prefix = tokenizer.prompt_prefix
+    return [
+        [*prefix, *one.ids] if isinstance(row.content, Passage) else one.ids for row, one in found
+    ]
 
 
 def read_answers(
@@ -110,12 +127,9 @@ def read_answers(
     """
 
     def read(row: Example, prompt: Sequence[int], answer: Sequence[int]) -> str:
-        if template.has_form(row):
+        if not isinstance(content_of(row), Passage):
             text = tokenizer.decode(answer)
-            return text if template.is_bare else text.strip()
-        content = content_of(row)
-        if not isinstance(content, Passage):
-            return tokenizer.decode(answer).strip()
+            return text if template.has_form(row) and template.is_bare else text.strip()
         before, whole = map(tokenizer.decode_marked, (prompt, [*prompt, *answer]))
         if whole.startswith(before):
             return whole.removeprefix(before)
@@ -140,8 +154,7 @@ def as_trained(query: Example, row: Example, template: prompts.Template) -> Exam
         return query
     if template.has_form(row) or not (template.is_bare and template.has_form(query)):
         return query
-    asked = prompts.fill_form(query, template)
-    return query._replace(content=Passage(asked, query.output))
+    return query._replace(content=Passage(prompts.fill_form(query, template), query.output))
 
 
 def end_ids(tokenizer: Tokenizer, template: prompts.Template) -> tuple[int, ...]:
@@ -161,10 +174,8 @@ def describe_rows(rows: Sequence[Example], template: str) -> str:
     def how(row: Example) -> str:
         if chosen.has_form(row):
             return f"instructions, by the template {template}"
-        content = content_of(row)
-        if isinstance(content, Conversation):
-            return f"conversations, by the {chat_template}"
-        return "texts, unchanged"
+        is_talk = isinstance(content_of(row), Conversation)
+        return f"conversations, by the {chat_template}" if is_talk else "texts, unchanged"
 
     found = collections.Counter(how(row) for row in rows if row.place)
     parts = [f"{count:,} rows of {name}" for name, count in found.items()]
@@ -177,8 +188,7 @@ def describe_options(rows: Sequence[Example], queries: Sequence[Example]) -> str
     """Returns a line where conversations are asked with other options than some rows have."""
 
     def options_of(row: Example) -> str:
-        content = row.content
-        options = content.options if isinstance(content, Conversation) else {}
+        options = row.content.options if isinstance(row.content, Conversation) else {}
         return json.dumps(dict(options), sort_keys=True, ensure_ascii=False)
 
     asked = {options_of(row) for row in queries}
@@ -192,7 +202,7 @@ def describe_options(rows: Sequence[Example], queries: Sequence[Example]) -> str
     )
 
 
-def _each(rows: Sequence[Example], function: Callable[[Example], Any]) -> list[Any]:
+def _each(rows: Sequence[Example], function: Callable[[Example], _T]) -> list[_T]:
     """Returns a function of every row; raises its errors together with each row's place."""
     found, problems = [], []
     for row in rows:
@@ -219,66 +229,9 @@ def _last_only(masked: Masked) -> Masked:
     return masked._replace(is_target=masked.is_target & is_last)
 
 
-def _masked(ids: Sequence[int], spans: Sequence[tuple[int, int]]) -> Masked:
-    is_target = np.zeros(len(ids), np.bool_)
-    for start, end in spans:
-        is_target[max(start, 1) : end] = True
-    return Masked(np.array(ids, np.int32), is_target)
-
-
-def _plan_passage(passage: Passage, tokenizer: Tokenizer) -> _Plan:
-    eos = tokenizer.backend.id_to_token(tokenizer.eos_id)
-    whole = passage.prompt + passage.completion
-    whole += "" if passage.completion.endswith(eos) else eos
-    prefix = list(tokenizer.prompt_prefix)
-
-    def finish(found: Sequence[Any]) -> Masked:
-        prompt, ids = ([*prefix, *one.ids] for one in found)
-        start = _num_equal(prompt, ids) if passage.prompt else 0
-        return _masked(ids, [(start, len(ids))])
-
-    return _Plan((passage.prompt, whole), finish)
-
-
-def _plan_chat(
-    conversation: Conversation, template: chat.ChatTemplate, tokenizer: Tokenizer
-) -> _Plan:
-    if not conversation.turns and not conversation.is_completion:
-        question = chat.render_question(template, conversation)
-
-        def wait(found: Sequence[Any]) -> Masked:
-            ids = [*found[0].ids, tokenizer.eos_id]
-            return _masked(ids, [(len(ids) - 1, len(ids))])
-
-        return _Plan((question,), wait)
-    rendered = chat.render(template, conversation)
-    begins = [target.before for target in rendered.targets if target.before]
-
-    def finish(found: Sequence[Any]) -> Masked:
-        whole, *others = found
-        before = iter(others)
-        spans = []
-        for target in rendered.targets:
-            if target.before:
-                spans.append((_num_equal(next(before).ids, whole.ids), len(whole.ids)))
-            else:
-                spans.append(_tokens_of(whole, target.start, target.end))
-        return _masked(whole.ids, spans)._replace(dropped=rendered.dropped)
-
-    return _Plan((rendered.text, *begins), finish)
-
-
-def _num_equal(some: Sequence[int], others: Sequence[int]) -> int:
-    """Returns how many ids two rows begin with in common."""
-    return len(os.path.commonprefix([list(some), list(others)]))
-
-
 def _tokens_of(encoding: Any, start: int, end: int) -> tuple[int, int]:
-    """Returns the first token of some characters of a text, and the one after their last.
-
-    Blanks may belong to no token; those at either end are passed over.
-    """
-    places = range(start, end)
+    """Returns the first token of some characters of a text, and the one after their last."""
+    places = range(start, end)  # blanks may belong to no token
     first = next((t for c in places if (t := encoding.char_to_token(c)) is not None), None)
     last = next((t for c in reversed(places) if (t := encoding.char_to_token(c)) is not None), None)
     return (0, 0) if first is None or last is None else (first, last + 1)

@@ -19,8 +19,7 @@ from raslik_jax.data.words import load_words
 class Template(NamedTuple):
     """Two forms of a prompt, for examples with and without an input, and a renderer for the rest.
 
-    Without forms and for conversations a chat template is used: the tokenizer's or the user's.
-    `has_chat` says whether there is one.
+    `has_chat` says whether conversations go by a chat template, the tokenizer's or the user's.
     """
 
     with_input: str = ""
@@ -60,18 +59,14 @@ def check_template(name: str) -> str:
 def settle_template(name: str, trained: Callable[[], Sequence[Example]]) -> str:
     """Returns the template of all rows and queries of a corpus by its training rows.
 
-    It is the name itself unless it can both frame instructions and render conversations. All
-    queries are asked as the model was trained. If a frame lacks a part of some instruction, such as
-    a system prompt, the chat template renders every one. The rows are read only in this case.
+    It is the name itself unless it can both frame instructions and render conversations. If then a
+    frame lacks a part of some instruction, such as a system prompt, the chat template renders every
+    row. The rows are read only in this case.
     """
     template = TEMPLATES.get(name, Template())
-    if not template.frames_or_chats:
+    if not template.frames_or_chats or all(map(template.has_form, rows := trained())):
         return name
-    rows = trained()
-    if all(map(template.has_form, rows)):
-        return name
-    is_talk = any(isinstance(row.content, Conversation) for row in rows)
-    return "chat" if is_talk else "plain"
+    return "chat" if any(isinstance(row.content, Conversation) for row in rows) else "plain"
 
 
 def find_template(name: str, tokenizer: Tokenizer) -> Template:

@@ -1,7 +1,6 @@
 """Text to token ids and back, over one `tokenizers.Tokenizer`."""
 
 import hashlib
-import itertools
 import json
 import os
 import pathlib
@@ -51,22 +50,31 @@ class Tokenizer(NamedTuple):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns `encode` of every text, on all cores."""
-        return [encoding.ids for encoding in _encode_all(self.backend, texts)]
+        return [encoding.ids for encoding in self._encode_all(texts)]
 
     def encode_prompts(self, prompts: Sequence[str]) -> list[list[int]]:
         """Returns the ids that a model reads of each prompt with `prompt_prefix` first."""
         return [[*self.prompt_prefix, *ids] for ids in self.encode_batch(prompts)]
 
     def encode_marked(self, texts: Sequence[str]) -> list[Any]:
-        """Returns the encoding of every text with names of special tokens as those tokens.
-
-        It is for the text of a chat template and for text with such names as marks.
-        """
+        """Returns the encoding of every text with names of special tokens as those tokens."""
         self.backend.encode_special_tokens = False
         try:
-            return _encode_all(self.backend, texts)
+            return self._encode_all(texts)
         finally:
             self.backend.encode_special_tokens = True
+
+    def _encode_all(self, texts: Sequence[str]) -> list[Any]:
+        try:
+            return [*self.backend.encode_batch([*texts], add_special_tokens=False)]
+        except (Exception, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic of Rust: a pattern needs too many steps
+            reason = one_line(str(error), 80)
+            raise ValueError(
+                f"the tokenizer fails on a text ({reason}): leave out long runs of one character, "
+                "or fetch tokenizer.json again"
+            ) from error
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of the ids; special tokens give no text."""
@@ -80,23 +88,6 @@ class Tokenizer(NamedTuple):
         """Returns the names of the special tokens by their ids."""
         added = self.backend.get_added_tokens_decoder()
         return {token: one.content for token, one in added.items() if one.special}
-
-
-def _encode_all(backend: Any, texts: Iterable[str]) -> list[Any]:
-    """Returns the encodings of texts, without special tokens around them."""
-    try:
-        found: list[Any] = backend.encode_batch([*texts], add_special_tokens=False)
-    except Exception:
-        raise
-    except BaseException as error:  # a panic of Rust: a pattern needs too many steps
-        if isinstance(error, KeyboardInterrupt | SystemExit):
-            raise
-        reason = one_line(str(error), 80)
-        raise ValueError(
-            f"the tokenizer fails on a text ({reason}): leave out long runs of one character, or "
-            "fetch tokenizer.json again"
-        ) from error
-    return found
 
 
 def _check_patterns(normalizer: Any, pre_tokenizer: Any) -> None:
@@ -139,12 +130,8 @@ def load_tokenizer(path: str | os.PathLike[str], *others: pathlib.Path) -> Token
     The special tokens are those of the files next to it. Otherwise EOS is "<|endoftext|>" and the
     pad is "<|pad|>", "<|padding|>" or EOS. The post-processor of tokenizer.json puts BOS in front.
     add_bos_token does so too with a class of transformers 4 that heeds it. If the two contradict
-    each other otherwise, the folder is refused.
-
-    Args:
-      path: of the file or its folder.
-      *others: folders that have what the folder lacks, the first first: tokenizer.json, a special
-        token, the chat template.
+    each other otherwise, the folder is refused. Other folders have what the folder lacks, the first
+    first: tokenizer.json, a special token, the chat template.
     """
     own = pathlib.Path(path)
     folders = (own if own.is_dir() else own.parent, *others)
@@ -168,8 +155,8 @@ def load_tokenizer(path: str | os.PathLike[str], *others: pathlib.Path) -> Token
 def _prefix_of(tokenizer: Tokenizer) -> tuple[int, ...]:
     """Returns the ids that the post-processor puts in front of a text, not those that end one."""
     text, ids = tokenizer.encode("a"), tokenizer.backend.encode("a", add_special_tokens=True).ids
-    starts = [n for n in range(len(ids)) if ids[n : n + len(text)] == text]
-    return tuple(ids[: starts[0]]) if starts else ()
+    starts = (n for n in range(len(ids)) if ids[n : n + len(text)] == text)
+    return tuple(ids[: next(starts, 0)])
 
 
 def _begin(
@@ -183,33 +170,34 @@ def _begin(
     if not isinstance(is_asked, bool) or is_asked == has_prefix:
         return
     token = backend.token_to_id(bos)
-    if is_asked and token is not None and config.get("tokenizer_class") in _HEEDING:
-        begun = tokenizers.processors.TemplateProcessing(
-            single=f"{bos}:0 $A:0", pair=f"{bos}:0 $A:0 $B:1", special_tokens=[(bos, token)]
+    if not is_asked or token is None or config.get("tokenizer_class") not in _HEEDING:
+        raise ValueError(
+            f"add_bos_token next to {shown(str(file), 120)} must agree with its post-processor, "
+            f"got {is_asked} where that adds {'one' if has_prefix else 'none'}: correct the file "
+            "that differs from the training"
         )
-        parts = [backend.post_processor] if backend.post_processor else []
-        backend.post_processor = tokenizers.processors.Sequence([*parts, begun])
-        return
-    raise ValueError(
-        f"add_bos_token next to {shown(str(file), 120)} must agree with its post-processor, got "
-        f"{is_asked} where that adds {'one' if has_prefix else 'none'}: correct the file that "
-        "differs from the training"
+    begun = tokenizers.processors.TemplateProcessing(
+        single=f"{bos}:0 $A:0", pair=f"{bos}:0 $A:0 $B:1", special_tokens=[(bos, token)]
     )
+    parts = [backend.post_processor] if backend.post_processor else []
+    backend.post_processor = tokenizers.processors.Sequence([*parts, begun])
 
 
 def _add_tokens(backend: Any, folders: Sequence[pathlib.Path], file: pathlib.Path) -> None:
     """Adds the tokens that folders without a tokenizer.json add to the one in `file`."""
     import tokenizers
 
-    added: dict[int, Any] = {}
+    added: dict[int, dict[str, Any]] = {}
     for folder in reversed(folders):
-        listed = _read_beside("added_tokens.json", folder)
-        added |= {token: name for name, token in listed.items() if isinstance(token, int)}
+        for name, token in _read_beside("added_tokens.json", folder).items():
+            if isinstance(token, int):
+                added[token] = {"content": name, "special": True}
         known = _read_beside("tokenizer_config.json", folder).get("added_tokens_decoder")
-        if isinstance(known, dict):
-            added |= {int(token): one for token, one in known.items() if token.isdecimal()}
-    for token, given in sorted(added.items()):
-        fields = given if isinstance(given, dict) else {"content": given, "special": True}
+        for token, one in known.items() if isinstance(known, dict) else ():
+            if token.isdecimal():
+                given = {"content": one, "special": True}
+                added[int(token)] = one if isinstance(one, dict) else given
+    for token, fields in sorted(added.items()):
         content = str(fields.get("content"))
         if backend.token_to_id(content) is None:
             names = ("special", "lstrip", "rstrip", "single_word", "normalized")
@@ -228,9 +216,8 @@ def describe_difference(own: Tokenizer, base: Tokenizer) -> str:
     for name in ("eos", "pad", "bos"):
         tokens = [one.special_tokens.get(f"{name}_token", "none") for one in (own, base)]
         parts += [f"{name.upper()} {tokens[0]}, not {tokens[1]}"] if len({*tokens}) > 1 else []
-    parts += (
-        [f"{len(more)} more tokens ({some_of(more, 3)})"] if (more := ours.keys() - theirs) else []
-    )
+    if more := ours.keys() - theirs:
+        parts.append(f"{len(more)} more tokens ({some_of(more, 3)})")
     parts += [f"{len(less)} fewer tokens"] if (less := theirs.keys() - ours) else []
     if any(ours[name] != theirs[name] for name in ours.keys() & theirs):
         parts.append("ids of tokens")
@@ -244,8 +231,7 @@ def load_sentence_tokenizer(
 ) -> Callable[[Sequence[str]], list[list[int]]]:
     """Returns the function from texts to the ids that a sentence encoder reads.
 
-    The encoder's own special tokens, such as [CLS] and [SEP], are around every text. A text is cut
-    at max_len ids with them.
+    The encoder's own special tokens are around every text, which is cut at max_len ids with them.
     """
     _, backend = read_backend(path)
     backend.no_padding()
@@ -363,11 +349,8 @@ def _read_beside(name: str, *folders: pathlib.Path) -> dict[str, Any]:
 
 
 def _chat_template(folder: pathlib.Path) -> str:
-    """Returns the chat template of a tokenizer's folder; the default one of several.
-
-    transformers 5 writes it as chat_template.jinja, which counts before the settings.
-    """
-    file = folder / "chat_template.jinja"
+    """Returns the chat template of a tokenizer's folder; the default one of several."""
+    file = folder / "chat_template.jinja"  # of transformers 5
     if file.is_file():
         return files.read_text(file)
     found = _read_beside("tokenizer_config.json", folder).get("chat_template")
@@ -380,12 +363,9 @@ def _chat_template(folder: pathlib.Path) -> str:
 
 def _special_tokens(*folders: pathlib.Path) -> dict[str, str]:
     """Returns the names of special tokens; for each the first folder counts."""
-    names = ("special_tokens_map.json", "tokenizer_config.json")
-    found: dict[str, str] = {}
+    found: dict[str, Any] = {}
     for folder in reversed(folders):
-        given = [_read_beside(name, folder) for name in names]
-        for key, value in itertools.chain.from_iterable(one.items() for one in given):
-            value = value.get("content") if isinstance(value, dict) else value
-            if key.endswith("_token") and isinstance(value, str):
-                found[key] = value
-    return found
+        for name in ("special_tokens_map.json", "tokenizer_config.json"):
+            found |= _read_beside(name, folder)
+    names = {key: v.get("content") if isinstance(v, dict) else v for key, v in found.items()}
+    return {k: v for k, v in names.items() if k.endswith("_token") and isinstance(v, str)}

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raslik_jax.base.settings import Settings, setting
-from raslik_jax.data.contents import Exchange
-from raslik_jax.data.examples import Corpus, Example, asked_after
+from raslik_jax.data.examples import Corpus, Example, Exchange, asked_after
 from raslik_jax.evaluate.robustness import prompts
 from raslik_jax.evaluate.robustness.record import (
     AS_IT_IS,

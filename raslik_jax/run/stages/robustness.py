@@ -14,8 +14,7 @@ from jaxtyping import Float
 from raslik_jax.base.axes import Tree
 from raslik_jax.config import Config
 from raslik_jax.data import batches
-from raslik_jax.data.contents import Exchange
-from raslik_jax.data.examples import Example, asked_after, exchange_of
+from raslik_jax.data.examples import Example, Exchange, asked_after, exchange_of
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.data.tokens import encoding
 from raslik_jax.data.tokens.encoding import Encoded

@@ -12,9 +12,8 @@ from absl.testing import parameterized
 
 from raslik_jax.data.batches import make_batch, plan_rows
 from raslik_jax.data.contents import Conversation
-from raslik_jax.data.examples import answered, content_of, example_of, make_example
-from raslik_jax.data.read.fields import Row
-from raslik_jax.data.read.rows import COMMON, FIELDS, FORMATS
+from raslik_jax.data.examples import answered, content_of, make_example
+from raslik_jax.data.read.rows import COMMON, FIELDS, FORMATS, Row
 from raslik_jax.data.tokens import encoding, tokenization
 from raslik_jax.data.tokens.chat import ChatTemplate, render
 from raslik_jax.data.tokens.masking import (
@@ -81,7 +80,7 @@ def _rows(name, *records, needs_output=True):
     rows = []
     for record in records:
         row = Row(record, {field: field for field in FIELDS if field not in COMMON})
-        made = example_of(FORMATS[name].read(row, needs_output).content)
+        made = FORMATS[name].read(row, needs_output)
         rows.append(made._replace(example_id=f"{len(rows)}", place=7))
     return rows
 
@@ -390,10 +389,8 @@ class MaskTest(parameterized.TestCase):
         found, plain = render(template, talk), render(ChatTemplate(_MARKED, {}), talk)
         self.assertEqual(found.text, f"\n\n{day}.{plain.text}")
         shift = len(found.text) - len(plain.text)
-        (target,) = plain.targets
-        self.assertEqual(
-            found.targets[0], target._replace(start=target.start + shift, end=target.end + shift)
-        )
+        ((start, end),) = plain.spans
+        self.assertEqual(found.spans, [(start + shift, end + shift)])
 
     def test_a_template_of_the_users_own_comes_before_the_tokenizers(self):
         path = str(self.folder / "own.jinja")
