@@ -1,0 +1,117 @@
+"""The scores of every candidate in every cell, and their areas, from what measure.py stored."""
+
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from experiments.studies import kernels
+from experiments.studies.which_gradient.measure import BOTH, LOSSES, RIDGE, STATES
+from raslik_jax.base.files import read_json
+from raslik_jax.evaluate.ranking import auprc
+from raslik_jax.retrieve.selectors import find_cut
+
+SUM, ENDS = "sum of the cosines", "both end to end"
+CANDIDATES = (
+    *LOSSES,
+    SUM,
+    ENDS,
+    *(f"hidden {name}" for name in STATES),
+    *(f"probe {name}" for name in STATES),
+    "BM25, answers",
+)
+
+
+class Run(NamedTuple):
+    """What measure.py stored of a run: arrays, and labels, queries and BM25's scores."""
+
+    name: str
+    arrays: Mapping[str, np.ndarray]
+    stored: Mapping[str, Any]
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The behavior of every row; empty for none."""
+        return np.array(self.stored["labels"])
+
+    def behaviors(self) -> list[str]:
+        """Returns the behaviors with a query whose answer shows it."""
+        shown = (one["behavior"] for one in self.stored["queries"] if one["shown"])
+        return list(dict.fromkeys(shown))
+
+    def asked(self, behavior: str) -> np.ndarray:
+        """Returns the numbers of the queries whose answer shows a behavior."""
+        queries = self.stored["queries"]
+        return np.flatnonzero([q["shown"] and q["behavior"] == behavior for q in queries])
+
+    def scores(self) -> Iterator[tuple[str, Float[np.ndarray, "Q N"]]]:
+        """Yields the centered cosine of each query with each row, for every candidate."""
+        num_train = len(self.labels)
+        queries = np.arange(num_train, num_train + len(self.stored["queries"]))
+
+        def cosines(gram_MM: np.ndarray) -> np.ndarray:
+            centered_MM = kernels.center(gram_MM.astype(np.float64), num_train)
+            return kernels.kernel_scores(centered_MM, num_train, queries).score_QN
+
+        for name in LOSSES:
+            yield name, cosines(self.arrays[f"gram {name}"])
+        grams = [self.arrays[f"gram {name}"] for name in BOTH]
+        yield SUM, np.mean([cosines(gram_MM) for gram_MM in grams], axis=0)
+        yield ENDS, cosines(np.mean(grams, axis=0))
+        units = {name: _unit(self.arrays[f"state {name}"].astype(np.float64)) for name in STATES}
+        for name, unit_ME in units.items():
+            yield f"hidden {name}", cosines(unit_ME @ unit_ME.T)
+        for name, unit_ME in units.items():
+            yield f"probe {name}", probe_scores(unit_ME, num_train)
+        yield "BM25, answers", np.array(self.stored["bm25"])
+
+
+def _unit(vectors_ME: np.ndarray) -> np.ndarray:
+    return vectors_ME / np.linalg.norm(vectors_ME, axis=1, keepdims=True)
+
+
+def probe_scores(unit_ME: Float[np.ndarray, "M E"], num_train: int) -> Float[np.ndarray, "Q N"]:
+    """Returns <(C + a I)^-1 (q - mean), x - mean> for each query and row.
+
+    C is the covariance of the rows, and a is a tenth of its mean eigenvalue.
+    """
+    moved_ME = unit_ME - unit_ME[:num_train].mean(axis=0)
+    rows_NE, queries_QE = moved_ME[:num_train], moved_ME[num_train:]
+    covariance_EE = rows_NE.T @ rows_NE / num_train
+    ridge = RIDGE * np.trace(covariance_EE) / len(covariance_EE)
+    direction_EQ = np.linalg.solve(covariance_EE + ridge * np.eye(len(covariance_EE)), queries_QE.T)
+    return (rows_NE @ direction_EQ).T
+
+
+def found_f1(score_N: Float[np.ndarray, " N"], is_target_N: Bool[np.ndarray, " N"]) -> float:
+    """Returns the F1 of the rows that the gap rule finds; 0 if it finds none."""
+    number = find_cut(score_N).num_forget
+    hits = is_target_N[np.argsort(-score_N, kind="stable")[:number]].sum()
+    return float(2 * hits / (number + is_target_N.sum()))
+
+
+def read_runs(folder: pathlib.Path) -> Iterator[Run]:
+    """Yields the runs that measure.py has stored in a folder."""
+    for path in sorted(folder.glob("*.json")):
+        with np.load(path.with_suffix(".npz"), allow_pickle=False) as arrays:
+            yield Run(path.stem, dict(arrays), read_json(path))
+
+
+def measure_cells(run: Run) -> Iterator[dict[str, Any]]:
+    """Yields an entry for each behavior of a run and candidate."""
+    scores = dict(run.scores())
+    for behavior in run.behaviors():
+        is_target_N, asked = run.labels == behavior, run.asked(behavior)
+        for name, score_QN in scores.items():
+            own_QN = score_QN[asked]
+            yield {
+                "run": run.name,
+                "behavior": behavior,
+                "candidate": name,
+                "targets": int(is_target_N.sum()),
+                "single": [round(auprc(one_N, is_target_N), 4) for one_N in own_QN],
+                "set": round(auprc(own_QN.mean(axis=0), is_target_N), 4),
+                "f1": [round(found_f1(one_N, is_target_N), 4) for one_N in own_QN],
+            }
