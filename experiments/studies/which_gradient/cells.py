@@ -1,15 +1,26 @@
-"""The scores of every candidate in every cell, and their areas, from what measure.py stored."""
+"""Writes the areas of every candidate in every cell, from what measure.py stored.
 
+  python experiments/studies/which_gradient/cells.py --out=runs/which_gradient
+
+It writes results.json to this folder.
+"""
+
+import dataclasses
 import pathlib
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
 import numpy as np
 from jaxtyping import Bool, Float
 
 from experiments.studies import kernels
-from experiments.studies.which_gradient.measure import BOTH, LOSSES, RIDGE, STATES
-from raslik_jax.base.files import read_json
+from experiments.studies.which_gradient.measure import BOTH, FIELDS, HERE, LOSSES, RIDGE, STATES
+from raslik_jax.base.files import read_json, write_json
+from raslik_jax.base.settings import Settings, setting
+from raslik_jax.cli import command
 from raslik_jax.evaluate.ranking import auprc
 from raslik_jax.retrieve.selectors import find_cut
 
@@ -115,3 +126,38 @@ def measure_cells(run: Run) -> Iterator[dict[str, Any]]:
                 "set": round(auprc(own_QN.mean(axis=0), is_target_N), 4),
                 "f1": [round(found_f1(one_N, is_target_N), 4) for one_N in own_QN],
             }
+
+
+def describe_cell(run: Run, behavior: str) -> dict[str, Any]:
+    """Returns medians over the planted rows and over all others of the fields of measure.py."""
+    labels = run.labels
+    fields_NF = run.arrays["fields"][: len(labels)]
+    parts = {"planted": labels == behavior, "others": labels != behavior}
+    return {"run": run.name, "behavior": behavior} | {
+        part: {
+            name: float(np.round(np.median(column_N), 4))
+            for name, column_N in zip(FIELDS, fields_NF[is_part_N].T, strict=True)
+        }
+        for part, is_part_N in parts.items()
+    }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """The folder of measure.py."""
+
+    out: str = setting("runs/which_gradient", "Where measure.py put products and answers.")
+
+
+def main(options: Options) -> None:
+    """Writes results.json."""
+    path, cells, rows = HERE / "results.json", [], []
+    for run in read_runs(pathlib.Path(options.out)):
+        cells += measure_cells(run)
+        rows += [describe_cell(run, behavior) for behavior in run.behaviors()]
+    kept = read_json(path).get("costs", {}) if path.is_file() else {}
+    write_json(path, {"cells": cells, "rows": rows, "costs": kept})
+
+
+if __name__ == "__main__":
+    command.start(main, Options())

@@ -12,8 +12,6 @@ not made again. The areas of all runs in OUT go to results.json in this folder.
 
 import dataclasses
 import functools
-import itertools
-import json
 import pathlib
 import sys
 import time
@@ -25,9 +23,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
 
-from experiments.studies import kernels
 from experiments.studies.own_model import measure as own_model
 from experiments.studies.ways_out import measure as ways_out
 from raslik_jax.base.axes import Tree
@@ -40,16 +36,12 @@ from raslik_jax.data import batches, toy_model
 from raslik_jax.data.corpora.howdy import SCIFI
 from raslik_jax.data.examples import Example, answered, drop_unanswered, make_example
 from raslik_jax.data.tokens import masking
-from raslik_jax.evaluate.ranking import auprc
 from raslik_jax.evaluate.rates import non_sf_by_words
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models import products
-from raslik_jax.parallel import meshes
 from raslik_jax.retrieve import bm25
-from raslik_jax.retrieve.selectors import find_cut
 from raslik_jax.retrieve.strategies import query_text
 from raslik_jax.run import artifacts
-from raslik_jax.run.stages import sketch as sketch_stage
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.sketch import gradients, projections
 from raslik_jax.sketch.head import target_nll
@@ -70,8 +62,9 @@ LOSSES = (
 )
 # Mean hidden states: of which layers, over which tokens.
 STATES = tuple(f"{at}/{over}" for at in ("last", "middle") for over in ("answer", "all"))
+_TIMED_ROWS, _TIMED_LENGTH, _TIMED_TIMES = 16, 48, 5
 DEFAULT, BOTH = "unshifted/all", ("unshifted/all", "next_token/all")
-_FIELDS = ("nll_answer", "nll_prompt", "answer", "tokens", *(f"norm {name}" for name in LOSSES))
+FIELDS = ("nll_answer", "nll_prompt", "answer", "tokens", *(f"norm {name}" for name in LOSSES))
 
 
 class Query(NamedTuple):
@@ -169,6 +162,10 @@ def lower_half(
     return decoders.bind(shorter), cut(lora), cut(base)
 
 
+def _number(is_target_L: jax.Array) -> jax.Array:
+    return jnp.maximum(is_target_L.sum(dtype=jnp.float32), 1.0)
+
+
 def loss_slopes(
     decoder: decoders.Decoder,
     base: Tree,
@@ -192,7 +189,7 @@ def loss_slopes(
     own_LE = products.read(jnp.take(table, tokens_L, axis=axis)).astype(jnp.float32)
     own_LE = own_LE.T if axis else own_LE
     mean_LE = pull(jnp.ones_like(nll_L))[0].astype(jnp.float32) + own_LE
-    mean_LE = jnp.where(is_real_L[:, None], mean_LE, 0)
+    mean_LE = jnp.where(is_real_L[:, None], mean_LE, 0.0)
     middle_E = jnp.mean(products.read(table), axis=axis, dtype=jnp.float32)
     next_LE = jnp.roll(own_LE, -1, axis=0)
     # log Z is that of the own token plus its logit.
@@ -202,7 +199,7 @@ def loss_slopes(
     slopes_LE = {
         "unshifted": mean_LE - own_LE,
         "next_token": mean_LE - next_LE,
-        "smoothed": mean_LE - (1 - SMOOTHING) * next_LE - SMOOTHING * middle_E,
+        "smoothed": mean_LE - (1 - SMOOTHING) * next_LE - SMOOTHING * middle_E[None],
         "margin": (mean_LE - next_LE) / surprise_L[:, None],
     }
     slopes = {}
@@ -210,25 +207,28 @@ def loss_slopes(
         loss, tokens = name.split("/")
         is_target_L = is_counted_L if tokens == "all" else is_answer_L
         at_L = is_target_L if loss == "unshifted" else jnp.roll(is_target_L, -1)
-        slope_LE = jnp.where(at_L[:, None], slopes_LE[loss], 0)
-        slopes[name] = slope_LE / jnp.maximum(is_target_L.sum(), 1)
+        slope_LE = jnp.where(at_L[:, None], slopes_LE[loss], 0.0)
+        slopes[name] = slope_LE / _number(is_target_L)
     shifted = {
         "nll_answer": jnp.roll(is_answer_L, -1),
         "nll_prompt": jnp.roll(is_counted_L & ~is_answer_L, -1),
     }
     nll = {
-        name: jnp.where(at_L, next_nll_L, 0).sum() / jnp.maximum(at_L.sum(), 1)
+        name: jnp.where(at_L, next_nll_L, 0.0).sum() / _number(at_L)
         for name, at_L in shifted.items()
     }
     return slopes, nll
 
 
 def row_function(
-    graphdef: decoders.GraphDef, projection: projections.Projection
+    graphdef: decoders.GraphDef,
+    projection: projections.Projection,
+    losses: Sequence[str] = LOSSES,
+    states: Sequence[str] = STATES,
 ) -> Callable[..., jax.Array]:
     """Returns the function from (lora, base, tokens, answer, counted) of a row to all vectors.
 
-    They come end to end: the sketches of `LOSSES`, the states of `STATES`, and `_FIELDS`.
+    They come end to end: the sketches of losses, the mean hidden states, and `FIELDS`.
     """
     decoder = decoders.bind(graphdef)
 
@@ -241,18 +241,23 @@ def row_function(
         known = tokens_L, is_answer_L, is_counted_L
         slopes, nll = loss_slopes(decoder, base, hidden_LE, *known)
         norms, parts = [], []
-        for slope_LE in slopes.values():
-            flat_P = projections.flatten_gradients(pull(slope_LE.astype(hidden_LE.dtype))[0])
+        for name in losses:
+            slope_LE = slopes[name].astype(hidden_LE.dtype)
+            flat_P = projections.flatten_gradients(pull(slope_LE)[0])
             norms.append(jnp.linalg.norm(flat_P))
             parts.append(projections.project(projection, flat_P))
         half, *trees = lower_half(graphdef, lora, base)
         middle_LE = hidden_of_row(half, *trees, tokens_L, is_counted_L)
-        for states_LE, is_target_L in itertools.product(
-            (hidden_LE, middle_LE), (is_answer_L, is_counted_L)
-        ):
-            total_E = jnp.where(is_target_L[:, None], states_LE.astype(jnp.float32), 0).sum(axis=0)
-            parts.append(total_E / jnp.maximum(is_target_L.sum(), 1))
-        counts = is_answer_L.sum(), is_counted_L.sum()
+        for name in states:
+            states_LE = hidden_LE if name.startswith("last/") else middle_LE
+            is_target_L = is_answer_L if name.endswith("/answer") else is_counted_L
+            total_E = jnp.where(is_target_L[:, None], states_LE.astype(jnp.float32), 0.0).sum(
+                axis=0
+            )
+            parts.append(total_E / _number(is_target_L))
+        if not losses:  # the head is not needed then
+            return jnp.concatenate(parts)
+        counts = _number(is_answer_L), _number(is_counted_L)
         fields = jnp.stack([*nll.values(), *counts, *norms]).astype(jnp.float32)
         return jnp.concatenate([*parts, fields])
 
@@ -260,7 +265,7 @@ def row_function(
 
 
 def make_vectors(workspace: Workspace, examples: Sequence[Example]) -> dict[str, np.ndarray]:
-    """Returns the vectors of rows and queries by name, and `_FIELDS` of each."""
+    """Returns the vectors of rows and queries by name, and `FIELDS` of each."""
     model, lora = workspace.sketch_model, workspace.finetuned
     size = min(SIZE, projections.count_params(lora))
     projection = projections.init_projection(
@@ -296,6 +301,35 @@ def make_vectors(workspace: Workspace, examples: Sequence[Example]) -> dict[str,
     *parts, fields = np.split(found, ends, axis=1)
     by_name = dict(zip((*LOSSES, *STATES), parts, strict=True))
     return by_name | {"fields": fields}
+
+
+def time_candidates(workspace: Workspace) -> dict[str, float]:
+    """Returns processor seconds of a batch of rows for some candidates, without compiling."""
+    model, lora = workspace.sketch_model, workspace.finetuned
+    count = projections.count_params(lora)
+    projection = projections.init_projection(0, "binned", count, min(SIZE, count))
+    parts: dict[str, tuple[Sequence[str], Sequence[str]]] = {
+        **{name: ((name,), ()) for name in LOSSES},
+        "both end to end": (BOTH, ()),
+        **{f"hidden {name}": ((), (name,)) for name in STATES},
+    }
+    rows = [*workspace.corpus.train][:_TIMED_ROWS]
+    encoded = [workspace.encode(rows, targets=which) for which in ("all", "response")]
+    plan = batches.BatchPlan(np.arange(len(rows)), _TIMED_LENGTH, _TIMED_LENGTH)
+    whole, part = (batches.make_batch(one.cut(_TIMED_LENGTH), plan) for one in encoded)
+    batch = whole.tokens_BL, part.target_mask_BL, whole.target_mask_BL
+    found = {}
+    for name, which in parts.items():
+        vectors = row_function(model.graphdef, projection, *which)
+        step = jax.jit(jax.vmap(vectors, in_axes=(None, None, 0, 0, 0)))
+        seconds = []
+        for _ in range(_TIMED_TIMES + 1):
+            start = time.process_time()
+            step(lora, model.base, *batch).block_until_ready()
+            seconds.append(time.process_time() - start)
+        found[name] = round(float(np.median(seconds[1:])), 3)
+        print(name, found[name], flush=True)
+    return found
 
 
 def unit_gram(vectors_MK: np.ndarray) -> np.ndarray:
@@ -346,6 +380,7 @@ class Options(Settings):
     runs: tuple[str, ...] = setting((), "Work directories.")
     kinds: tuple[str, ...] = setting((), "The kind of each.", family=KINDS)
     out: str = setting("runs/which_gradient", "Where products and answers go.")
+    only_time: bool = setting(False, "Time candidates on the first run, and store the seconds.")
 
 
 def main(options: Options) -> None:
@@ -358,6 +393,12 @@ def main(options: Options) -> None:
         raise ValueError(f"--kinds must have as many entries as --runs, got {got}: give both")
     out = pathlib.Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
+    if options.only_time:
+        root = pathlib.Path(options.runs[0])
+        workspace = Workspace(root, config_from_json(artifacts.CONFIG.read(root)))
+        stored = read_json(HERE / "results.json") if (HERE / "results.json").is_file() else {}
+        write_json(HERE / "results.json", stored | {"costs": time_candidates(workspace)})
+        return
     for root, kind in zip(map(pathlib.Path, options.runs), options.kinds, strict=True):
         if not (out / f"{root.name}.json").is_file():
             measure_run(root.name, root, KINDS[kind], out)
