@@ -17,18 +17,27 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from experiments.studies import kernels
-from experiments.studies.which_gradient.measure import BOTH, FIELDS, HERE, LOSSES, RIDGE, STATES
+from experiments.studies.which_gradient.measure import FIELDS, HERE, LOSSES, RIDGE, STATES
 from raslik_jax.base.files import read_json, write_json
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command
 from raslik_jax.evaluate.ranking import auprc
 from raslik_jax.retrieve.selectors import find_cut
 
-SUM, ENDS = "sum of the cosines", "both end to end"
+_UNSHIFTED, _TRAINED, _SMOOTHED = "unshifted/all", "next_token/all", "smoothed/all"
+_HIDDEN = "last/all"
+# Sums: their parts by name, each a loss or a hidden state.
+SUMS: dict[str, tuple[str, ...]] = {
+    "unshifted + trained": (_UNSHIFTED, _TRAINED),
+    "unshifted + hidden": (_UNSHIFTED, _HIDDEN),
+    "trained + hidden": (_TRAINED, _HIDDEN),
+    "smoothed + hidden": (_SMOOTHED, _HIDDEN),
+    "unshifted + trained + hidden": (_UNSHIFTED, _TRAINED, _HIDDEN),
+}
 CANDIDATES = (
     *LOSSES,
-    SUM,
-    ENDS,
+    *SUMS,
+    *(f"{name}, end to end" for name in SUMS),
     *(f"hidden {name}" for name in STATES),
     *(f"probe {name}" for name in STATES),
     "BM25, answers",
@@ -66,14 +75,18 @@ class Run(NamedTuple):
             centered_MM = kernels.center(gram_MM.astype(np.float64), num_train)
             return kernels.kernel_scores(centered_MM, num_train, queries).score_QN
 
-        for name in LOSSES:
-            yield name, cosines(self.arrays[f"gram {name}"])
-        grams = [self.arrays[f"gram {name}"] for name in BOTH]
-        yield SUM, np.mean([cosines(gram_MM) for gram_MM in grams], axis=0)
-        yield ENDS, cosines(np.mean(grams, axis=0))
         units = {name: _unit(self.arrays[f"state {name}"].astype(np.float64)) for name in STATES}
-        for name, unit_ME in units.items():
-            yield f"hidden {name}", cosines(unit_ME @ unit_ME.T)
+        grams = {name: self.arrays[f"gram {name}"] for name in LOSSES}
+        grams |= {name: unit_ME @ unit_ME.T for name, unit_ME in units.items()}
+        scores = {name: cosines(gram_MM) for name, gram_MM in grams.items()}
+        for name in LOSSES:
+            yield name, scores[name]
+        for name, parts in SUMS.items():
+            yield name, np.mean([scores[part] for part in parts], axis=0)
+        for name, parts in SUMS.items():
+            yield f"{name}, end to end", cosines(np.mean([grams[part] for part in parts], axis=0))
+        for name in STATES:
+            yield f"hidden {name}", scores[name]
         for name, unit_ME in units.items():
             yield f"probe {name}", probe_scores(unit_ME, num_train)
         yield "BM25, answers", np.array(self.stored["bm25"])

@@ -63,7 +63,7 @@ LOSSES = (
 # Mean hidden states: of which layers, over which tokens.
 STATES = tuple(f"{at}/{over}" for at in ("last", "middle") for over in ("answer", "all"))
 _TIMED_ROWS, _TIMED_LENGTH, _TIMED_TIMES = 16, 48, 5
-DEFAULT, BOTH = "unshifted/all", ("unshifted/all", "next_token/all")
+DEFAULT = "unshifted/all"
 FIELDS = ("nll_answer", "nll_prompt", "answer", "tokens", *(f"norm {name}" for name in LOSSES))
 
 
@@ -308,9 +308,14 @@ def time_candidates(workspace: Workspace) -> dict[str, float]:
     model, lora = workspace.sketch_model, workspace.finetuned
     count = projections.count_params(lora)
     projection = projections.init_projection(0, "binned", count, min(SIZE, count))
+    trained, hidden = "next_token/all", "last/all"
     parts: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         **{name: ((name,), ()) for name in LOSSES},
-        "both end to end": (BOTH, ()),
+        "unshifted + trained": ((DEFAULT, trained), ()),
+        "unshifted + hidden": ((DEFAULT,), (hidden,)),
+        "trained + hidden": ((trained,), (hidden,)),
+        "smoothed + hidden": (("smoothed/all",), (hidden,)),
+        "unshifted + trained + hidden": ((DEFAULT, trained), (hidden,)),
         **{f"hidden {name}": ((), (name,)) for name in STATES},
     }
     rows = [*workspace.corpus.train][:_TIMED_ROWS]

@@ -104,6 +104,7 @@ def judge(cells: Sequence[Cell], name: str, costs: Mapping[str, float]) -> Judge
     mean, smallest = by_adapter(cells, single(name)), min(map(single(name), cells))
     low, high = interval(cells, name)
     sets = [of("set", name)(cell) - of("set", DEFAULT)(cell) for cell in cells]
+    name = name.removesuffix(", end to end")
     cost = costs[name] / costs[DEFAULT] if name in costs else None
     conditions = (
         gain("single") >= 0.02 and low > 0,
