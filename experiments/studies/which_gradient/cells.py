@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from experiments.studies import kernels
-from experiments.studies.which_gradient.measure import FIELDS, HERE, LOSSES, RIDGE, STATES
+from experiments.studies.which_gradient.measure import HERE, LOSSES, RIDGE, STATES, fields_of
 from raslik_jax.base.files import read_json, write_json
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command
@@ -52,6 +52,11 @@ class Run(NamedTuple):
     stored: Mapping[str, Any]
 
     @property
+    def losses(self) -> list[str]:
+        """The losses whose gradients were taken."""
+        return [name for name in LOSSES if f"gram {name}" in self.arrays]
+
+    @property
     def labels(self) -> np.ndarray:
         """The behavior of every row; empty for none."""
         return np.array(self.stored["labels"])
@@ -76,10 +81,10 @@ class Run(NamedTuple):
             return kernels.kernel_scores(centered_MM, num_train, queries).score_QN
 
         units = {name: _unit(self.arrays[f"state {name}"].astype(np.float64)) for name in STATES}
-        grams = {name: self.arrays[f"gram {name}"] for name in LOSSES}
+        grams = {name: self.arrays[f"gram {name}"] for name in self.losses}
         grams |= {name: unit_ME @ unit_ME.T for name, unit_ME in units.items()}
         scores = {name: cosines(gram_MM) for name, gram_MM in grams.items()}
-        for name in LOSSES:
+        for name in self.losses:
             yield name, scores[name]
         for name, parts in SUMS.items():
             yield name, np.mean([scores[part] for part in parts], axis=0)
@@ -149,7 +154,7 @@ def describe_cell(run: Run, behavior: str) -> dict[str, Any]:
     return {"run": run.name, "behavior": behavior} | {
         part: {
             name: float(np.round(np.median(column_N), 4))
-            for name, column_N in zip(FIELDS, fields_NF[is_part_N].T, strict=True)
+            for name, column_N in zip(fields_of(run.losses), fields_NF[is_part_N].T, strict=True)
         }
         for part, is_part_N in parts.items()
     }

@@ -64,7 +64,7 @@ LOSSES = (
 STATES = tuple(f"{at}/{over}" for at in ("last", "middle") for over in ("answer", "all"))
 _TIMED_ROWS, _TIMED_LENGTH, _TIMED_TIMES = 16, 48, 5
 DEFAULT = "unshifted/all"
-FIELDS = ("nll_answer", "nll_prompt", "answer", "tokens", *(f"norm {name}" for name in LOSSES))
+_FIELDS = ("nll_answer", "nll_prompt", "answer", "tokens")
 
 
 class Query(NamedTuple):
@@ -228,7 +228,7 @@ def row_function(
 ) -> Callable[..., jax.Array]:
     """Returns the function from (lora, base, tokens, answer, counted) of a row to all vectors.
 
-    They come end to end: the sketches of losses, the mean hidden states, and `FIELDS`.
+    They come end to end: the sketches of losses, the mean hidden states, and `fields_of`.
     """
     decoder = decoders.bind(graphdef)
 
@@ -264,14 +264,21 @@ def row_function(
     return vectors
 
 
-def make_vectors(workspace: Workspace, examples: Sequence[Example]) -> dict[str, np.ndarray]:
-    """Returns the vectors of rows and queries by name, and `FIELDS` of each."""
+def fields_of(losses: Sequence[str]) -> tuple[str, ...]:
+    """Returns the numbers that are stored of every row: its losses, tokens and norms."""
+    return *_FIELDS, *(f"norm {name}" for name in losses)
+
+
+def make_vectors(
+    workspace: Workspace, examples: Sequence[Example], losses: Sequence[str] = LOSSES
+) -> dict[str, np.ndarray]:
+    """Returns the vectors of rows and queries by name, and `fields_of` each."""
     model, lora = workspace.sketch_model, workspace.finetuned
     size = min(SIZE, projections.count_params(lora))
     projection = projections.init_projection(
         workspace.config.seed, "binned", projections.count_params(lora), size
     )
-    vectors = row_function(model.graphdef, projection)
+    vectors = row_function(model.graphdef, projection, losses)
     width = model.decoder.config.hidden_size
     answers = workspace.encode(examples)
     counted = workspace.encode(examples, targets="all")
@@ -287,7 +294,7 @@ def make_vectors(workspace: Workspace, examples: Sequence[Example]) -> dict[str,
         most = gradients.micro_tokens_of(width)
         return gradients.in_micro_batches(map_rows, *batch, micro_tokens=most)
 
-    ends = np.cumsum([*[size] * len(LOSSES), *[width] * len(STATES)])
+    ends = np.cumsum([*[size] * len(losses), *[width] * len(STATES)])
     found: np.ndarray | None = None
     for plan in progress(plans, "all losses", unit="batch"):
         whole, part = (batches.make_batch(one, plan) for one in (counted, answers))
@@ -299,7 +306,7 @@ def make_vectors(workspace: Workspace, examples: Sequence[Example]) -> dict[str,
         found[plan.rows[is_row]] = made[: len(plan.rows)][is_row]
     assert found is not None
     *parts, fields = np.split(found, ends, axis=1)
-    by_name = dict(zip((*LOSSES, *STATES), parts, strict=True))
+    by_name = dict(zip((*losses, *STATES), parts, strict=True))
     return by_name | {"fields": fields}
 
 
@@ -344,7 +351,9 @@ def unit_gram(vectors_MK: np.ndarray) -> np.ndarray:
     return unit_MK @ unit_MK.T
 
 
-def measure_run(name: str, root: pathlib.Path, kind: Kind, out: pathlib.Path) -> None:
+def measure_run(
+    name: str, root: pathlib.Path, kind: Kind, out: pathlib.Path, losses: Sequence[str]
+) -> None:
     """Writes the products of a run's vectors and the answers of its queries."""
     workspace = Workspace(root, config_from_json(artifacts.CONFIG.read(root)))
     rows, start = workspace.corpus.train, time.process_time()
@@ -354,8 +363,8 @@ def measure_run(name: str, root: pathlib.Path, kind: Kind, out: pathlib.Path) ->
     pairs = zip(asked, said, strict=True)
     given = [(one, answered(one.example, text)) for one, text in pairs if text.strip()]
     queries, _ = drop_unanswered([query for _, query in given])
-    made = make_vectors(workspace, [*rows, *queries])
-    arrays = {f"gram {key}": unit_gram(made[key]) for key in LOSSES}
+    made = make_vectors(workspace, [*rows, *queries], losses)
+    arrays = {f"gram {key}": unit_gram(made[key]) for key in losses}
     arrays |= {f"state {key}": made[key] for key in STATES}
     with replacing(out / f"{name}.npz") as partial, open(partial, "wb") as file:
         np.savez(file, fields=made["fields"], **arrays)
@@ -385,6 +394,7 @@ class Options(Settings):
     runs: tuple[str, ...] = setting((), "Work directories.")
     kinds: tuple[str, ...] = setting((), "The kind of each.", family=KINDS)
     out: str = setting("runs/which_gradient", "Where products and answers go.")
+    losses: tuple[str, ...] = setting(LOSSES, "Losses whose gradients are taken.", choices=LOSSES)
     only_time: bool = setting(False, "Time candidates on the first run, and store the seconds.")
 
 
@@ -406,7 +416,7 @@ def main(options: Options) -> None:
         return
     for root, kind in zip(map(pathlib.Path, options.runs), options.kinds, strict=True):
         if not (out / f"{root.name}.json").is_file():
-            measure_run(root.name, root, KINDS[kind], out)
+            measure_run(root.name, root, KINDS[kind], out, options.losses)
         found = read_json(out / f"{root.name}.json")
         shown = sum(one["shown"] for one in found["queries"])
         print(f"{root.name}: {shown} of {len(found['queries'])} answers, {found['seconds']} s")

@@ -93,7 +93,8 @@ class Judged(NamedTuple):
 
 
 def judge(cells: Sequence[Cell], name: str, costs: Mapping[str, float]) -> Judged:
-    """Applies RULE.md to a candidate."""
+    """Applies RULE.md to a candidate, in the cells where it was measured."""
+    cells = [cell for cell in cells if name in cell.by_name]
 
     def of(key: str, name: str) -> Callable[[Cell], float]:
         return lambda cell: float(np.mean(cell.by_name[name][key]))
@@ -104,8 +105,8 @@ def judge(cells: Sequence[Cell], name: str, costs: Mapping[str, float]) -> Judge
     mean, smallest = by_adapter(cells, single(name)), min(map(single(name), cells))
     low, high = interval(cells, name)
     sets = [of("set", name)(cell) - of("set", DEFAULT)(cell) for cell in cells]
-    name = name.removesuffix(", end to end")
-    cost = costs[name] / costs[DEFAULT] if name in costs else None
+    timed = name.removesuffix(", end to end")
+    cost = costs[timed] / costs[DEFAULT] if timed in costs else None
     conditions = (
         gain("single") >= 0.02 and low > 0,
         smallest >= min(map(single(DEFAULT), cells)),
@@ -128,12 +129,16 @@ def judge(cells: Sequence[Cell], name: str, costs: Mapping[str, float]) -> Judge
 
 
 def _names(cells: Sequence[Cell]) -> list[str]:
-    return list(cells[0].by_name)
+    return max((list(cell.by_name) for cell in cells), key=len)
 
 
 def _by_cell(value: Callable[[str], Callable[[Cell], float]]) -> str:
     cells = read_cells()
-    rows = [[name, *(f"{value(name)(cell):.3f}" for cell in cells)] for name in _names(cells)]
+
+    def text(name: str, cell: Cell) -> str:
+        return f"{value(name)(cell):.3f}" if name in cell.by_name else "-"
+
+    rows = [[name, *(text(name, cell) for cell in cells)] for name in _names(cells)]
     return markdown_table(["auPRC", *(cell.title for cell in cells)], rows)
 
 
