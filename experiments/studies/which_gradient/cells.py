@@ -122,10 +122,23 @@ def found_f1(score_N: Float[np.ndarray, " N"], is_target_N: Bool[np.ndarray, " N
 
 
 def read_runs(folder: pathlib.Path) -> Iterator[Run]:
-    """Yields the runs that measure.py has stored in a folder."""
+    """Yields the runs that measure.py has stored in a folder.
+
+    Rows that are cut before their answer are left out, as in a trace.
+    """
     for path in sorted(folder.glob("*.json")):
+        stored = read_json(path)
         with np.load(path.with_suffix(".npz"), allow_pickle=False) as arrays:
-            yield Run(path.stem, dict(arrays), read_json(path))
+            found = dict(arrays)
+        is_kept_M = found["state last/all"].any(axis=1)
+        is_kept_N = is_kept_M[: len(stored["labels"])]
+        for name, array in found.items():
+            found[name] = array[is_kept_M]
+            if name.startswith("gram"):
+                found[name] = found[name][:, is_kept_M]
+        stored["labels"] = np.array(stored["labels"])[is_kept_N]
+        stored["bm25"] = np.array(stored["bm25"])[:, is_kept_N]
+        yield Run(path.stem, found, stored)
 
 
 def measure_cells(run: Run) -> Iterator[dict[str, Any]]:
