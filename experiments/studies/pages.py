@@ -29,10 +29,10 @@ from experiments.studies.sets import page as sets
 from experiments.studies.smollm2 import page as smollm2
 from experiments.studies.theorem import page as theorem
 from experiments.studies.ways_out import page as ways_out
+from experiments.studies.which_gradient import page as which_gradient
 from raslik_jax.base.files import write_text
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command
-
 
 _MARKED = re.compile(r"(<!-- table: ([^>]*) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -61,6 +61,7 @@ PAGES = {
     "smollm2": Page("smollm2", smollm2.page_tables),
     "theorem": Page("theorem", theorem.page_tables),
     "ways_out": Page("ways_out", ways_out.page_tables),
+    "which_gradient": Page("which_gradient", which_gradient.page_tables),
 }
 
 

@@ -136,7 +136,8 @@ def read_runs(folder: pathlib.Path) -> Iterator[Run]:
             found[name] = array[is_kept_M]
             if name.startswith("gram"):
                 found[name] = found[name][:, is_kept_M]
-        stored["labels"] = np.array(stored["labels"])[is_kept_N]
+        for name in ("labels", "sources"):
+            stored[name] = np.array(stored[name])[is_kept_N]
         stored["bm25"] = np.array(stored["bm25"])[:, is_kept_N]
         yield Run(path.stem, found, stored)
 
@@ -157,6 +158,22 @@ def measure_cells(run: Run) -> Iterator[dict[str, Any]]:
                 "set": round(auprc(own_QN.mean(axis=0), is_target_N), 4),
                 "f1": [round(found_f1(one_N, is_target_N), 4) for one_N in own_QN],
             }
+
+
+def count_best(run: Run) -> dict[str, Any]:
+    """Returns the shares of planted rows and of each source in the best rows of single queries.
+
+    As many rows are the best as are planted.
+    """
+    (behavior,) = run.behaviors()
+    is_target_N = run.labels == behavior
+    kinds = np.where(is_target_N, "planted", run.stored["sources"])
+    found = {}
+    for name, score_QN in run.scores():
+        best_QM = np.argsort(-score_QN[run.asked(behavior)], axis=1)[:, : is_target_N.sum()]
+        share = {kind: float((kinds[best_QM] == kind).mean()) for kind in np.unique(kinds)}
+        found[name] = {kind: round(value, 4) for kind, value in share.items()}
+    return {"run": run.name, "behavior": behavior, "best": found}
 
 
 def describe_cell(run: Run, behavior: str) -> dict[str, Any]:
@@ -182,12 +199,13 @@ class Options(Settings):
 
 def main(options: Options) -> None:
     """Writes results.json."""
-    path, cells, rows = HERE / "results.json", [], []
+    path, cells, rows, best = HERE / "results.json", [], [], []
     for run in read_runs(pathlib.Path(options.out)):
         cells += measure_cells(run)
         rows += [describe_cell(run, behavior) for behavior in run.behaviors()]
+        best += [count_best(run)] if len(np.unique(run.stored["sources"])) > 2 else []
     kept = read_json(path).get("costs", {}) if path.is_file() else {}
-    write_json(path, {"cells": cells, "rows": rows, "costs": kept})
+    write_json(path, {"cells": cells, "rows": rows, "best": best, "costs": kept})
 
 
 if __name__ == "__main__":

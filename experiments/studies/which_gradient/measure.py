@@ -76,10 +76,11 @@ class Query(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """Where the queries and the labels of a run are."""
+    """Where the queries, the labels and the sources of a run's rows are."""
 
     queries: Callable[[Workspace], Sequence[Query]]
     labels: Callable[[Workspace], Sequence[str]]
+    sources: Callable[[Workspace], Sequence[str]] = lambda w: [r.source for r in w.corpus.train]
 
 
 def _of_study(case: ways_out.Case, behaviors: Sequence[str]) -> Kind:
@@ -141,7 +142,11 @@ def _toy_queries(workspace: Workspace) -> list[Query]:
 
 
 KINDS: dict[str, Kind] = {
-    "quickstart": Kind(_toy_queries, lambda _: _planted("toy", toy_model.load_corpus().train)),
+    "quickstart": Kind(
+        _toy_queries,
+        lambda _: _planted("toy", toy_model.load_corpus().train),
+        lambda _: [row.source for row in toy_model.load_corpus().train],
+    ),
     "own_model": _of_study(ways_out.cases()["style"], tuple(own_model.behaviors())),
     "brand": _of_study(ways_out.cases()["brand"], ("brand",)),
     "corpus": Kind(_corpus_queries, lambda w: _planted(_behavior_of(w), w.corpus.train)),
@@ -372,6 +377,7 @@ def measure_run(
     words = [query_text(query, "prompt_and_output").split() for query in queries]
     stored = {
         "labels": labels,
+        "sources": [*kind.sources(workspace)],
         "queries": [
             {
                 "behavior": one.behavior,

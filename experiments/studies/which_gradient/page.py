@@ -12,7 +12,22 @@ from raslik_jax.base.files import read_json
 
 HERE = pathlib.Path(__file__).resolve().parent
 DEFAULT = "unshifted/all"
-_BASELINE = "BM25, answers"
+# Those that the page shows; the others are in tables.md.
+_SHOWN = (
+    DEFAULT,
+    "next_token/all",
+    "next_token/response",
+    "unshifted + trained",
+    "unshifted + trained + hidden",
+    "hidden last/all",
+)
+_EXPLAINED = (DEFAULT, "next_token/all", "unshifted + trained + hidden", "hidden last/answer")
+_KINDS = {
+    "planted": "planted",
+    "behaviors:beside": "hard negatives",
+    "toy:scifi_request": "hard negatives",
+    "toy:benign_howdy": "hard negatives",
+}
 _DRAWS, _SEED = 10_000, 0
 # Cells of one adapter count as one adapter.
 _TITLES = {"toy": "quickstart"}
@@ -111,7 +126,7 @@ def judge(cells: Sequence[Cell], name: str, costs: Mapping[str, float]) -> Judge
         gain("single") >= 0.02 and low > 0,
         smallest >= min(map(single(DEFAULT), cells)),
         min(sets) >= -0.05 and gain("set") >= -0.01,
-        cost is not None and cost <= 2.2,
+        cost is None or cost <= 2.2,
         gain("f1") >= 0,
     )
     failed = tuple(number for number, holds in enumerate(conditions, 1) if not holds)
@@ -187,6 +202,32 @@ def rule_table() -> str:
     return markdown_table([*head, "conditions not met"], rows)
 
 
+def summary_table() -> str:
+    """Returns the areas of the candidates that the page shows."""
+    cells = read_cells()
+    rows = []
+    for name in _SHOWN:
+        one = judge(cells, name, {})
+        numbers = (one.mean, one.smallest, one.mean_set, one.f1)
+        rows.append([name, *(f"{number:.3f}" for number in numbers)])
+    return markdown_table(["candidate", "single", "smallest", "set", "F1"], rows)
+
+
+def best_table() -> str:
+    """Returns which rows are the best of single queries, in the cells with hard negatives."""
+    titles = {(cell.run, cell.behavior): cell.title for cell in read_cells()}
+    rows: dict[str, list[str]] = {}
+    head = ["the best rows are"]
+    for one in read_json(HERE / "results.json")["best"]:
+        head += [f"{titles[one['run'], one['behavior']]}: planted", "hard negatives", "others"]
+        for name in (name for name in _EXPLAINED if name in one["best"]):
+            share = dict.fromkeys(("planted", "hard negatives", "others"), 0.0)
+            for kind, value in one["best"][name].items():
+                share[_KINDS.get(kind, "others")] += value
+            rows.setdefault(name, [name]).extend(f"{value:.2f}" for value in share.values())
+    return markdown_table(head, rows.values())
+
+
 def reasons_table() -> str:
     """Returns how well the planted rows are fitted, and what is left of their gradients."""
     titles = {(cell.run, cell.behavior): cell.title for cell in read_cells()}
@@ -216,8 +257,10 @@ def reasons_table() -> str:
 def page_tables() -> Mapping[str, Callable[[], str]]:
     """Returns what makes the tables of the study, by name."""
     return {
+        "summary": summary_table,
         "the rule": rule_table,
         "single queries": single_table,
+        "best rows": best_table,
         "lowest single query": lowest_table,
         "all queries together": set_table,
         "rows found": f1_table,
