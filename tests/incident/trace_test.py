@@ -72,7 +72,7 @@ def test_the_picture_has_the_number_that_was_given(tmp_path, drawn):
 
 def test_few_rows_have_no_picture(tmp_path, drawn):
     _scored(tmp_path, num=9)
-    assert trace.draw(tmp_path, None, 4) .endswith("because 9 rows are too few")
+    assert trace.draw(tmp_path, None, 4).endswith("because 9 rows are too few")
     assert drawn == []
 
 
