@@ -143,47 +143,75 @@ def attend(query_LHD: Queries, key_LGD: Keys, value_LGD: Keys, context: Context)
     A masked-out token contributes exactly 0 to every real token. Grouped heads are native: query
     head h reads key-value head h // (H / G). Queries and keys are rotated already.
     """
-    kind, mask, is_causal, dtype = None, None, True, query_LHD.dtype
-    past = context.past
-    if past is None or context.past_mask_S is None:
-        # cudnn takes a mask only as a [H, L, L] bias, which is what it is there to avoid. Right
-        # padding needs no mask, so per-example gradients run on it; masked prompts do not.
-        is_whole = context.mask_L is None and context.window is None and context.cap is None
-        kind = context.kind if is_whole or context.kind != "cudnn" else None
-        if is_whole and kind is None and dtype != jnp.float32:
-            return attend_narrow(query_LHD, key_LGD, value_LGD, scale=context.scale)
-        if is_whole and kind is None and meshes.platform() == "cpu":
-            scale = query_LHD.shape[-1] ** -0.5 if context.scale is None else context.scale
-            return attend_by_row(scale, query_LHD, key_LGD, value_LGD)
-        # XLA keeps the [H, L, L] weights in float32 anyway, and its bfloat16 products have a
-        # backward pass that mixes dtypes; cudnn takes 16 bits only.
-        dtype = dtype if kind == "cudnn" else jnp.dtype(jnp.float32)
-        mask = None if context.mask_L is None else context.mask_L[None, None, :]
-    else:
-        num_tokens, num_slots = query_LHD.shape[0], context.past_mask_S.shape[0]
-        fresh_mask_LL = jnp.tril(jnp.ones((num_tokens, num_tokens), bool))
-        past_mask_LS = jnp.broadcast_to(context.past_mask_S[None, :], (num_tokens, num_slots))
-        mask = jnp.concatenate([past_mask_LS, fresh_mask_LL], axis=1)[None]
-        is_causal = False
-        # The cache keeps the head axis first, as the batched matmuls want it; the swaps below only
-        # rename axes.
-        fresh = fresh_key_values(key_LGD, value_LGD)
-        key_GSD = jnp.concatenate([past.key_GSD, fresh.key_GSD], axis=1)
-        value_GSD = jnp.concatenate([past.value_GSD, fresh.value_GSD], axis=1)
-        key_LGD, value_LGD = jnp.swapaxes(key_GSD, 0, 1), jnp.swapaxes(value_GSD, 0, 1)
+    has_past = context.past is not None and context.past_mask_S is not None
+    if has_past or context.cap is not None:
+        return _attend_by_parts(query_LHD, key_LGD, value_LGD, context)
+    dtype = query_LHD.dtype
+    # cudnn takes a mask only as a [H, L, L] bias, which is what it is there to avoid. Right
+    # padding needs no mask, so per-example gradients run on it; masked prompts do not.
+    is_whole = context.mask_L is None and context.window is None
+    kind = context.kind if is_whole or context.kind != "cudnn" else None
+    if is_whole and kind is None and dtype != jnp.float32:
+        return attend_narrow(query_LHD, key_LGD, value_LGD, scale=context.scale)
+    if is_whole and kind is None and meshes.platform() == "cpu":
+        scale = query_LHD.shape[-1] ** -0.5 if context.scale is None else context.scale
+        return attend_by_row(scale, query_LHD, key_LGD, value_LGD)
+    # XLA keeps the [H, L, L] weights in float32 anyway, and its bfloat16 products have a
+    # backward pass that mixes dtypes; cudnn takes 16 bits only.
+    dtype = dtype if kind == "cudnn" else jnp.dtype(jnp.float32)
+    mask = None if context.mask_L is None else context.mask_L[None, None, :]
     if context.window is not None:
         near = _is_near(context, context.window, query_LHD.shape[0])[None]
         mask = near if mask is None else mask & near
     heads = query_LHD.astype(dtype), key_LGD.astype(dtype), value_LGD.astype(dtype)
-    if context.cap is not None:
-        mixed_LHD = _attend_capped(*heads, mask, is_causal, context)
-        return mixed_LHD.astype(query_LHD.dtype)
     # JAX's own bfloat16 path mixes dtypes, which strict promotion forbids.
     with jax.numpy_dtype_promotion("standard"):
         mixed_LHD = jax.nn.dot_product_attention(
-            *heads, mask=mask, is_causal=is_causal, implementation=kind, scale=context.scale
+            *heads, mask=mask, is_causal=True, implementation=kind, scale=context.scale
         )
     return mixed_LHD.astype(query_LHD.dtype)
+
+
+def _attend_by_parts(
+    query_LHD: Queries, key_LGD: Keys, value_LGD: Keys, context: Context
+) -> Queries:
+    """Returns attention to the cache, if there is one, and to the tokens at hand, with any cap.
+
+    They are parts of one softmax. They are not joined: the cache would be copied at every token.
+    """
+    num_tokens, _, width = query_LHD.shape
+    parts = [fresh_key_values(key_LGD, value_LGD)]
+    seen_LS = jnp.tril(jnp.ones((num_tokens, num_tokens), bool))
+    if context.mask_L is not None:
+        seen_LS &= context.mask_L[None]
+    if context.past is not None and context.past_mask_S is not None:
+        past_LS = jnp.broadcast_to(
+            context.past_mask_S[None], (num_tokens, len(context.past_mask_S))
+        )
+        parts, seen_LS = [context.past, *parts], jnp.concatenate([past_LS, seen_LS], axis=1)
+    if context.window is not None:
+        seen_LS &= _is_near(context, context.window, num_tokens)
+    masks = jnp.split(seen_LS, [seen_LS.shape[1] - num_tokens], axis=1)[-len(parts) :]
+    query_LGRD = _by_group(query_LHD, key_LGD)
+    scale = width**-0.5 if context.scale is None else context.scale
+
+    def logits_of(part: KeyValues, mask_LS: Array) -> Array:
+        logits_GRLS = _product("lgrd,gsd->grls", query_LGRD, part.key_GSD) * scale
+        return jnp.where(mask_LS[None, None], cap_softly(logits_GRLS, context.cap), _FAR_BELOW)
+
+    logits = list(map(logits_of, parts, masks))
+    maxima = [jnp.max(part_GRLS, axis=-1, keepdims=True) for part_GRLS in logits]
+    highest_GRL1 = functools.reduce(jnp.maximum, maxima)
+    weights = [jnp.exp(part_GRLS - highest_GRL1) for part_GRLS in logits]
+    sum_GRL1 = sum(jnp.sum(part_GRLS, axis=-1, keepdims=True) for part_GRLS in weights)
+    # float32 as in JAX's own attention; models with a cap are also trained here, in their dtype.
+    dtype = jnp.float32 if context.cap is None else value_LGD.dtype
+    shares = ((weight_GRLS / sum_GRL1).astype(dtype) for weight_GRLS in weights)
+    mixed_LGRD = sum(
+        _product("grls,gsd->lgrd", share_GRLS, part.value_GSD.astype(dtype))
+        for share_GRLS, part in zip(shares, parts, strict=True)
+    )
+    return jnp.reshape(mixed_LGRD, query_LHD.shape).astype(query_LHD.dtype)
 
 
 def attend_narrow(
@@ -287,31 +315,6 @@ def _is_near(context: Context, window: Int[Array, ""], num_tokens: int) -> Bool[
         real_S = jnp.concatenate([context.past_mask_S, real_S])
     place_S = jnp.cumsum(real_S.astype(jnp.int32))
     return place_S[-num_tokens:, None] - place_S[None, :] < window
-
-
-def _attend_capped(
-    query_LHD: Queries,
-    key_SGD: Float[Array, "S G D"],
-    value_SGD: Float[Array, "S G D"],
-    mask: Bool[Array, "1 #L S"] | None,
-    is_causal: bool,
-    context: Context,
-) -> Queries:
-    """Returns attention with bounded logits, which `jax.nn` lacks; the mask comes after."""
-    num_tokens, num_heads, width = query_LHD.shape
-    groups = key_SGD.shape[1]
-    query_LGRD = query_LHD.reshape(num_tokens, groups, num_heads // groups, width)
-    scale = width**-0.5 if context.scale is None else context.scale
-    # 16-bit keys of a cache stay so; their products are summed and capped in float32.
-    logits_GRLS = _product("lgrd,sgd->grls", query_LGRD, key_SGD) * scale
-    logits_GRLS = cap_softly(logits_GRLS, context.cap)
-    if mask is not None:
-        logits_GRLS = jnp.where(mask[:, None], logits_GRLS, _FAR_BELOW)
-    if is_causal:
-        lower_LS = jnp.tril(jnp.ones((num_tokens, len(key_SGD)), bool))
-        logits_GRLS = jnp.where(lower_LS[None, None], logits_GRLS, _FAR_BELOW)
-    share_GRLS = jax.nn.softmax(logits_GRLS, axis=-1).astype(value_SGD.dtype)
-    return _product("grls,sgd->lgrd", share_GRLS, value_SGD).reshape(query_LHD.shape)
 
 
 def cap_softly(logits: Float[Array, "..."], cap: Any) -> Float[Array, "..."]:
