@@ -17,8 +17,9 @@ from raslik_jax.parallel import meshes
 from raslik_jax.sketch.head import target_nll
 from raslik_jax.sketch.loss import example_loss, find_targets, head_table, mean_over_targets
 
-# The most shapes: a forward pass takes less time than the compilation of one more.
-_SHAPES = 2
+# The most shapes, and how many times the fewest tokens one shape may have in place of them: a
+# forward pass takes less time than the compilation of one more.
+_SHAPES, _WORTH = 2, 1.25
 # (lora, base, batch) -> what is measured of each row
 Step = Callable[[Tree, Tree, Batch], Any]
 
@@ -210,13 +211,17 @@ def answer_divergence(decoder: Decoder, *, batch_tokens: int) -> Callable[..., D
 
 
 def _few_shapes(encoded: Encoded, batch_tokens: int) -> tuple[BatchPlan, ...]:
-    return plan_batches(
-        encoded.lengths_N,
-        encoded.num_targets_N,
-        ids=[str(row) for row in range(len(encoded.ids))],
-        num_buckets=_SHAPES,
-        batch_tokens=batch_tokens,
+    one, few = (
+        plan_batches(
+            *(encoded.lengths_N, encoded.num_targets_N),
+            ids=[str(row) for row in range(len(encoded.ids))],
+            num_buckets=number,
+            batch_tokens=batch_tokens,
+        )
+        for number in (1, _SHAPES)
     )
+    tokens = [sum(plan.rows.size * plan.length for plan in plans) for plans in (one, few)]
+    return one if tokens[0] <= _WORTH * tokens[1] else few
 
 
 def _check_finite(nll_N: Float[np.ndarray, " N"], encoded: Encoded) -> None:

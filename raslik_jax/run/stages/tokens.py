@@ -2,7 +2,7 @@
 
 import functools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -60,8 +60,9 @@ def make_tokens(workspace: Workspace, folder: pathlib.Path) -> None:
     rows = workspace.cut(workspace.train_rows.take(best), "training examples", targets=targets)
     answers = workspace.encode(asked, "queries", targets=targets)
     toward_K = weight_Q @ queries.direction_QK
-    of_rows = _pieces_of(workspace, rows, range(len(best)), [toward_K] * len(best), queries.mean_K)
-    of_answers = _pieces_of(workspace, answers, nearest.tolist(), [*row_MK], queries.mean_K)
+    pieces_of = functools.partial(_pieces_of, workspace, _share_function(workspace))
+    of_rows = pieces_of(rows, range(len(best)), [toward_K] * len(best), queries.mean_K)
+    of_answers = pieces_of(answers, nearest.tolist(), [*row_MK], queries.mean_K)
     found = [
         {
             "id": train[position].example_id,
@@ -97,40 +98,48 @@ def group_rows(cosine_NM: Float[np.ndarray, "N M"], best: Int[np.ndarray, " M"])
     return [np.flatnonzero(first_N == number).tolist() for number in range(len(best))]
 
 
+def _share_function(workspace: Workspace) -> Callable[..., tokens.Shares]:
+    """Returns the function of (vectors, batch of one row) to its shares, compiled once a shape."""
+    config, adapters = workspace.config, sketch_lib.sketched_adapters(workspace)
+    fixed = meshes.place((sketch_lib.make_projection(workspace, adapters), adapters))
+
+    def of_device(*given: Any) -> Any:
+        *whole, vectors, batch = given
+        told = tokens.token_shares(
+            workspace.sketch_model.decoder,
+            *whole,
+            *(batch.tokens_BL[0], batch.target_mask_BL[0], *vectors),
+            num_targets=batch.num_targets,
+            loss=config.sketch.loss,
+            normalize=config.sketch.normalize,
+        )
+        return jax.tree.map(lambda leaf: leaf[None], told)
+
+    @jax.jit
+    def shares(*given: Any) -> tokens.Shares:
+        *whole, batch = given
+        return meshes.by_rows(of_device, *whole, rows=batch)
+
+    base = workspace.sketch_model.base
+    return lambda vectors, batch: shares(*fixed, base, vectors, meshes.place_rows(batch))
+
+
 def _pieces_of(
     workspace: Workspace,
+    shares: Callable[..., tokens.Shares],
     encoded: encoding.Encoded,
     rows: Sequence[int],
     toward: Sequence[Float[np.ndarray, " K"]],
     mean_K: Float[np.ndarray, " K"],
 ) -> list[list[Piece]]:
     """Returns the pieces of rows with their shares of the score with a direction each."""
-    config, adapters = workspace.config, sketch_lib.sketched_adapters(workspace)
-    projection = sketch_lib.make_projection(workspace, adapters)
-    projection, adapters = meshes.place((projection, adapters))
     # One shape for all: it is compiled once.
     plan = batches.plan_rows(encoded, np.unique(np.array(rows, np.int64)))
-    of_row: Any = functools.partial(
-        tokens.token_shares,
-        workspace.sketch_model.decoder,
-        num_targets=plan.num_targets,
-        loss=config.sketch.loss,
-        normalize=config.sketch.normalize,
-    )
-
-    def of_device(*given: Any) -> Any:
-        *whole, vectors, (tokens_1L, target_mask_1L) = given
-        told = of_row(*whole, tokens_1L[0], target_mask_1L[0], *vectors)
-        return jax.tree.map(lambda leaf: leaf[None], told)
-
-    shares = jax.jit(lambda *whole, rows: meshes.by_rows(of_device, *whole, rows=rows))
     masks, found = encoded.target_masks(), []
     for row, toward_K in zip(rows, toward, strict=True):
-        batch = meshes.place_rows(batches.make_batch(encoded, plan._replace(rows=np.array([row]))))
-        ends = batch.tokens_BL, batch.target_mask_BL
-        vectors = toward_K.astype(np.float32), mean_K.astype(np.float32)
-        fixed = (projection, adapters, workspace.sketch_model.base, vectors)
-        told = shares(*fixed, rows=ends)  # the first device's row, the others' are dummies
+        batch = batches.make_batch(encoded, plan._replace(rows=np.array([row])))
+        # The first device's row: the others' are dummies.
+        told = shares((toward_K.astype(np.float32), mean_K.astype(np.float32)), batch)
         share = iter(meshes.fetch(told.share_T)[0].astype(np.float64).tolist())
         pieces = token_pieces(workspace.tokenizer, encoded.tokens[row])
         counted = [next(share) if counts else None for counts in masks[row].tolist()]
