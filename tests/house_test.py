@@ -34,8 +34,8 @@ _ABOVE = {
     "models": 5496,
     "retrieve": 1500,
     "train": 1590,
-    "evaluate": 4101,
-    "run": 8853,
+    "evaluate": 4105,
+    "run": 8861,
     "report": 4476,
     "incident": 2408,
 }

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from raslik_jax.models import products
 from raslik_jax.models.attention import cap_softly
@@ -26,7 +26,7 @@ _TILE_ELSEWHERE = (4096, 8192)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def target_nll(
-    table: Float[Array, "..."],
+    table: Shaped[Array, "..."],
     hidden_TE: Float[Array, "T E"],
     label_T: Int[Array, " T"],
     is_counted_T: Bool[Array, " T"],

@@ -10,7 +10,10 @@ import support
 from absl.testing import absltest, parameterized
 from snapshots import refused
 
+from raslik_jax.data import batches
+from raslik_jax.evaluate import likelihood
 from raslik_jax.models import decode, decoder, lora, products, quantize
+from raslik_jax.train import loop, objectives, steps
 
 _NARROW = ("float32", "bfloat16")
 
@@ -132,6 +135,27 @@ class ModelTest(parameterized.TestCase):
             for one in prompts
         ]
         self.assertEqual(together, alone)
+
+    def test_entry_points_are_compiled_once_for_a_shape(self):
+        graphdef, factors, _, narrow = _model("llama")
+        bound, settings = decoder.bind(graphdef), objectives.KLSettings()
+        rows = np.ones((2, 16), np.int32), np.ones((2, 16), bool)
+        batch = batches.Batch(*rows, 16, np.arange(2, dtype=np.int32))
+        tx, options = loop.adamw(1e-2), steps.Options()
+        algorithm = steps.unlearning(
+            objectives.OBJECTIVES["base_klr"], bound, tx, options, settings
+        )
+        step, measure = jax.jit(algorithm.step), likelihood.token_step(bound)
+        state, frozen = algorithm.init(factors), steps.Frozen(narrow, factors)
+        decode.generate_batch.clear_cache()
+        how = {"max_new_tokens": 3, "eos_id": None, "pad_id": 0, "batch_size": 2}
+        for _ in range(2):
+            with jax.numpy_dtype_promotion("standard"):  # Optax promotes its counts
+                state, _ = step(state, frozen, (batch, batch))
+            measure(state.params, narrow, batch)
+            decode.generate(bound, state.params, narrow, [[3, 1, 4], [1, 5]], **how)
+        counts = [entry._cache_size() for entry in (step, measure, decode.generate_batch)]
+        self.assertEqual(counts, [1, 1, 1])
 
 
 if __name__ == "__main__":
