@@ -93,7 +93,8 @@ def _narrow_product(left_LI: Any, kernel: Any, axis: int) -> Array:
 
 def _forward(left_LI: Any, kernel: Any, axis: int) -> tuple[Array, Any]:
     if kernel.perturbed:
-        raise ValueError("a kernel narrower than its input cannot be trained: give it that dtype")
+        must = "a kernel of a narrower dtype than its input cannot be trained"
+        raise ValueError(f"{must}: give it the dtype of the input")
     return _narrow_product(left_LI.value, kernel.value, axis), kernel.value
 
 

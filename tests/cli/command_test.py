@@ -235,7 +235,7 @@ def test_help_lists_the_flags_of_the_command(start):
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("Describes an index")
-    assert "--[no]verify: Read everything" in done.stdout
+    assert "--[no]verify: Read the whole index" in done.stdout
 
 
 def test_every_script_is_such_a_command():

@@ -181,7 +181,7 @@ class ExportTest(parameterized.TestCase):
         self.assertLen(re.findall(r"^# ", body, re.MULTILINE), 1)
 
     def test_the_card_says_what_was_found_of_whether_it_stays_forgotten(self):
-        self.assertIn("none of this was tested", (self._export() / "README.md").read_text())
+        self.assertIn("None of this was tested", (self._export() / "README.md").read_text())
         run = stored_run.write_stored_run(self.folder / "run")
         rounded = {"as it is": 2.5, "int8": 1.5}
         found = [
@@ -194,10 +194,10 @@ class ExportTest(parameterized.TestCase):
         _change_metrics(run, lambda found: found.update(robustness=both))
         out = export_model(run.root, self.folder / "told", **_NAMES)
         card = _plain((out / "README.md").read_text())
-        said = "In int8 the target answers cost 1.50 nats a token (2.50 unquantized)."
+        said = "In int8 the target answers have 1.50 nats a token (2.50 unquantized)."
         self.assertIn(f"Does it stay forgotten?\n\n- Quantization: {said}\n", card)
         self.assertEqual(card.count("Quantization:"), 1)
-        self.assertIn("quantization; of this only what stands above was tested.", card)
+        self.assertIn("Only the tests above were made.", card)
 
     def test_the_card_says_what_was_removed_how_and_how_well(self):
         text = (self._export() / "README.md").read_text()
@@ -379,7 +379,7 @@ class ExportTest(parameterized.TestCase):
         self.assertEqual((again.chat_template, again.eos_id), (read.chat_template, read.eos_id))
 
     @parameterized.parameters(
-        ({"strategy": "bm25"}, "must be of .'oracle-ga_gdr'.* got 'bm25' with 'ga_gdr'"),
+        ({"strategy": "bm25"}, "must be one of .'oracle-ga_gdr'.* got 'bm25' with 'ga_gdr'"),
         ({"epoch": 3}, r"--epoch must be one of \[1, 2\] or last, got 3"),
     )
     def test_what_the_run_does_not_have_is_refused(self, options, message):

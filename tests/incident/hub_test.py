@@ -70,7 +70,7 @@ def test_without_token_or_network_nothing_is_begun(calls, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: _Hub(calls, OSError("no route\nto it")))
     with pytest.raises(ValueError, match=r"needs the hub, which .* \(no route\): leave it out"):
         hub.check_hub("me/new", is_public=False)
-    with pytest.raises(ValueError, match="is written, but .*: `hf upload me/new out` goes on"):
+    with pytest.raises(ValueError, match="is written, but .*: `hf upload me/new out` uploads it"):
         hub.push_folder(pathlib.Path("out"), "me/new", is_public=False)
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
     with pytest.raises(ValueError, match="needs a token of the hub, got none: log in with `hf"):

@@ -62,7 +62,7 @@ def test_the_command_that_was_stopped_in_the_report_goes_on(work, tmp_path, is_n
     assert [line[17:19] for line in cleaned.read_text().splitlines()] == ["q0", "q2"]
     assert f"1 rows that were found, 2 left: {cleaned}" in str(left)
     cleaned.write_text("mine")
-    with pytest.raises(ValueError, match=f"must name a new file, .*{cleaned.name}' is there"):
+    with pytest.raises(ValueError, match=f"must name a new file, .*{cleaned.name}' exists"):
         unlearn.unlearn(**given)
     cleaned.unlink()
     (tmp_path / "clean" / "README.md").write_text("mine")

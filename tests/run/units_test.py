@@ -491,7 +491,7 @@ class WorkdirTest(absltest.TestCase):
         self.root.mkdir(parents=True)
         (self.root / "config.json").write_text('{"model_type": "llama"}')
         for update in (False, True):
-            with self.assertRaisesRegex(ValueError, "config.json' must be of a run"):
+            with self.assertRaisesRegex(ValueError, "config.json' must be a folder of a run"):
                 self.open(update=update)
         self.assertEqual(self.config(), {"model_type": "llama"})
 

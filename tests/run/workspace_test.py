@@ -109,7 +109,7 @@ def test_answers_are_as_long_as_the_positions_allow_and_prompts_leave_room_for_o
     rows = [_query(name, "") for name in "abc"]
     workspace._check_room(config, rows, [[1] * 60, [1] * 63, [1] * 5])
     line = capsys.readouterr().err
-    assert "3 of 3" in line and "1 tokens" in line and "max_new_tokens=128" in line
+    assert "3 of 3" in line and "at least 1 of" in line and "max_new_tokens=128" in line
     with pytest.raises(ValueError, match="'b' must have at most 63 tokens.* got 64: .*--prompt"):
         workspace._check_room(config, rows, [[1] * 60, [1] * 64, [1] * 5])
 
