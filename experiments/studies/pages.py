@@ -23,6 +23,7 @@ from experiments.studies.behaviors import page as behaviors
 from experiments.studies.counterfactual import page as counterfactual
 from experiments.studies.geometry import page as geometry
 from experiments.studies.own_model import page as own_model
+from experiments.studies.precise import page as precise
 from experiments.studies.quickstart import page as quickstart
 from experiments.studies.retrieval_quality import page as retrieval_quality
 from experiments.studies.sets import page as sets
@@ -54,6 +55,7 @@ PAGES = {
     "counterfactual": Page("counterfactual", counterfactual.page_tables),
     "geometry": Page("geometry", geometry.page_tables),
     "own_model": Page("own_model", own_model.page_tables),
+    "precise": Page("precise", precise.page_tables),
     "quickstart": Page("quickstart", quickstart.page_tables),
     "retrieval_quality": Page("retrieval_quality", retrieval_quality.page_tables),
     "sets": Page("sets", sets.toy_tables),

@@ -19,8 +19,10 @@ FORGOTTEN = ("forget", "behavior")
 # Probes in a row that have to find enough gone, or others beyond the bound: one may be chance.
 _PATIENCE = 2
 RULE_TEXT = (
-    f"Enough is gone if {verdict.LEAST_ROWS:.0%} of the rows to forget and of the answers that "
-    "show the behavior are gone. A token carries the behavior if the backbone finds it half as "
+    f"Enough is gone if {verdict.LEAST_ROWS:.0%} of the rows to forget, of the answers that show "
+    "the behavior, and of the answers that the model gives to such prompts are gone. An answer "
+    f"that it gives is gone if its ROUGE-L to the one before went {verdict.HALF:.0%} of the way "
+    "to the base's. A token carries the behavior if the backbone finds it half as "
     f"likely or less. It is gone if it went {verdict.ENOUGH:.0%} of the way from its likelihood "
     "before unlearning to that under the backbone, or became four times less likely. A row is gone "
     f"if its heaviest tokens are, and if all of them together went {verdict.ENOUGH:.0%} of their "

@@ -10,7 +10,7 @@ carry the behavior went back toward the base. A prompt is gone by the answer to 
 
 import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, TypedDict
 
 import numpy as np
@@ -258,9 +258,30 @@ def join_sentences(parts: Iterable[str]) -> str:
     return ". ".join([first, *(part[:1].upper() + part[1:] for part in rest)])
 
 
+def answers_progress(now: Sequence[float], base: Sequence[float]) -> Progress | None:
+    """Returns how far answers are from those before, by ROUGE-L of now's and the base's to them.
+
+    An answer is gone as a prompt is (`count_way`). It is None if the base says about the same.
+    """
+    rates = np.asarray(now, float), np.ones(len(now)), np.asarray(base, float)
+    count = count_way(*rates, least=LEAST_APART, enough=HALF)
+    if not count.of:
+        return None
+    ways = [
+        min(max((1 - own) / (1 - other), 0.0), 1.0)
+        for own, other in zip(now, base, strict=True)
+        if 1 - other >= LEAST_APART
+    ]
+    return Progress(way=sum(ways) / len(ways), gone=count.of - count.still, of=count.of)
+
+
 def describe_progress(progress: Mapping[str, Progress]) -> str:
     """Returns in words how many rows of each set are gone."""
-    titles = {"forget": "rows to forget", "behavior": "answers of the behavior"}
+    titles = {
+        "forget": "rows to forget",
+        "behavior": "answers of the behavior",
+        "said": "answers that it gives",
+    }
     parts = (f"{one['gone']} of {one['of']} {titles[name]}" for name, one in progress.items())
     return f"gone: {' and '.join(parts)}; {LEAST_ROWS:.0%} of each are enough"
 

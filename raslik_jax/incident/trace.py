@@ -35,13 +35,15 @@ PRESET: Mapping[str, Any] = {
     "finetune.epochs": 0,  # a checkpoint without an adapter is fine-tuned already
     "retrieve.strategies": ("raslik",),
     "retrieve.select": "gap",
+    "retrieve.num_retain": 64,
     "retrieve.retain_within": 0.5,
     "retrieve.held_out": 0.2,
     "retrieve.null_prompts": 256,
     "retrieve.token_rows": 8,
-    "unlearn.algorithms": ("base_klr",),
+    "unlearn.algorithms": ("cap_klr",),
     "unlearn.epochs": 20,
     "unlearn.probe.steps": 5,
+    "unlearn.probe.answers": 4,
     "unlearn.probe.stop": "forgotten",
     "evaluate.traced": True,
     "evaluate.perplexity_examples": 0,  # --measure=full takes them

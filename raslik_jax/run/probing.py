@@ -19,7 +19,7 @@ from raslik_jax.base.progress import say
 from raslik_jax.data.examples import Example
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.data.tokens import encoding
-from raslik_jax.evaluate import likelihood, stopping, verdict
+from raslik_jax.evaluate import likelihood, rates, stopping, verdict
 from raslik_jax.evaluate.likelihood import NotFinite
 from raslik_jax.run import artifacts
 from raslik_jax.run.live import Live
@@ -60,7 +60,12 @@ class Prober:
         self._rows = {name: rows for name in stopping.SETS if (rows := drawn[name]).ids}
         self._joined = encoding.join([*self._rows.values()])
         by_id = {row.example_id: row for row in behavior}
-        self._prompts = [by_id[name] for name in drawn["behavior"].ids[: self._settings.answers]]
+        prompts = [by_id[name] for name in drawn["behavior"].ids]
+        if len(prompts) < self._settings.answers:  # then those of rows to forget as well
+            known = {row.example_id: row for row in workspace.corpus.train}
+            prompts += [known[name] for name in drawn["forget"].ids if known[name].instruction]
+        self._prompts = prompts[: self._settings.answers]
+        self._said_by_base: list[str] = []
         self._file = artifacts.probes(artifacts.Variant("", ""))  # whatever the variant
         self._kept_before: list[float] = []  # nats a token of the rows to keep, before unlearning
         self._probes: list[stopping.Probe] = []
@@ -99,6 +104,8 @@ class Prober:
             if name in stopping.FORGOTTEN
         }
         self._announce()
+        if self._prompts and self.is_stopping:
+            self._said_by_base = self._answer(backbone)
         self._probes = stored["probes"] if stored else [self._measure(0, model, start_NT)]
         if not stored:
             self._record()
@@ -131,14 +138,27 @@ class Prober:
         parts = self._parts()
         gone = {name: goal.progress(nll_NT[parts[name]]) for name, goal in self._goals.items()}
         if self._prompts:
-            most = self._settings.answer_tokens
-            texts = self._workspace.generate(model, self._prompts, "", most=most)
+            texts = self._answer(model)
             ids = [row.example_id for row in self._prompts]
             answers = dict(zip(ids, texts, strict=True))
+            if self._said_by_base:
+                before = [*self._probes[0]["answers"].values()] if self._probes else texts
+                said = verdict.answers_progress(
+                    *(
+                        [rates.rouge_l_f1(*pair) for pair in zip(of, before, strict=True)]
+                        for of in (texts, self._said_by_base)
+                    )
+                )
+                gone |= {"said": said} if said else {}
         self._live.write(step, {f"probe/{name}": level for name, level in levels.items()})
         for name, text in answers.items():
             self._live.write_text(step, f"answer/{name}", text)
         return stopping.Probe(step=step, levels=levels, gone=gone, answers=answers)
+
+    def _answer(self, model: BoundModel) -> list[str]:
+        """Returns a model's greedy answers to the probed prompts."""
+        most = self._settings.answer_tokens
+        return self._workspace.generate(model, self._prompts, "", most=most)
 
     def _announce(self) -> None:
         rows = ", ".join(f"{len(part.ids)} {name}" for name, part in self._rows.items())

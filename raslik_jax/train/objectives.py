@@ -53,7 +53,8 @@ class CappedSettings(KLSettings):
     cap: float = setting(
         0.1, "Times its probability under the backbone that a learned token may keep.", above=0
     )
-    hold: float = setting(30.0, "Factor of the KL on rows to retain.", above=0)
+    hold: float = setting(30.0, "Factor of the KL on rows to retain at the first step.", above=0)
+    halving: int = setting(10, "Steps after which this factor is half as large.", low=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -183,7 +184,7 @@ def unsay(rows: "Rows", settings: CappedSettings) -> Array:
 
 def hold(rows: "Rows", settings: CappedSettings) -> Array:
     """Returns `stay` by the factor `hold`: most of the steps are spent on undoing side effects."""
-    return settings.hold * rows.kl_B(settings.kl_direction)
+    return settings.hold * 0.5 ** (rows.step / settings.halving) * rows.kl_B(settings.kl_direction)
 
 
 def prefer_not(rows: "Rows", settings: NPOSettings) -> Array:

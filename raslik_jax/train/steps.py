@@ -69,6 +69,7 @@ class Rows:
     backbone: BoundModel
     batch: Batch
     end_ids: tuple[int, ...] = ()
+    step: Array | int = 0
 
     @functools.cached_property
     def nll_B(self) -> Float[Array, " B"]:
@@ -149,14 +150,15 @@ def unlearning(
             # An adapter of zeros is none.
             none = jax.tree.map(jnp.zeros_like, frozen.reference)
             backbone = BoundModel(decoder, none, frozen.base)
-            rows = Rows(model, reference, backbone, forget, options.end_ids)
+            rows = Rows(model, reference, backbone, forget, options.end_ids, step)
             mean = losses.weighted_mean
             forget_nll = mean(rows.nll_B, forget, mean=options.mean, total=nll_total)
             pushed_B = objective.forget(rows, own)
             pushed = mean(pushed_B, forget, mean=forget_mean, total=forget_total)
             loss, kept = options.forget_weight * pushed, jnp.zeros(())
             if retain is not None and objective.retain is not None:
-                kept_B = objective.retain(Rows(model, reference, backbone, retain), own)
+                kept_rows = Rows(model, reference, backbone, retain, step=step)
+                kept_B = objective.retain(kept_rows, own)
                 kept = mean(kept_B, retain, mean=options.mean, total=retain_total)
                 loss = options.retain_weight * kept + loss
             return loss, (forget_nll, kept)

@@ -207,6 +207,14 @@ def test_the_way_of_a_likelihood_is_half_done_where_few_nats_are():
     assert now_N[np.argmax(found_N >= verdict.HALF)] == pytest.approx(0.85)
 
 
+def test_an_answer_that_the_model_gives_is_gone_halfway_to_the_base():
+    # The base's ROUGE-L to the answer before is .2, so .6 is halfway; the last base says the same.
+    found = verdict.answers_progress([0.59, 0.61, 1.0, 0.1], [0.2, 0.2, 0.2, 0.95])
+    assert (found["gone"], found["of"]) == (1, 3)
+    assert found["way"] == pytest.approx((0.41 / 0.8 + 0.39 / 0.8 + 0) / 3)
+    assert verdict.answers_progress([1.0], [0.9]) is None
+
+
 def test_both_sets_have_to_be_gone():
     done = verdict.Progress(way=1.0, gone=9, of=10)
     left = verdict.Progress(way=0.3, gone=0, of=1)

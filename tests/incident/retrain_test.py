@@ -87,10 +87,10 @@ def test_a_fresh_adapter_is_trained_on_what_is_left(traced, tmp_path):
     advised = tiny.run_command("retrain", f"--run={run}", "--dry_run")
     assert "advice: unlearn, because retraining needs a known recipe" in advised.stdout
     options = unlearn.UnlearnOptions(run=str(run), out=str(out))
-    assert unlearn.make_config(options).unlearn.algorithms == ("base_klr", "retrain")
+    assert unlearn.make_config(options).unlearn.algorithms == ("cap_klr", "retrain")
     # With other rows it is no model to compare with.
     options = unlearn.UnlearnOptions(**vars(options) | {"settings": {"retrieve.num_forget": 5}})
-    assert unlearn.make_config(options).unlearn.algorithms == ("base_klr",)
+    assert unlearn.make_config(options).unlearn.algorithms == ("cap_klr",)
 
 
 def _run_of(tmp_path, **values):
@@ -170,7 +170,7 @@ def test_both_ways_out_stay_in_either_order_and_are_compared(traced, tmp_path):
         is_said = "of the noise floor" in " ".join(done.stdout.split())
         assert is_said == (command == "unlearn")
         used = json.loads((run / "config.json").read_text())["unlearn"]["algorithms"]
-        asked = ["base_klr"] if command == "unlearn" else ["retrain", "retrain_again"]
+        asked = ["cap_klr"] if command == "unlearn" else ["retrain", "retrain_again"]
         assert used[: len(asked)] == asked and len(used) == 3
         # The exported adapter is the one that was asked for last.
         title = (out / "README.md").read_text().split("# ", 1)[1]
@@ -179,7 +179,7 @@ def test_both_ways_out_stay_in_either_order_and_are_compared(traced, tmp_path):
         assert "Next to retraining" in (run / "report/report.html").read_text()
     assert _found(runs[0]) == _found(runs[1])
     found, kl = _found(runs[0])
-    assert {*found} == {"", "base_klr", "retrain", "retrain_again"}
+    assert {*found} == {"", "cap_klr", "retrain", "retrain_again"}
     assert {value for part in kl["retrain"].values() for row in part.values() for value in row} == {
         0
     }
@@ -187,7 +187,7 @@ def test_both_ways_out_stay_in_either_order_and_are_compared(traced, tmp_path):
     assert same["same_answers"]["mean"] == same["rouge"]["mean"] == 1 and not same["kl"]["mean"]
     floor = found["retrain_again"][1]["normal"]["kl"]["mean"]
     assert floor > 0
-    assert "of the noise floor" in found["base_klr"][0]["distance"]
+    assert "of the noise floor" in found["cap_klr"][0]["distance"]
     assert "distance" not in found["retrain_again"][0]
     # A second training that did not end leaves the rest as it is.
     run, weights = runs[1], "epoch-1/adapter_model.safetensors"
@@ -195,7 +195,7 @@ def test_both_ways_out_stay_in_either_order_and_are_compared(traced, tmp_path):
     for path in (run / again, *run.glob("generate/*retrain*")):
         shutil.rmtree(path)
     options = unlearn.UnlearnOptions(run=str(run), out=str(out))
-    assert unlearn.make_config(options).unlearn.algorithms == ("base_klr", "retrain")
+    assert unlearn.make_config(options).unlearn.algorithms == ("cap_klr", "retrain")
     done = tiny.run_command("retrain", f"--run={run}", f"--out={out}", "--other_seed")
     assert "unlearn/raslik-retrain: up to date" in done.stdout
     assert (run / again / weights).read_bytes() == whole and _found(run) == (found, kl)

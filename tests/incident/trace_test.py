@@ -270,9 +270,9 @@ def test_any_work_directory_gives_a_run_a_name(workdir, name):
 def test_a_model_without_an_adapter_unlearns_by_ascent_as_it_has_no_base_to_go_back_to():
     files = {f"corpus.records.{name}_file": "x" for name in ("train", "queries")}
     preset, given = trace.PRESET, {"backbone.checkpoint": "x", **files}
-    with pytest.raises(SettingsError, match="algorithms=base_klr needs an adapter.*choose ga_klr"):
+    with pytest.raises(SettingsError, match="algorithms=cap_klr needs an adapter.*choose ga_klr"):
         replaced(Config(), {**preset, **given})
     whole = replaced(Config(), {**preset, **given, **trace.WHOLE})
     assert whole.unlearn.algorithms == ("ga_klr",)
     adopted = replaced(Config(), {**preset, **given} | {"backbone.adapter": "y"})
-    assert adopted.unlearn.algorithms == ("base_klr",)
+    assert adopted.unlearn.algorithms == ("cap_klr",)

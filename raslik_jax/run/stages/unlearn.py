@@ -63,7 +63,7 @@ def unlearn(workspace: Workspace, variant: Variant, folder: pathlib.Path) -> Non
                 saved = None if settings.probe.stop != "never" else after.get(step)
                 after[step] = functools.partial(_save_and_look, saved, prober, step)
         fitted = loop.fit(
-            workspace.unlearning(name, rate),
+            workspace.unlearning(name, rate, workspace.end_ids),
             params,
             steps.Frozen(base=model.base, reference=workspace.finetuned),
             functools.partial(draw_pairs, workspace, name, [*sets.values()]),
