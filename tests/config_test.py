@@ -79,7 +79,7 @@ class ConfigTest(parameterized.TestCase):
         ),
         (
             {"corpus__num_train": -1, "corpus__num_test": -1, "seed": -1, "sketch__none": 0},
-            "--corpus.num_train .* -1; --corpus.num_test .* -1; --sketch.none is unknown .*"
+            "--corpus.num_train .* -1; --corpus.num_test .* -1; --sketch.none is not a setting .*"
             "--seed must be at least 0 .*, got -1",
         ),
         (
@@ -164,8 +164,8 @@ class ConfigTest(parameterized.TestCase):
     @parameterized.parameters(
         ({"name": "run"}, "must have 'seed'"),
         ({"name": "run", "seed": 0, "corpus": []}, "--corpus must be an object of settings"),
-        ({"name": "run", "seed": 0, "corpus": {"new": 1}}, "this version: --corpus.new is unknown"),
-        ({"name": "run", "seed": 0, "corpus": {"new": {"x": 1}}}, "--corpus.new.x is unknown"),
+        ({"name": "run", "seed": 0, "corpus": {"new": 1}}, "this version: --corpus.new is not a setting"),
+        ({"name": "run", "seed": 0, "corpus": {"new": {"x": 1}}}, "--corpus.new.x is not a setting"),
     )
     def test_a_stored_config_of_another_shape_is_refused_by_field(self, value, message):
         with self.assertRaisesRegex(ValueError, message):

@@ -267,7 +267,7 @@ class BadCheckpointTest(FolderTest):
                 tensors={"gpt_neox.layers.1.attention.dense.weight": weights},
             )
             self.assert_refused(
-                r"in gpt_neox.layers.1.attention.dense.weight in model.safetensors;", load, folder
+                r"in gpt_neox.layers.1.attention.dense.weight in model.safetensors:", load, folder
             )
 
     def test_values_beyond_the_wanted_dtype_are_named(self):
@@ -430,7 +430,7 @@ class BadCheckpointTest(FolderTest):
         tensors = {"lm_head.weight": np.ones((48, 32), np.float32)}
         folder = write_model(self.folder, "llama", tensors=tensors)
         self.assert_refused(
-            ["lm_head.weight differs from model.embed_tokens.weight", "model.safetensors"],
+            ["lm_head.weight must equal model.embed_tokens.weight", "model.safetensors"],
             load,
             folder,
         )
