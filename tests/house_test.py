@@ -35,7 +35,7 @@ _ABOVE = {
     "retrieve": 1500,
     "train": 1593,
     "evaluate": 4128,
-    "run": 8881,
+    "run": 8883,
     "report": 4476,
     "incident": 2409,
 }
