@@ -175,8 +175,8 @@ def _settings(case: Case) -> str:
 def _values(case: Case) -> dict[str, Any]:
     rate = case.workspace.learning_rate(*case.member)
     values: dict[str, Any] = {f"unlearn.{case.member.algorithm}.learning_rate": rate}
-    # 2 counts the rows that are gone one by one, by their tokens.
-    return values | ({"formats": {"probes": 2}} if case.config.unlearn.probe.steps else {})
+    # 3 counts the rows that are gone one by one, by their tokens, and the model's own answers.
+    return values | ({"formats": {"probes": 3}} if case.config.unlearn.probe.steps else {})
 
 
 def count_unlearning(run: AbstractRun, variant: Variant) -> Work:
