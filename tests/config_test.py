@@ -164,8 +164,14 @@ class ConfigTest(parameterized.TestCase):
     @parameterized.parameters(
         ({"name": "run"}, "must have 'seed'"),
         ({"name": "run", "seed": 0, "corpus": []}, "--corpus must be an object of settings"),
-        ({"name": "run", "seed": 0, "corpus": {"new": 1}}, "this version: --corpus.new is not a setting"),
-        ({"name": "run", "seed": 0, "corpus": {"new": {"x": 1}}}, "--corpus.new.x is not a setting"),
+        (
+            {"name": "run", "seed": 0, "corpus": {"new": 1}},
+            "this version: --corpus.new is not a setting",
+        ),
+        (
+            {"name": "run", "seed": 0, "corpus": {"new": {"x": 1}}},
+            "--corpus.new.x is not a setting",
+        ),
     )
     def test_a_stored_config_of_another_shape_is_refused_by_field(self, value, message):
         with self.assertRaisesRegex(ValueError, message):

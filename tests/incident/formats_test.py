@@ -214,7 +214,7 @@ def test_rows_are_found_forgotten_and_shown(name, model, tmp_path):
         return
     # A text asks nothing, so that there is nothing to measure and no page.
     assert "nothing is measured: no training row has a prompt" in said
-    assert "nats a token before unlearning" in said
+    assert "nats a token before" in said
     assert report.returncode == 1 and len(report.stderr) < 300, report.stderr
     mine = tmp_path / "mine.jsonl"
     mine.write_text("".join(json.dumps(row) + "\n" for row in rows[5:8]))

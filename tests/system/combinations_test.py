@@ -34,7 +34,7 @@ _VALUES = {
     "sketch.gradient_at": ("finetuned", "initial", "trajectory"),
     "sketch.normalize": ("vector", "per_tensor"),
     "sketch.base_format": ("same", "nf4"),
-    "unlearn.algorithms": tuple(OBJECTIVES),
+    "unlearn.algorithms": tuple(name for name, one in OBJECTIVES.items() if not one.repeats),
     "unlearn.parameters": ("lora", "all"),
 }
 _TINY = (
