@@ -61,7 +61,8 @@ class Rows:
 
     `reference` is the model before unlearning and `backbone` the one before fine-tuning. Everything
     is computed at its first use: a term without hidden states or reference pays for neither.
-    Nothing of the earlier models is differentiated.
+    Nothing of the earlier models is differentiated. `end_ids` end an answer, and `step` counts the
+    steps taken before.
     """
 
     model: BoundModel
