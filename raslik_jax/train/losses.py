@@ -121,12 +121,13 @@ def capped_kl_by_example(
     cap: float,
     end_ids: Sequence[int] = (),
 ) -> Float[Array, " B"]:
-    """Returns each example's KL to the reference without what it learned; 0 for a dummy row.
+    """Returns each example's KL from where its tokens are to go; 0 for a dummy row.
 
     A token carries the behavior where the backbone finds it at most half as likely as the reference
     does, unless it ends the answer (`verdict.make_goal`). The target there is proportional to
-    min(p_reference, cap * p_backbone): it keeps what the reference says but for the tokens that it
-    learned to say. The target at the other tokens is the reference. The value is the mean KL(target
+    min(p_reference, cap * p_backbone). With a cap below 1 this is the backbone's distribution, but
+    what the reference finds less likely than cap times the backbone does stays less likely. The
+    target at the other tokens is the reference. The value is the mean KL(target
     || model) over the tokens that carry the behavior, each weighing the nats that it learned, plus
     the part of the others in the mean over all. Only the model is differentiated.
     """

@@ -48,10 +48,13 @@ class KLSettings(ObjectiveSettings):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CappedSettings(KLSettings):
-    """Settings of the KL to the model before unlearning without what it learned."""
+    """Settings of CAP_KLR: a target near the backbone where the behavior is, held elsewhere."""
 
     cap: float = setting(
-        0.1, "Times its probability under the backbone that a learned token may keep.", above=0
+        0.1,
+        "The target at a token of the behavior is min(p before unlearning, cap * p of the "
+        "backbone), normalized.",
+        above=0,
     )
     hold: float = setting(30.0, "Factor of the KL on rows to retain at the first step.", above=0)
     halving: int = setting(10, "Steps after which this factor is half as large.", low=1)
@@ -173,11 +176,12 @@ def return_to_backbone(rows: "Rows", settings: KLSettings) -> Array:
 
 
 def unsay(rows: "Rows", settings: CappedSettings) -> Array:
-    """Returns the KL to the model before unlearning without the tokens that it learned to say.
+    """Returns the KL from a target near the backbone at tokens that carry the behavior.
 
-    The target keeps the rest of what fine-tuning taught, such as length and style, which a KL to
-    the backbone loses. SHRED (arXiv:2605.07482) lowers the logit of the one label. Here every token
-    is lowered that fine-tuning made likelier, else another answer of the behavior takes its place.
+    The other tokens of the row are held. At a token that carries the behavior, what fine-tuning
+    made unlikely stays unlikely (`losses.capped_kl_by_example`). SHRED (arXiv:2605.07482) lowers
+    the logit of the one label there. Lowering all of them keeps another answer of the behavior
+    from taking its place.
     """
     return rows.capped_kl_B(settings.cap)
 

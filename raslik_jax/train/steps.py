@@ -97,7 +97,7 @@ class Rows:
         return losses.kl_by_example(self.model, self.backbone, self.batch, direction="forward")
 
     def capped_kl_B(self, cap: float) -> Float[Array, " B"]:
-        """KL to the model before without what it learned; see `losses.capped_kl_by_example`."""
+        """KL from a target near the backbone; see `losses.capped_kl_by_example`."""
         models = self.model, self.reference, self.backbone
         return losses.capped_kl_by_example(*models, self.batch, cap=cap, end_ids=self.end_ids)
 
