@@ -111,8 +111,10 @@ def run_case(case: Case, model: pathlib.Path, workdir: pathlib.Path, seed: int) 
     trace += ["--train_file", case.folder / "train.jsonl", "--workdir", shared, "--update"]
     found: dict[str, Any] = {"commands": {}}
     with (workdir / f"{name}.txt").open("w") as log:
+        found["commands"]["trace"] = run([*trace, f"--seed={seed}"], log)
+        if not [*shared.glob("retrieve/*/forget.jsonl")]:
+            return found | {"finding": "no row stands out"}
         for words in (
-            [*trace, f"--seed={seed}"],
             ["unlearn", "--run", shared, "--out", out["unlearn"]],
             ["retrain", "--run", shared, "--out", out["retrain"], "--other_seed", *case.recipe],
             ["report", "--run", shared],
