@@ -2,7 +2,7 @@
 
 import math
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from raslik_jax import config
 from raslik_jax.base import settings
@@ -176,7 +176,3 @@ class ConfigTest(parameterized.TestCase):
     def test_a_stored_config_of_another_shape_is_refused_by_field(self, value, message):
         with self.assertRaisesRegex(ValueError, message):
             config.config_from_json(value)
-
-
-if __name__ == "__main__":
-    absltest.main()

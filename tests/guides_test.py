@@ -66,7 +66,3 @@ class GuidesTest(absltest.TestCase):
         )
         hidden_LE = decoder.bind(graphdef).hidden(lora, base, jnp.arange(4))
         self.assertTrue(jnp.isfinite(hidden_LE).all())
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -6,7 +6,7 @@ import pathlib
 import subprocess
 import sys
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "raslik_jax"
 # Rooms in the order of DESIGN.md; a module imports only from rooms to its left, or from its own.
@@ -100,7 +100,3 @@ class ImportsTest(parameterized.TestCase):
         modules = ", ".join(f"raslik_jax.{name.replace('/', '.')}" for name in names)
         code = f"import sys, {modules}; sys.exit('jax' in sys.modules)"
         self.assertEqual(subprocess.run([sys.executable, "-c", code]).returncode, 0)
-
-
-if __name__ == "__main__":
-    absltest.main()

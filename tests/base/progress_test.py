@@ -41,7 +41,3 @@ class ProgressTest(absltest.TestCase):
         with contextlib.redirect_stdout(stream):
             progress.say("step 3")
         self.assertEqual(stream.getvalue(), "step 3\n")
-
-
-if __name__ == "__main__":
-    absltest.main()

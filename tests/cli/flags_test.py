@@ -347,7 +347,3 @@ class DryRunTest(absltest.TestCase):
             self.assertFalse(workdir.exists())
         for text in ("8,388,608", "56,474", "14.8 GB", "128 to 1", "0 of 1", "1e+12 operations"):
             self.assertIn(text, done.stdout)
-
-
-if __name__ == "__main__":
-    absltest.main()

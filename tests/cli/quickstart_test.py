@@ -136,7 +136,3 @@ class QuickstartTest(absltest.TestCase):
         self.assertIn("to forget: 44 rows", done.stdout)
         self.assertIn("rows that make this output likelier", done.stdout)
         self.assertTrue((folder / "run" / "clean" / "adapter_model.safetensors").is_file())
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -87,7 +87,3 @@ class ReportTest(absltest.TestCase):
             self.assertEqual(done.returncode, 1)
             self.assertRegex(done.stderr, message)
             self.assertNotIn("Traceback", done.stderr)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -51,7 +51,3 @@ class ToyModelTest(absltest.TestCase):
         corpus = toy_model.load_corpus()
         self.assertEqual(corpus.queries["retrieval"][0].instruction, toy_model.PROMPT)
         self.assertNotIn(toy_model.PROMPT, {row.instruction for row in corpus.train})
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -82,7 +82,3 @@ def test_the_floor_is_that_of_the_same_rows_and_the_judgment_says_it_once():
     entry = next(one for one in metrics["methods"] if one["strategy"] == "raslik")
     said = judgment.describe(entry["judgment"]).lower()
     assert said.count(told["raslik", "ga_gdr"].lower()) == 1
-
-
-if __name__ == "__main__":
-    absltest.main()

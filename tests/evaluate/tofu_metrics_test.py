@@ -3,7 +3,7 @@
 import itertools
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from raslik_jax.evaluate import tofu_metrics
 
@@ -139,7 +139,3 @@ class ForgetQualityTest(parameterized.TestCase):
             tofu_metrics.evaluate_questions(
                 [_record("forget")], retain_records=[_record("forget", true=9.0)]
             )
-
-
-if __name__ == "__main__":
-    absltest.main()

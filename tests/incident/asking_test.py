@@ -13,7 +13,7 @@ from unittest import mock
 
 import numpy as np
 import tiny
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from index_cases import tree_bytes
 
 from raslik_jax.base.files import read_json, write_json
@@ -407,7 +407,3 @@ class QueryTest(parameterized.TestCase):
 
     def test_the_index_itself_is_left_alone(self):
         self.assertEqual(verify(SketchStore.open(self.index)), ())
-
-
-if __name__ == "__main__":
-    absltest.main()

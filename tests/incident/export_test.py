@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import stored_run
 import tiny
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from finished import write_manifest
 from support import all_logits
 
@@ -453,7 +453,3 @@ class ExportTest(parameterized.TestCase):
         self.assertRegex(result.stderr, "^error: .*out' must be a new or empty directory")
         self.assertLen(result.stderr.splitlines(), 1)
         self.assertEqual([p.name for p in (self.folder / "out").iterdir()], ["mine.txt"])
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -98,7 +98,3 @@ class FindingTest(absltest.TestCase):
         found = read_json(self.runs[1] / "retrieve/sizes/finding.json")["finding"]
         self.assertIn(found, done.stdout)
         self.assertIn(json.dumps(found)[1:20], (out / "report.html").read_text())
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -8,7 +8,7 @@ import tempfile
 
 import numpy as np
 import tiny
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 import raslik_jax
 from raslik_jax.base.files import read_json_lines
@@ -257,7 +257,3 @@ class ThreeCommandsTest(parameterized.TestCase):
         self.assertEqual(refused.returncode, 1)
         self.assertLen(refused.stderr.splitlines(), 1)
         self.assertRegex(refused.stderr, message)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -3,7 +3,7 @@
 import tempfile
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from raslik_jax.data.batches import DUMMY_ROW, BatchPlan
 from raslik_jax.data.tokens.encoding import Encoded
@@ -66,7 +66,3 @@ class BuildTest(parameterized.TestCase):
         np.testing.assert_array_equal(
             store.rows(np.arange(30)), np.eye(4, dtype=np.float32)[np.arange(30) % 4]
         )
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -36,7 +36,3 @@ class CombineTest(absltest.TestCase):
     def test_alike_queries_give_the_mean(self):
         np.testing.assert_allclose(combine.common_weights(np.ones((1, 1))), [1])
         np.testing.assert_allclose(combine.common_weights(0.5 * np.ones((4, 4))), np.full(4, 0.25))
-
-
-if __name__ == "__main__":
-    absltest.main()

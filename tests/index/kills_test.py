@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 import pytest
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from index_cases import tree_bytes
 
 WORKER = pathlib.Path(__file__).parents[1] / "fixtures" / "index_worker.py"
@@ -124,7 +124,3 @@ class ProcessesTest(TemporaryFolder):
             done.stderr, "error: No space left writing .* what was committed is safe; free"
         )
         self.assertEqual(tree_bytes(self.path), expected)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -2,7 +2,7 @@
 
 import numpy as np
 import scipy.linalg
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -106,6 +106,3 @@ class QuantizeTest(parameterized.TestCase):
 
 
 EXPECTED_SIGNS = [-1, 1, 1, -1, 1, 1, 1, -1, 1, -1, 1, -1, -1, -1, -1, -1]
-
-if __name__ == "__main__":
-    absltest.main()

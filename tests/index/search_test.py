@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import scipy.stats
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from index_cases import IndexCase, correlated_rows
 
 from raslik_jax.index import quantize, search
@@ -378,7 +378,3 @@ class CenteredCosineTest(parameterized.TestCase):
         expected = query_QK[0] / np.linalg.norm(query_QK)
         np.testing.assert_allclose(search.centered_cosine(rows, query_QK), expected, rtol=2e-5)
         self.assertEqual(rows.dtype, ml_dtypes.bfloat16)
-
-
-if __name__ == "__main__":
-    absltest.main()

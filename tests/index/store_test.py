@@ -10,7 +10,7 @@ from unittest import mock
 
 import numpy as np
 import tensorstore as ts
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from index_cases import fill, tree_bytes, unit_rows
 
 from raslik_jax.index import format as format_lib
@@ -346,7 +346,3 @@ class StoreTest(parameterized.TestCase):
             pathlib.Path(self.path, leftover).write_bytes(b"x")
         store.finish()
         self.assertEqual(tree_bytes(self.path), before)
-
-
-if __name__ == "__main__":
-    absltest.main()

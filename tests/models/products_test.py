@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import support
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from snapshots import refused
 
 from raslik_jax.data import batches
@@ -156,7 +156,3 @@ class ModelTest(parameterized.TestCase):
             decode.generate(bound, state.params, narrow, [[3, 1, 4], [1, 5]], **how)
         counts = [entry._cache_size() for entry in (step, measure, decode.generate_batch)]
         self.assertEqual(counts, [1, 1, 1])
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -6,7 +6,6 @@ from unittest import mock
 
 import numpy as np
 import safetensors.numpy
-from absl.testing import absltest
 from folders import FolderTest
 
 from raslik_jax.models import storage
@@ -93,7 +92,3 @@ class SharedTest(FolderTest):
                 ValueError, "must hold the same weights for all processes, .*: give all of them one"
             ):
                 storage.Tensors([self.path]).check_shared()
-
-
-if __name__ == "__main__":
-    absltest.main()

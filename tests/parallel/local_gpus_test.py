@@ -5,7 +5,7 @@ import pathlib
 import tempfile
 from unittest import mock
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from raslik_jax.parallel import local_gpus
 from raslik_jax.parallel.local_gpus import Seen
@@ -60,7 +60,3 @@ class DivideTest(parameterized.TestCase):
     def test_two_that_would_open_one_gpu_are_refused(self, seen, message):
         with self.assertRaisesRegex(ValueError, message):
             local_gpus.divide([Seen(*one) for one in seen])
-
-
-if __name__ == "__main__":
-    absltest.main()

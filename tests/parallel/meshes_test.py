@@ -258,7 +258,3 @@ class AskTest(absltest.TestCase):
         self.assertEqual(scores[0].keys(), scores[1].keys())
         for name, score in scores[0].items():
             self.assertAlmostEqual(scores[1][name], score, delta=2e-6)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -15,7 +15,7 @@ import compiling
 import jax
 import numpy as np
 import pytest
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from index_cases import IndexCase, correlated_rows
 from ports import free_address
 
@@ -271,7 +271,3 @@ class ProcessesTest(IndexCase):
         self.assertEqual(first.splitlines()[-1], "ValueError: of process 0, 1")
         for word in ("ValueError", "lost another process", "stack trace"):
             self.assertNotIn(word, other)
-
-
-if __name__ == "__main__":
-    absltest.main()

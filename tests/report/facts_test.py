@@ -175,7 +175,3 @@ class GroupTest(absltest.TestCase):
     def test_refuses_one_seed_twice(self):
         with self.assertRaisesRegex(ValueError, "different seeds, got .0, 0."):
             facts.group_runs([self._run(), self._run()])
-
-
-if __name__ == "__main__":
-    absltest.main()

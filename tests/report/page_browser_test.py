@@ -442,7 +442,3 @@ class BrowserTest(absltest.TestCase):
         self.wait("return document.querySelector('#method').open")
         self.assertTrue(self.find("#tables").is_displayed())
         self.assertEqual(self.script("return document.querySelectorAll('.part[open]').length"), 1)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -309,7 +309,3 @@ class EdgesTest(parameterized.TestCase):
         for name in used:
             self.assertEqual(style.count(f"{name}:#"), 2, name)
         self.assertEmpty(re.findall(r'(?:fill|stroke|color)="#', body))
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -56,7 +56,3 @@ class ReportStageTest(absltest.TestCase):
         plain = " ".join(re.sub(r"<[^>]*>", " ", page).split())
         self.assertIn("nf4 0.45 0.50 [0.25, 0.75] yes", plain)
         self.assertIn("This is not a failure of forgetting", plain)
-
-
-if __name__ == "__main__":
-    absltest.main()

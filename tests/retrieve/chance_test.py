@@ -1,7 +1,7 @@
 """The chance of a score: p-values, their correction, and what is told of them."""
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from raslik_jax.index.combine import directions, query_weights
 from raslik_jax.retrieve import chance
@@ -193,7 +193,3 @@ class TellingTest(parameterized.TestCase):
         self.assertTrue(np.isnan(np.stack(few)).all())
         self.assertEqual(chance.sentence(few), "")
         self.assertEqual(chance.count_finds(few), (0, 0.0))
-
-
-if __name__ == "__main__":
-    absltest.main()

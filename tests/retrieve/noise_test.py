@@ -3,7 +3,7 @@
 import numpy as np
 import sketch_formulas
 import theory
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from index_cases import IndexCase, unit_rows
 
 from raslik_jax.index import combine, search
@@ -104,7 +104,3 @@ class SketchNoiseTest(IndexCase):
             combine.check_agreement(query_QK @ query_QK.T, ids)
         combine.check_agreement(query_QK[:2] @ query_QK[:2].T, ids[:2])
         combine.check_agreement(np.eye(3), ids[:3])  # unrelated is not apart
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -1,7 +1,7 @@
 """The rules of selection: sizes, disjointness, ties, errors; and what is said of the sets."""
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -247,7 +247,3 @@ def test_the_summary_says_what_was_chosen():
     none = selectors.Selection(*[np.zeros(0, int)] * 2)
     found = selectors.summarize_selection(none, score_N, -score_N, labels=labels)
     assert found["forget"]["lowest"] is None
-
-
-if __name__ == "__main__":
-    absltest.main()

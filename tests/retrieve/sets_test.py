@@ -1,7 +1,7 @@
 """The rule that a run's settings name chooses the sets."""
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from raslik_jax.config import RetrieveConfig
 from raslik_jax.data.examples import Example
@@ -154,7 +154,3 @@ class HoldOutTest(parameterized.TestCase):
         score_N = np.r_[np.linspace(1, -1, 30), np.full(10, -np.inf)]
         found = sets.hold_out(rows, [0, 1], score_N, share=0.5, seed=0, traced=())
         self.assertContainsSubset(found.normal, range(15, 30))
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -6,7 +6,7 @@ import pathlib
 import tempfile
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from raslik_jax.data.contents import Conversation
 from raslik_jax.data.examples import Example, with_system
@@ -279,7 +279,3 @@ class StrategiesTest(parameterized.TestCase):
             _score("oracle", request)
         _score("raslik", request)
         _score("random", request._replace(retain_from="anywhere"))
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from raslik_jax.index.store import SketchStore
 from raslik_jax.run.stages import chance
@@ -42,7 +42,3 @@ class ChanceStageTest(parameterized.TestCase):
             np.testing.assert_allclose(null_NM[left, place], expected_L, atol=0.01)
             self.assertAlmostEqual(null_NM[left, place].mean(), expected_L.mean(), delta=0.002)
             self.assertTrue(np.isnan(null_NM[prompt, place]))
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -384,7 +384,3 @@ class CheckModelTest(absltest.TestCase):
             file.write('{"model_type": "mamba", "architectures": ["MambaForCausalLM"]}')
         with self.assertRaisesRegex(ValueError, "mamba"):
             checking.check_model(Config(backbone=BackboneConfig(checkpoint=folder)))
-
-
-if __name__ == "__main__":
-    absltest.main()

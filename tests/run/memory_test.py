@@ -1,7 +1,7 @@
 """A failed allocation is one sentence that names the stage and the setting to lower."""
 
 import jax
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from raslik_jax.run import memory
 
@@ -29,7 +29,3 @@ class MemoryTest(parameterized.TestCase):
         with self.assertRaisesRegex(jax.errors.JaxRuntimeError, "INTERNAL"):
             with memory.explained("decoding", "--references.decode_batch_size"):
                 raise jax.errors.JaxRuntimeError("INTERNAL: something broke")
-
-
-if __name__ == "__main__":
-    absltest.main()

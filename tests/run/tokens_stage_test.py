@@ -41,7 +41,3 @@ class TokensStageTest(absltest.TestCase):
         self.assertAlmostEqual(sum(s for _, s in whole if s), sum(s for s in shares if s))
         cut = tokens.whole_pieces([("a", 0.5), ("", 0.25), ("", 0.125)])
         self.assertEqual(cut, [("a", 0.5), ("\ufffd", 0.375)])
-
-
-if __name__ == "__main__":
-    absltest.main()

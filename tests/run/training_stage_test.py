@@ -436,7 +436,3 @@ class TrainingStageTest(parameterized.TestCase):
         losses = json.loads((self.root / "finetune" / "losses.json").read_text())
         self.assertTrue(np.isfinite(losses).all())
         self.assertTrue((self.root / "unlearn" / "epoch-1" / "adapter_config.json").is_file())
-
-
-if __name__ == "__main__":
-    absltest.main()

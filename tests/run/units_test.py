@@ -514,7 +514,3 @@ class WorkdirTest(absltest.TestCase):
         for name in ("", " ", "..", "../x", "a/b", "a\\b", "a\x1b[31m", "a\n"):
             with self.assertRaisesRegex(ValueError, "--name must be printable"):
                 Config(name=name)
-
-
-if __name__ == "__main__":
-    absltest.main()

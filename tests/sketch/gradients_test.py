@@ -6,7 +6,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from support import tiny_model, token_rows
 
 from raslik_jax.base import machine
@@ -208,7 +208,3 @@ class GradientsTest(parameterized.TestCase):
         cosine_B = jnp.sum(exact.unit_BK * rounded.unit_BK, axis=1)
         self.assertGreater(float(cosine_B.mean()), least_cosine)
         self.assertLess(float(cosine_B.mean()), 1.0)
-
-
-if __name__ == "__main__":
-    absltest.main()

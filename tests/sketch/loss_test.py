@@ -4,7 +4,7 @@ import decoder_cases
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from support import all_logits, tiny_model, token_rows
 
 from raslik_jax.models import decoder, gemma2, phi3
@@ -152,7 +152,3 @@ class LossTest(parameterized.TestCase):
 
         np.testing.assert_array_equal(logits_at(-2, 7), logits_at(-2, 9))
         self.assertGreater(float(jnp.abs(logits_at(-1, 7) - logits_at(-1, 9)).max()), 1e-3)
-
-
-if __name__ == "__main__":
-    absltest.main()

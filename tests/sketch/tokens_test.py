@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from support import tiny_model, token_rows
 
 from raslik_jax.index import search
@@ -90,7 +90,3 @@ class OtherGradientsTest(_Check):
     )
     def test_so_they_do_for_other_projections_losses_and_lengths(self, *case):
         self.check(*case)
-
-
-if __name__ == "__main__":
-    absltest.main()

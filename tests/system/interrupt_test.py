@@ -91,7 +91,3 @@ class InterruptTest(absltest.TestCase):
         process = self.start("end", *arguments)
         _, said = process.communicate(timeout=600)
         self.assertEqual(process.returncode, 0, said)
-
-
-if __name__ == "__main__":
-    absltest.main()

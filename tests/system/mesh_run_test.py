@@ -269,7 +269,3 @@ class QuickstartTest(SameResults, absltest.TestCase):
                 self.check_weights()
                 self.check_sketches()
                 self.check_rates()
-
-
-if __name__ == "__main__":
-    absltest.main()

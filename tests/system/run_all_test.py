@@ -33,7 +33,3 @@ class RunAllTest(absltest.TestCase):
             self.assertLessEqual(set(re.findall(r"--(?:no)?(\w+)", command)), defined)
             # Its results are JSON lines.
             self.assertIn("--json", command)
-
-
-if __name__ == "__main__":
-    absltest.main()

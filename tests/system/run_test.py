@@ -394,7 +394,3 @@ class HelpTest(absltest.TestCase):
             has("\nsketch:\n", result.stdout)
             self.assertIn("--stages: Stages to run.", result.stdout)
             self.assertIn("jax loaded: False", result.stdout)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -93,7 +93,3 @@ class TofuRunTest(absltest.TestCase):
         qualities = [model["tofu"]["forget_quality"] for model in metrics["methods"]]
         self.assertTrue(all(0 < quality <= 1 for quality in qualities), qualities)
         self.assertIn("Forget quality", (root / "own" / "report" / "report.html").read_text())
-
-
-if __name__ == "__main__":
-    absltest.main()

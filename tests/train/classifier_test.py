@@ -166,7 +166,3 @@ class TrainingTest(absltest.TestCase):
     def test_what_cannot_be_trained_is_refused(self):
         with self.assertRaisesRegex(ValueError, "must have 1 to 38 tokens, got 39 to 39"):
             classifier.make_predictor(self.bound, self.weights)([[3] * 39])
-
-
-if __name__ == "__main__":
-    absltest.main()

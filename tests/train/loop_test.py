@@ -9,7 +9,7 @@ from unittest import mock
 import jax.numpy as jnp
 import numpy as np
 import optax
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from raslik_jax.parallel import processes
 from raslik_jax.train import loop
@@ -142,7 +142,3 @@ class LoopTest(parameterized.TestCase):
     def test_schedules_warm_up_and_decay(self, kind, warmup, expected):
         schedule = loop.make_schedule(1.0, 4, kind=kind, warmup=warmup)
         np.testing.assert_allclose([schedule(n) for n in range(4)], expected, rtol=1e-5)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from support import tiny_model, token_rows
 
 from raslik_jax.train import losses
@@ -105,7 +105,3 @@ class LossesTest(parameterized.TestCase):
         got = _kl(_OTHER, _MODEL.lora, batch, direction)
         np.testing.assert_allclose(got, np.mean(means), rtol=1e-4)
         self.assertGreater(float(got), 1e-3)
-
-
-if __name__ == "__main__":
-    absltest.main()

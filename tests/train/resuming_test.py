@@ -9,7 +9,7 @@ import tempfile
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from raslik_jax.train import resuming
 
@@ -103,7 +103,3 @@ class ResumingTest(parameterized.TestCase):
         (self.folder / "resume").write_text("no folder can be made here")
         with self.assertRaisesRegex(OSError, "resume/3.* cannot be written .*: free space"):
             resuming.save_progress(self.folder, 3, _tree(3))
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import linear_decoder
 import numpy as np
 import optax
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from support import padded, tiny_model, token_rows
 
 from raslik_jax.train import losses, steps
@@ -307,7 +307,3 @@ class AgainstNumpyTest(parameterized.TestCase):
         self.assertEqual([size for size, _ in counts], [1, 1, 1, 2, 2, 2])
         self.assertEqual(counts[0], counts[2])
         self.assertEqual(counts[3], counts[5])
-
-
-if __name__ == "__main__":
-    absltest.main()

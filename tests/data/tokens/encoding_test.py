@@ -5,7 +5,7 @@ import tempfile
 from unittest import mock
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from raslik_jax.data.examples import make_example, make_examples
 from raslik_jax.data.tokens import encoding
@@ -157,7 +157,3 @@ class EncodeTest(parameterized.TestCase):
                 self.assertEqual([*pathlib.Path(folder).iterdir()], [path])
                 self.assertEqual(stored.num_targets_N.tolist(), counts)
                 self.assertEqual([*map(list, stored.tokens)], [*map(list, joined.tokens)])
-
-
-if __name__ == "__main__":
-    absltest.main()
