@@ -13,7 +13,7 @@ import pathlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from raslik_jax.base.messages import one_line
 from raslik_jax.parallel import processes
@@ -28,14 +28,11 @@ class Place(NamedTuple):
     settings: Mapping[str, Any]
 
 
-class Sink(Protocol):
-    """The receiver of one training's numbers."""
+class Sink(NamedTuple):
+    """The receiver of one training's values: takes those of a step, and ends."""
 
-    def write(self, step: int, numbers: Mapping[str, float]) -> None: ...
-
-    def write_text(self, step: int, name: str, text: str) -> None: ...
-
-    def close(self) -> None: ...
+    write: Callable[[int, Mapping[str, Any]], object]
+    close: Callable[[], object]
 
 
 class Writer(NamedTuple):
@@ -50,27 +47,19 @@ class Writer(NamedTuple):
     open: Callable[[Place, int], Sink]
 
 
-class _JsonLines:
-    def __init__(self, place: Place, first: int):
-        path = place.root / "live" / f"{place.unit}.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        kept = [line for line in _whole_lines(path) if line["step"] < first]
-        self._begin = time.monotonic()
-        self._file = open(path, "w", encoding="utf-8", newline="\n", buffering=1)
-        self._file.writelines(json.dumps(line) + "\n" for line in kept)
+def _open_lines(place: Place, first: int) -> Sink:
+    path = place.root / "live" / f"{place.unit}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kept = [line for line in _whole_lines(path) if line["step"] < first]
+    begin = time.monotonic()
+    file = open(path, "w", encoding="utf-8", newline="\n", buffering=1)
+    file.writelines(json.dumps(line) + "\n" for line in kept)
 
-    def _write(self, step: int, values: Mapping[str, Any]) -> None:
-        seconds = round(time.monotonic() - self._begin, 3)
-        self._file.write(json.dumps({"step": step, "seconds": seconds, **values}) + "\n")
+    def write(step: int, values: Mapping[str, Any]) -> None:
+        seconds = round(time.monotonic() - begin, 3)
+        file.write(json.dumps({"step": step, "seconds": seconds, **values}) + "\n")
 
-    def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        self._write(step, numbers)
-
-    def write_text(self, step: int, name: str, text: str) -> None:
-        self._write(step, {name: text})
-
-    def close(self) -> None:
-        self._file.close()
+    return Sink(write, file.close)
 
 
 def _whole_lines(path: pathlib.Path) -> Iterator[dict[str, Any]]:
@@ -82,33 +71,28 @@ def _whole_lines(path: pathlib.Path) -> Iterator[dict[str, Any]]:
                     yield value
 
 
-class _TensorBoard:
-    def __init__(self, place: Place, first: int):
-        folder = place.root / "live" / "tensorboard" / place.unit
-        made = importlib.import_module("tensorboardX")
-        self._writer = made.SummaryWriter(str(folder), purge_step=first, flush_secs=5)
+def _open_tensorboard(place: Place, first: int) -> Sink:
+    folder = place.root / "live" / "tensorboard" / place.unit
+    made = importlib.import_module("tensorboardX")
+    board = made.SummaryWriter(str(folder), purge_step=first, flush_secs=5)
 
-    def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        for name, value in numbers.items():
-            self._writer.add_scalar(name, value, step)
+    def write(step: int, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            add = board.add_text if isinstance(value, str) else board.add_scalar
+            add(name, value, step)
 
-    def write_text(self, step: int, name: str, text: str) -> None:
-        self._writer.add_text(name, text, step)
-
-    def close(self) -> None:
-        self._writer.close()
+    return Sink(write, board.close)
 
 
-class _Numbers:
-    """A sink of numbers alone, of two functions."""
+def _of_numbers(log: Callable[..., object], close: Callable[[], object]) -> Sink:
+    """Returns a sink that leaves texts out."""
 
-    def __init__(
-        self, write: Callable[[int, Mapping[str, float]], Any], close: Callable[[], Any]
-    ) -> None:
-        self.write, self.close = write, close
+    def write(step: int, values: Mapping[str, Any]) -> None:
+        numbers = {name: value for name, value in values.items() if not isinstance(value, str)}
+        if numbers:
+            log(numbers, step=step)
 
-    def write_text(self, step: int, name: str, text: str) -> None:
-        """Leaves texts out."""
+    return Sink(write, close)
 
 
 def _open_wandb(place: Place, first: int) -> Sink:
@@ -120,27 +104,25 @@ def _open_wandb(place: Place, first: int) -> Sink:
         config=dict(place.settings),
         reinit="finish_previous",
     )
-    return _Numbers(lambda step, numbers: run.log(dict(numbers), step=step), run.finish)
+    return _of_numbers(run.log, run.finish)
 
 
 def _open_mlflow(place: Place, first: int) -> Sink:
     mlflow = importlib.import_module("mlflow")
     mlflow.set_experiment(place.run)
     mlflow.start_run(run_name=place.unit)
-    return _Numbers(
-        lambda step, numbers: mlflow.log_metrics(dict(numbers), step=step), mlflow.end_run
-    )
+    return _of_numbers(mlflow.log_metrics, mlflow.end_run)
 
 
 def _open_trackio(place: Place, first: int) -> Sink:
     trackio = importlib.import_module("trackio")
     trackio.init(project=place.run, name=place.unit, config=dict(place.settings), resume="allow")
-    return _Numbers(lambda step, numbers: trackio.log(dict(numbers), step=step), trackio.finish)
+    return _of_numbers(trackio.log, trackio.finish)
 
 
-JSON_LINES = Writer("JSON lines", "json", _JsonLines)
+JSON_LINES = Writer("JSON lines", "json", _open_lines)
 WRITERS: dict[str, Writer] = {
-    "tensorboard": Writer("TensorBoard", "tensorboardX", _TensorBoard),
+    "tensorboard": Writer("TensorBoard", "tensorboardX", _open_tensorboard),
     "wandb": Writer("Weights & Biases", "wandb", _open_wandb),
     "mlflow": Writer("MLflow", "mlflow", _open_mlflow),
     "trackio": Writer("Trackio", "trackio", _open_trackio),
@@ -163,21 +145,13 @@ class Live:
         self._each(lambda sink: sink.close())
         self._sinks = []
 
-    def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Hands on the numbers of a step."""
-        self._open(step)
-        self._each(lambda sink: sink.write(step, numbers))
-
-    def write_text(self, step: int, name: str, text: str) -> None:
-        """Hands on a text to the sinks that show texts."""
-        self._open(step)
-        self._each(lambda sink: sink.write_text(step, name, text))
-
-    def _open(self, step: int) -> None:
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """Hands on the numbers of a step, and texts to the programs that show these."""
         waiting, self._waiting = self._waiting, []
         for writer in waiting:
             with _told(writer.title):
                 self._sinks.append((writer.title, writer.open(self._place, step)))
+        self._each(lambda sink: sink.write(step, values))
 
     def _each(self, use: Callable[[Sink], None]) -> None:
         working = []

@@ -152,7 +152,7 @@ class Prober:
                 gone |= {"said": said} if said else {}
         self._live.write(step, {f"probe/{name}": level for name, level in levels.items()})
         for name, text in answers.items():
-            self._live.write_text(step, f"answer/{name}", text)
+            self._live.write(step, {f"answer/{name}": text})
         return stopping.Probe(step=step, levels=levels, gone=gone, answers=answers)
 
     def _answer(self, model: BoundModel) -> list[str]:

@@ -24,7 +24,7 @@ def test_every_step_is_a_line_as_soon_as_it_is_written(tmp_path):
         (line,) = _lines(tmp_path)
         assert line.pop("seconds") >= 0
         assert line == {"step": 1, "loss": 0.5}
-        log.write_text(1, "answer", "blue\n")
+        log.write(1, {"answer": "blue\n"})
     assert _lines(tmp_path)[1]["answer"] == "blue\n"
 
 
@@ -75,7 +75,7 @@ def test_each_program_is_handed_the_numbers_in_its_own_way(tmp_path, monkeypatch
     with live.Live(_place(tmp_path), [name]) as log:
         assert calls == []  # nothing is begun before there is something to show
         log.write(7, {"loss": 0.5})
-        log.write_text(7, "answer", "blue")
+        log.write(7, {"answer": "blue"})
     begun = len(calls) - len(_EXPECTED[name])
     assert calls[begun:] == _EXPECTED[name]
     named = {key: value for _, _, given in calls[:begun] for key, value in given.items()}
