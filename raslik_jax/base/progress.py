@@ -1,27 +1,9 @@
 """Progress of long work on stderr with its rate and the time left."""
 
-import contextlib
-import contextvars
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
-
-# The text next to a bar: from the items done, all items and the start by time.time.
-Beside = Callable[[int, int, float], str]
-_BESIDE: contextvars.ContextVar[Beside] = contextvars.ContextVar(
-    "beside", default=lambda done, total, begin: ""
-)
-
-
-@contextlib.contextmanager
-def telling(beside: Beside) -> Iterator[None]:
-    """Shows a text next to every bar that knows its number of items."""
-    token = _BESIDE.set(beside)
-    try:
-        yield
-    finally:
-        _BESIDE.reset(token)
 
 
 class _Lines:
@@ -63,8 +45,6 @@ def _bar_class() -> Any:
             count, seconds = self.n - self._left_out, found["elapsed"] - self._seconds_out
             if self._left_out:  # without a rate no time left is shown
                 found["rate"] = count / seconds if count > 0 and seconds > 0 else None
-            beside = _BESIDE.get()(self.n, self.total, self.start_t) if self.total else ""
-            found["postfix"] = ", ".join(filter(None, (beside, found["postfix"])))
             return found
 
     return Bar

@@ -14,6 +14,7 @@ are named and not guessed.
 import collections
 import contextlib
 import functools
+import math
 import pathlib
 import threading
 import time
@@ -23,7 +24,6 @@ from typing import Any, NamedTuple
 from jax import monitoring
 
 from raslik_jax.base.messages import some_of
-from raslik_jax.base.progress import telling
 from raslik_jax.config import Config
 from raslik_jax.parallel import meshes, processes
 from raslik_jax.run import cost, forecast
@@ -36,7 +36,7 @@ from raslik_jax.run.workspace import Workspace
 # The device is measured, which takes .2 s, where there are more operations than these. Fewer take
 # a CPU seconds, at a rate that is assumed, and other devices no time.
 _WORTH = 1e12
-_ASSUMED_RATE = {"cpu": 1e11}
+_ASSUMED_SECONDS = {"cpu": 1e-11}
 # Programs of a training's probes: the likelihoods of the sets and of other rows, greedy answers.
 _OF_PROBES = 3
 # A line is printed before a unit where the last one is so old.
@@ -69,50 +69,43 @@ def compile_seconds(spent: Sequence[Spent]) -> float:
     return sum(one.compiling for one in spent) / count if count else forecast.COMPILE_SECONDS
 
 
-def operation_seconds(spent: Sequence[Spent], step: Step, unmeasured: float | None) -> float | None:
-    """Returns the seconds of an operation of a unit without compiling.
+def operation_seconds(spent: Sequence[Spent], step: Step) -> float | None:
+    """Returns the seconds of an operation of a unit without compiling; None where none is measured.
 
     They are those of units that call the same programs, else of others. Units with less than a
-    tenth of its work do not count: their other costs would be multiplied. Without any they are the
-    `unmeasured` ones, None if unknown.
+    tenth of its work do not count: their other costs would be multiplied.
     """
     least = max(step.operations / 10, 1.0)
     counted = [one for one in spent if one.step.operations >= least]
     alike = [one for one in counted if one.step.programs == step.programs] or counted
     if not alike:
-        return unmeasured
+        return None
     computing = sum(max(one.seconds - one.waited, 0.0) for one in alike)
     return computing / sum(one.step.operations for one in alike)
 
 
 def find_left(
-    steps: Sequence[Step],
-    spent: Sequence[Spent],
-    *,
-    unmeasured: float | None,
-    elapsed: float = 0.0,
-    of_bar: float | None = None,
+    steps: Sequence[Step], spent: Sequence[Spent], *, unmeasured: Callable[[float], float | None]
 ) -> Left:
-    """Returns the rest of some units; the first has been running for `elapsed`.
+    """Returns the rest of some units.
 
-    `of_bar` are the seconds left of the first by its own bar, if that has a rate already.
-    `unmeasured` are the seconds of an operation before any was measured; None if unknown.
+    `unmeasured` returns the seconds of an operation before any was measured, from the number of
+    all operations; None if unknown.
     """
-
-    def seconds(step: Step) -> float | None:
-        rate = operation_seconds(spent, step, unmeasured) if step.operations else 0.0
+    known, unknown, seconds = list[Step](), list[str](), 0.0
+    work = sum(step.operations for step in steps if step.is_known)
+    for step in steps:
+        rate = operation_seconds(spent, step) if step.operations else 0.0
+        rate = unmeasured(work) if rate is None and step.is_known else rate
         if rate is None or not step.is_known:
-            return None
-        return step.num_programs * compile_seconds(spent) + step.operations * rate
-
-    left = [*map(seconds, steps)]
-    if of_bar is not None or left[0] is not None:
-        left[0] = max((left[0] or 0.0) - elapsed, 0.0) if of_bar is None else of_bar
-    known = [step for step, one in zip(steps, left, strict=True) if one is not None]
+            unknown.append(step.name)
+            continue
+        known.append(step)
+        seconds += step.num_programs * compile_seconds(spent) + step.operations * rate
     return Left(
-        seconds=sum(filter(None, left)),
-        num_programs=sum(step.num_programs for step in known if step.is_known),
-        unknown=tuple(step.name for step in steps if step not in known),
+        seconds=seconds,
+        num_programs=sum(step.num_programs for step in known),
+        unknown=tuple(unknown),
         is_most=any(step.is_most for step in known),
     )
 
@@ -190,52 +183,26 @@ class Watch:
         count: Callable[[Sequence[Unit]], Sequence[Step]],
         *,
         compiling: Callable[[float], tuple[float, float]],
-        unmeasured: Callable[[], float | None],
+        unmeasured: Callable[[float], float | None],
         clock: Callable[[], float] = time.time,
         say: Callable[[str], object] = print,
     ):
         self._count, self._compiling, self._clock, self._say = count, compiling, clock, say
-        self._unmeasured: Callable[[], float | None] | None = unmeasured
-        rate = _ASSUMED_RATE.get(meshes.platform())
-        self._per_operation: float | None = 1 / rate if rate else 0.0
-        self._steps: Sequence[Step] = ()
+        self._unmeasured = unmeasured
         self._spent: list[Spent] = []
-        self._start = self._begin = clock()
-        self._said = -_SECONDS_BETWEEN
-
-    def left(self, of_bar: float | None = None) -> Left:
-        """Returns what is left of the unit that is made and of those after it."""
-        return find_left(
-            self._steps,
-            self._spent,
-            unmeasured=self._per_operation,
-            elapsed=self._clock() - self._begin,
-            of_bar=of_bar,
-        )
-
-    def beside_bar(self, done: int, total: int, begin: float) -> str:
-        """Returns the text next to the bar of the first unit; "" if its rate is unknown."""
-        seconds = self._clock() - begin - self._compiling(begin)[0]
-        if done < 1 or seconds <= 0:
-            return ""
-        left = self.left((total - done) * seconds / done)
-        return f"run {'< ' if left.is_most else ''}{format_seconds(left.seconds)} left"
+        self._start, self._said = clock(), -math.inf
 
     @contextlib.contextmanager
     def __call__(self, units: Sequence[Unit]) -> Iterator[None]:
         """Counts the rest, reports it and notes the time of the first unit."""
-        self._steps = self._count(units)
-        work = sum(step.operations for step in self._steps if step.is_known)
-        if self._unmeasured and work > _WORTH:
-            self._per_operation, self._unmeasured = self._unmeasured(), None
-        self._begin = self._clock()
-        if self._begin - self._start - self._said >= _SECONDS_BETWEEN:
-            self._said = self._begin - self._start
-            self._say(f"    {describe(self.left(), self._said)}")
-        with telling(self.beside_bar):
-            yield
-        took = self._clock() - self._begin
-        self._spent.append(Spent(self._steps[0], took, *self._compiling(self._begin)))
+        steps, elapsed = self._count(units), self._clock() - self._start
+        if elapsed - self._said >= _SECONDS_BETWEEN:
+            self._said = elapsed
+            left = find_left(steps, self._spent, unmeasured=self._unmeasured)
+            self._say(f"    {describe(left, elapsed)}")
+        begin = self._clock()
+        yield
+        self._spent.append(Spent(steps[0], self._clock() - begin, *self._compiling(begin)))
 
 
 @contextlib.contextmanager
@@ -266,7 +233,8 @@ def watching(config: Config, root: pathlib.Path) -> Iterator[Around]:
     def count(units: Sequence[Unit]) -> Sequence[Step]:
         return processes.alone(lambda: count_alone(units)) or ()
 
-    def per_operation() -> float | None:
+    @functools.cache
+    def measured() -> float | None:
         """Returns the seconds of an operation of a matrix product on the devices of the run."""
         if processes.count() > 1:  # what runs on the devices runs in all processes
             return None
@@ -275,9 +243,12 @@ def watching(config: Config, root: pathlib.Path) -> Iterator[Around]:
         rate = cost.measure_product(inputs=inputs, outputs=outputs, dtype=dtype)
         return 1 / (rate * meshes.num_shards())
 
+    def unmeasured(operations: float) -> float | None:
+        return measured() if operations > _WORTH else _ASSUMED_SECONDS.get(meshes.platform(), 0.0)
+
     compiling = Compiling()
     monitoring.register_event_time_span_listener(compiling.add)
     try:
-        yield Watch(count, compiling=compiling.since, unmeasured=per_operation)
+        yield Watch(count, compiling=compiling.since, unmeasured=unmeasured)
     finally:
         monitoring.unregister_event_time_span_listener(compiling.add)

@@ -153,7 +153,7 @@ class Live:
                 self._sinks.append((writer.title, writer.open(self._place, step)))
         self._each(lambda sink: sink.write(step, values))
 
-    def _each(self, use: Callable[[Sink], None]) -> None:
+    def _each(self, use: Callable[[Sink], object]) -> None:
         working = []
         for title, sink in self._sinks:
             with _told(title):
