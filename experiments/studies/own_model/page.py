@@ -41,8 +41,9 @@ def cases_table() -> str:
                 f"{trace}, {unlearning}",
             ]
         )
-    head = ["behavior", "found; to forget", "shown of 8", "others of 32", "same", "ROUGE-L"]
-    return markdown_table([*head, "steps", "trace, unlearning"], rows)
+    head = ["behavior", "found; to forget", "shown of 8: before, after"]
+    head += ["others of 32: before, after", "same after", "ROUGE-L", "kept step"]
+    return markdown_table([*head, "trace, unlearning"], rows)
 
 
 def stay_table() -> str:
@@ -71,7 +72,7 @@ def stay_table() -> str:
             ]
         )
     head = ["behavior", "as it is", "int8, nf4", "prefixes", "worst of 16", "unrelated rows"]
-    return markdown_table([*head, "forgotten rows", "the base on them", "passes"], rows)
+    return markdown_table([*head, "forgotten rows", "base, forgotten rows", "passes"], rows)
 
 
 def effects_table() -> str:

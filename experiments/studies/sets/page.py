@@ -162,7 +162,7 @@ def summary_table() -> str:
             cells.append(less_shown[name])
         rows.append([title, *cells])
     head = ["sets", "BASE_KLR", "ascent", "all four", "RASLIK minus this", "Student's interval"]
-    return markdown_table([*head, "RASLIK is above in", "minus this, by behavior shown"], rows)
+    return markdown_table([*head, "RASLIK is above in (behaviors)", "RASLIK minus this, by behavior shown"], rows)
 
 
 def ends_table() -> str:

@@ -209,7 +209,8 @@ def summary_table() -> str:
     for name in _SHOWN:
         one = judge(cells, name, {})
         numbers = (one.mean, one.smallest, one.mean_set, one.f1)
-        rows.append([name, *(f"{number:.3f}" for number in numbers)])
+        title = f"{name}, the default" if name == DEFAULT else name
+        rows.append([title, *(f"{number:.3f}" for number in numbers)])
     return markdown_table(["candidate", "single", "smallest", "set", "F1"], rows)
 
 
