@@ -1,12 +1,17 @@
-"""The command `raslik run`, from a checkout: python experiments/run.py --flagfile=..."""
+"""The command `raslik run`, from a checkout: python experiments/run.py --flagfile=...
+
+The page of a run that repeats a published table also has the paper's numbers.
+"""
 
 import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
+from experiments.studies.published import section
 from raslik_jax.cli import main as cli
 
 if __name__ == "__main__":
+    section.register()
     sys.argv.insert(1, "run")
     sys.exit(cli.main())

@@ -28,15 +28,15 @@ BUDGETS = {
 _PACKAGE, _EXPERIMENTS, _TESTS = 31_000, 2_000, 27_000
 # Rooms above their budget, and the size that each may not exceed. Sizes here only become smaller.
 _ABOVE = {
-    "base": 1210,
+    "base": 1187,
     "config.py": 551,
     "data": 5183,
     "models": 5497,
-    "retrieve": 1500,
+    "retrieve": 1485,
     "train": 1599,
-    "evaluate": 4128,
-    "run": 8883,
-    "report": 4476,
+    "evaluate": 4106,
+    "run": 8828,
+    "report": 3994,
     "incident": 2409,
 }
 

@@ -2,7 +2,8 @@
 
 python experiments/studies/raslik.py run --flagfile=experiments/studies/sets/flags/toy.flags
 
-It has two commands more: `suite` runs a grid, `choose` takes learning rates by a rule.
+It has three commands more: `suite` runs a grid, `choose` takes learning rates by a rule, and
+`published` prints the paper's tables.
 """
 
 import pathlib
@@ -11,6 +12,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from experiments.studies.behaviors import corpus
+from experiments.studies.published import section
 from experiments.studies.sets import strategies
 
 
@@ -18,6 +20,7 @@ def register() -> None:
     """Adds the members of all studies to the package's families."""
     corpus.register()
     strategies.register()
+    section.register()
 
 
 if __name__ == "__main__":
@@ -26,5 +29,5 @@ if __name__ == "__main__":
 
     main.COMMANDS |= {
         name: f"experiments.studies.suite.{name}" for name in ("choose", "suite")
-    }
+    } | {"published": "experiments.studies.published.section"}
     sys.exit(main.main())

@@ -1,8 +1,8 @@
-"""Joins stored runs into a page and the paper's tables next to its published figures.
+"""Joins stored runs into a page and tables.
 
   raslik report --run=runs/incident
   raslik report --runs=runs/demo-0,runs/demo-1,runs/demo-2
-  raslik report --runs=runs/howdy,runs/virtual --published --out=report
+  raslik report --runs=runs/howdy,runs/virtual --out=report
 
 The command reads only the work directories. Runs that differ only in their seed become one
 experiment. A cell is then the mean over the seeds, with the smallest and the largest in brackets.
@@ -15,12 +15,12 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from raslik_jax.base import files
 from raslik_jax.base.messages import shown
 from raslik_jax.base.settings import Settings, setting
-from raslik_jax.report import blocks, facts, page, published, results, tables, tidy
+from raslik_jax.report import facts, page, results, tables, tidy
 from raslik_jax.run import artifacts, written
 
 Form = Literal["terminal", "markdown", "csv"]
@@ -35,7 +35,6 @@ class Options(Settings):
     runs: tuple[str, ...] = setting((), "Work directories of several runs.")
     format: Form = setting("terminal", "Format of the printed tables.")
     out: str = setting("", "Folder for the page and for the tables in every format.")
-    published: bool = setting(False, "Add the paper's tables, each compared with its own rates.")
     examples: int = setting(
         8, "Number of examples of each forget and retain set on the page.", low=0
     )
@@ -44,38 +43,28 @@ class Options(Settings):
 def run(options: Options) -> None:
     """Prints the tables and writes them with the page if there is a folder for them."""
     named = [options.run, *options.runs] if options.run else options.runs
-    if not (named or options.published):
+    if not named:
         raise ValueError("--run or --runs must name work directories, got none: give --run=DIR")
-    paper = published.read_blocks()
     findings = {run: why for run in named if (why := artifacts.read_finding(pathlib.Path(run)))}
     measured = [pathlib.Path(run) for run in named if run not in findings]
     stored = [facts.read_facts(run, num_rows=options.examples) for run in measured]
     experiments = facts.group_runs(stored)
-    found = [block for e in experiments for block in blocks.make_blocks(e, paper)]
-    found += blocks.published_only(paper) if options.published else ()
-    how: Any = {"paper": paper, "show_paper": options.published, "findings": findings}
     if options.out:
         # The page first: it marks the other files as those of a report.
-        html = page.render(experiments, **how)
-        texts = {artifacts.PAGE.file: html}
-        texts |= {name: _render(form, experiments, found) + "\n" for name, form in _FILES.items()}
+        texts = {artifacts.PAGE.file: page.render(experiments, findings=findings)}
+        texts |= {name: _render(form, experiments) + "\n" for name, form in _FILES.items()}
         root = pathlib.Path(named[0]) if len(named) == 1 else None
         _write(pathlib.Path(options.out), texts, root)
     for name, text in findings.items():
         print(f"{name} found no row: {text}")
-    if stored or options.published:
-        print(_render(options.format, experiments, found))
+    if stored:
+        print(_render(options.format, experiments))
 
 
-def _render(
-    form: Form, experiments: Sequence[facts.Experiment], found: Sequence[blocks.Block]
-) -> str:
+def _render(form: Form, experiments: Sequence[facts.Experiment]) -> str:
     if form == "csv":
         rows = [row for experiment in experiments for row in tidy.tidy(experiment.metrics)]
-        printed = [block.paper for block in found if block.paper and not block.ours]
-        rows += published.tidy_rows(printed)
         return tables.render_csv(tidy.data_table(rows)).rstrip("\n")
-    laid_out = [blocks.lay_out(block) for block in found]
     render, name = tables.render_terminal, tables.visible
     if form == "markdown":
         render, name = tables.render_markdown, lambda text: f"## {tables.escape_markdown(text)}"
@@ -83,7 +72,7 @@ def _render(
     for experiment in experiments:
         parts += [name(experiment.name)] if len(experiments) > 1 else []
         parts += map(render, results.tables_of(experiment.metrics))
-    return "\n\n".join([*parts, *map(render, laid_out)])
+    return "\n\n".join(parts)
 
 
 def _write(folder: pathlib.Path, texts: dict[str, str], root: pathlib.Path | None) -> None:

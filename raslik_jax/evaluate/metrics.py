@@ -277,7 +277,10 @@ METRICS: dict[str, Metric] = {
         distances=Column("Euclidean,\nmin-max"),
     ),
     "mahalanobis/distance": _mahalanobis(
-        "distance_M", results=Column("D_mah"), distances=Column("D_mah")
+        "distance_M",
+        results=Column("D_mah"),
+        distances=Column("D_mah"),
+        seeds=_interval("D_mah"),
     ),
     "mahalanobis/is_negative": _mahalanobis("is_negative"),
     "mahalanobis/condition_number": _mahalanobis(

@@ -107,37 +107,12 @@ def mahalanobis_to_ideal(retain_M: Rates, forget_M: Rates) -> Mahalanobis:
         methods = f"{MIN_METHODS} or more methods whose rates differ"
         mend = "compare more, or leave D_mah out"
         raise ValueError(f"D_mah must have {methods}, got {len(retain_M)}: {mend}")
-    (distance_M,), (covariance,) = _distances(np.stack([retain_M, forget_M], axis=1)[None])
+    covariance = np.cov(retain_M, forget_M)
+    covariance[[0, 1], [1, 0]] *= 1 - _SHRINKAGE
+    offset_2M = np.stack([retain_M - 1.0, forget_M])
+    distance_M = np.sqrt((offset_2M * np.linalg.solve(covariance, offset_2M)).sum(axis=0))
     condition_number = float(np.linalg.cond(covariance))
     return Mahalanobis(distance_M, covariance, condition_number, bool(covariance[0, 1] < 0))
-
-
-def _distances(
-    points_DM2: Float[np.ndarray, "D M 2"],
-) -> tuple[Float[np.ndarray, "D M"], Float[np.ndarray, "D 2 2"]]:
-    """Returns the distances within each of D pools of methods and each pool's covariance."""
-    centered_DM2 = points_DM2 - points_DM2.mean(1, keepdims=True)
-    covariance_D22 = np.einsum("dmi,dmj->dij", centered_DM2, centered_DM2)
-    covariance_D22 /= points_DM2.shape[1] - 1
-    covariance_D22[:, [0, 1], [1, 0]] *= 1 - _SHRINKAGE
-    offset_DM2 = points_DM2 - np.array([1.0, 0.0])
-    solved_D2M = np.linalg.solve(covariance_D22, offset_DM2.transpose(0, 2, 1))
-    return np.sqrt(np.einsum("dmi,dim->dm", offset_DM2, solved_D2M)), covariance_D22
-
-
-def distance_rounding_error(
-    retain_M: Rates, forget_M: Rates, *, decimals: int, draws: int = 1000, seed: int = 0
-) -> float:
-    """Returns how far rounding of the rates may move a D_mah, as a share of it.
-
-    The largest relative change of any method where every rate is drawn within its rounding cell.
-    """
-    distance_M = mahalanobis_to_ideal(retain_M, forget_M).distance_M
-    points_M2 = np.stack([retain_M, forget_M], axis=1)
-    cell = 0.5 * 10.0**-decimals
-    moves_DM2 = np.random.default_rng(seed).uniform(-cell, cell, (draws, *points_M2.shape))
-    moved_DM, _ = _distances(points_M2 + moves_DM2)
-    return float(np.abs(moved_DM / distance_M - 1).max())
 
 
 def _check_rates(

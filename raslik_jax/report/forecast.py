@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from raslik_jax.report.tables import Cell, Column, Table
+from raslik_jax.report.tables import Column, Table
 from raslik_jax.run import checking
 from raslik_jax.run.forecast import Forecast, Step, Trial, format_bytes, format_seconds
 from raslik_jax.run.programs import AbstractRun
@@ -81,14 +81,14 @@ def devices_table(trials: Sequence[Trial], memory_bytes: int) -> Table:
     heads = [
         f"{t.devices} device{'s' * (t.devices > 1)}{', weights split' * t.is_split}" for t in trials
     ]
-    rows: list[tuple[str | Cell, ...]] = []
+    rows: list[tuple[str, ...]] = []
     for stage in trials[0].taken:
-        cells: list[Cell] = []
+        cells: list[str] = []
         for trial in trials:
             taken = trial.taken.get(stage)
             text = "fits" if taken is None else format_bytes(taken)
             is_beyond = taken is not None and taken > memory_bytes
-            cells.append(Cell(f"{text}, too much" if is_beyond else text))
+            cells.append(f"{text}, too much" if is_beyond else text)
         rows.append((stage, *cells))
     columns = (Column("Stage"), *(Column(head, "right") for head in heads))
     return Table(columns, tuple(rows), title="Memory of a device")

@@ -55,6 +55,15 @@ def checkpoint_name(config: Mapping[str, Any]) -> str:
     return str(config.get("backbone", {}).get("checkpoint", "")).rstrip("/").rsplit("/", 1)[-1]
 
 
+def describe_model(config: Mapping[str, Any]) -> str:
+    """Returns the name of the model a run started from: the last part of its checkpoint."""
+    settings = config.get("backbone", {})
+    scratch = "GPT-NeoX from scratch ({num_hidden_layers} layers of {hidden_size})"
+    return checkpoint_name(config) or (
+        scratch.format_map(settings) if settings else "model not recorded"
+    )
+
+
 def kernel_note(settings: Mapping[str, Any], strategies: Iterable[str]) -> str:
     """Returns the kernel of those strategies that have one; "" where it is the paper's."""
     names = [

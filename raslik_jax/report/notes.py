@@ -4,7 +4,7 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from raslik_jax.evaluate import judgment, pareto, rates, stopping, verdict
+from raslik_jax.evaluate import judgment, rates, stopping, verdict
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.report.names import algorithm_name, kernel_note, make_environment, strategy_name
 from raslik_jax.report.tidy import Model, is_probed
@@ -34,19 +34,17 @@ def _macros() -> Any:
         brackets_sentence=brackets_sentence,
         describe_classifier=judgment.describe_classifier,
         distance_pools=_distance_pools,
-        having=_having,
+        having=having,
         is_probed=is_probed,
         judgment_rule=judgment.RULE_TEXT,
         judgment_sentence=judgment_sentence,
         kernel_note=kernel_note,
-        min_methods=pareto.MIN_METHODS,
         model_name=_model_name,
-        percent=lambda share: f"{100 * share:.2g} %" if share < 1 else f"{100 * share:.0f} %",
     )
     return environment.get_template("notes.jinja").module
 
 
-def _having(models: Iterable[Model], metric: str) -> list[Model]:
+def having(models: Iterable[Model], metric: str) -> list[Model]:
     """Returns the models with this number, with this flag set or with a count above zero."""
     return [m for m in models if (v := m.value(metric)) or isinstance(v, float)]
 
@@ -111,5 +109,5 @@ def _distance_pools(
             any(model.value("mahalanobis/is_negative") for model in known),
         )
         for place, pool in pools.items()
-        if (known := _having(pool, "mahalanobis/distance"))
+        if (known := having(pool, "mahalanobis/distance"))
     ]

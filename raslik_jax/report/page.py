@@ -17,7 +17,6 @@ from markupsafe import Markup
 
 from raslik_jax.report import drawing, names, sections, tables, terms
 from raslik_jax.report.facts import Experiment
-from raslik_jax.report.published import PublishedBlock
 from raslik_jax.report.sections import SECTIONS, Section
 
 _STORY = "Why the model said this, and what it says now"
@@ -32,8 +31,6 @@ def is_page(head: bytes) -> bool:
 def render(
     experiments: Sequence[Experiment],
     *,
-    paper: Sequence[PublishedBlock] = (),
-    show_paper: bool = False,
     title: str = "",
     findings: Mapping[str, str] = {},
 ) -> str:
@@ -42,13 +39,11 @@ def render(
     Args:
       experiments: stored runs, grouped; with several seeds, tables and summary take all of them,
         and answers, examples and curves are those of the first.
-      paper: the published blocks, shown next to the runs that repeat one.
-      show_paper: add all of them at the end, each compared with its own rates.
       title: the heading; by default words for one incident, else the experiments' names.
       findings: by the name of a run, why it found no row (`retrieve.finding`).
     """
     environment = _environment()
-    page = sections.make_page(experiments, paper, show_paper=show_paper)
+    page = sections.make_page(experiments)
     facts = {key: section.facts(page) for key, section in SECTIONS.items()}
     shown = {key: section for key, section in SECTIONS.items() if facts[key]}
     parts: dict[str, list[Any]] = {part: [] for part in ("", *sections.PARTS)}
@@ -59,7 +54,7 @@ def render(
     has_story = len(experiments) == 1 and "story" in shown
     heading = _STORY if has_story else names_of
     return environment.get_template("page.html.jinja").render(
-        heading=title or heading or "The paper's tables",
+        heading=title or heading,
         page=page,
         facts=sections.facts_of(page),
         parts=parts,
@@ -89,8 +84,6 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters["defined"] = terms.defined
     environment.globals.update(
-        as_cell=tables.as_cell,
-        column_groups=tables.column_groups,
         digest=_digest,
         generator=Markup(_GENERATOR),
         limits=sections.LIMITS,

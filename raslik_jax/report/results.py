@@ -98,6 +98,7 @@ _STILL = Field(
 )
 _DISTANCE = fields_of("distance")
 _SEEDS = (
+    Field("Pareto", ("pareto",), partial(_count, "pareto", bool), "right"),
     Field("Below\nRandom", (_BELOW,), partial(_count, _BELOW, lambda v: v["high"] < 0), "right"),
     Field("Closer", (_CLOSER,), partial(_count, _CLOSER, bool), "right"),
 )

@@ -13,7 +13,6 @@ from markupsafe import Markup
 
 from raslik_jax.evaluate.words import word_pattern
 from raslik_jax.report import (
-    blocks,
     drawing,
     explorer,
     figures,
@@ -25,7 +24,6 @@ from raslik_jax.report import (
     validation,
 )
 from raslik_jax.report.facts import Experiment
-from raslik_jax.report.published import PublishedBlock
 from raslik_jax.report.tidy import Model, collect_models
 
 # The limits of the page, so that its size stays bounded for any run.
@@ -51,7 +49,6 @@ class View(NamedTuple):
     experiment: Experiment
     name: str
     first: str
-    blocks: Sequence[blocks.Block]
     strategies: Sequence[str]
     styles: Mapping[str, tuple[Markup, str]]
     references: Mapping[str, tuple[Markup, str]]
@@ -61,8 +58,6 @@ class Page(NamedTuple):
     """The source of sections' facts."""
 
     views: Sequence[View]
-    paper: Sequence[PublishedBlock]
-    show_paper: bool
 
 
 # The parts of the page that are opened by a click, with what each one shows.
@@ -93,14 +88,12 @@ class Section(NamedTuple):
     script: Callable[[], str] = str
 
 
-def make_page(
-    experiments: Sequence[Experiment], paper: Sequence[PublishedBlock], *, show_paper: bool
-) -> Page:
+def make_page(experiments: Sequence[Experiment]) -> Page:
     """Returns what sections take their facts from."""
-    return Page([_view(one, paper) for one in experiments], paper, show_paper)
+    return Page([*map(_view, experiments)])
 
 
-def _view(experiment: Experiment, paper: Sequence[PublishedBlock]) -> View:
+def _view(experiment: Experiment) -> View:
     strategies = list(dict.fromkeys(one["strategy"] for one in experiment.metrics[0]["methods"]))
     styles = {
         name: (drawing.mark_svg(marker, color), names.strategy_name(name))
@@ -110,9 +103,8 @@ def _view(experiment: Experiment, paper: Sequence[PublishedBlock]) -> View:
         name: (drawing.mark_svg(marker, color, has_line=False), names.strategy_name(name))
         for name, (marker, _, color) in figures.REFERENCE_MARKS.items()
     }
-    found = blocks.make_blocks(experiment, paper)
     first = experiment.of_seed()
-    return View(experiment, experiment.name, first, found, strategies, styles, references)
+    return View(experiment, experiment.name, first, strategies, styles, references)
 
 
 def _each(page: Page, show: Callable[[View], Mapping[str, Any]]) -> dict[str, Any]:
@@ -204,7 +196,7 @@ def _summary(page: Page) -> dict[str, Any]:
             "missing": [(m["seed"], notes.behavior_sentence(m)) for m in missing[:1]],
             "judgments": [(seed, text) for seed, text in judged if text],
             "costs": incident.costs if (incident := experiment.runs[0].incident) else (),
-            "items": [_summarized(view, block, against) for block in view.blocks],
+            "items": [*_summarized(view, against)],
         }
 
     return _each(page, show)
@@ -218,31 +210,38 @@ def _seeds(view: View) -> Sequence[Any]:
     return view.experiment.metrics
 
 
-def _summarized(view: View, block: blocks.Block, against: str) -> dict[str, Any]:
-    """Returns what the summary says of a block: of the strategy that is asked about."""
-    strategy = names.highlighted(block.ours) or min(
-        block.ours, key=lambda name: block.ours[name].value("euclidean")
-    )
-    models = {(m.algorithm, m.strategy): m for m in collect_models(_seeds(view))}
-    after, seeds = block.ours[strategy], models[block.algorithm, strategy]
-    shown = [block.ours[name] for name in block.strategies if name in block.ours]
-    shown += [model for place, model in models.items() if place == ("", "backbone")]
-    damaged = [name for name, model in block.ours.items() if model.value("num_damaged")]
-    return {
-        "block": block,
-        "strategy": strategy,
-        "before": models["", "finetuned"],
-        "after": after,
-        "points": statements.summary_points(after, seeds, against),
-        "damage": statements.damage_sentence(damaged),
-        "figures": [
-            _intervals(block, shown, view.strategies, rate) for rate in ("forget", "retain")
-        ],
-    }
+def _summarized(view: View, against: str) -> Iterator[dict[str, Any]]:
+    """Yields what the summary says of an algorithm: of the strategy that is asked about.
+
+    Without F and R of all models there is nothing.
+    """
+    models = collect_models(_seeds(view))
+    earlier = {model.strategy: model for model in models if not model.algorithm}
+    for algorithm in dict.fromkeys(model.algorithm for model in models if model.algorithm):
+        shown = [model for model in models if model.algorithm == algorithm]
+        if any(len(one.values.get("euclidean", ())) < len(_seeds(view)) for one in shown):
+            continue
+        own = names.highlighted(model.strategy for model in shown)
+        nearest = min(shown, key=lambda model: model.spread("euclidean")["mean"])
+        after = next((model for model in shown if model.strategy == own), nearest)
+        where = f"{view.name}, {names.algorithm_name(algorithm)}"
+        drawn = [*shown, *(model for name, model in earlier.items() if name == "backbone")]
+        yield {
+            "algorithm": algorithm,
+            "where": where,
+            "strategy": after.strategy,
+            "before": earlier["finetuned"],
+            "after": after,
+            "points": statements.summary_points(after, against),
+            "damage": statements.damage_sentence([m.strategy for m in shown if m.num_damaged]),
+            "figures": [
+                _intervals(where, drawn, view.strategies, rate) for rate in ("forget", "retain")
+            ],
+        }
 
 
 def _intervals(
-    block: blocks.Block, models: Sequence[Model], strategies: Sequence[str], rate: str
+    where: str, models: Sequence[Model], strategies: Sequence[str], rate: str
 ) -> dict[str, Any]:
     """Returns the figure of a rate of all models with its intervals."""
     letter, words = {
@@ -262,7 +261,7 @@ def _intervals(
         floor=models[-1].joined(rate)["mean"] if has_floor else None,
         frame=drawing.Frame(56 + 27 * len(rows), left=104, right=58, top=8, bottom=48),
     )
-    title = f"{letter} of every strategy, {block.title}"
+    title = f"{letter} of every strategy, {where}"
     start_note = "" if start == 0 else f"The axis starts at {start:g}."
     return _figure(figure, title, f"{letter}, {words}.", start_note)
 
@@ -311,38 +310,12 @@ def _frontier(page: Page) -> dict[str, Any]:
     return found | {"sentence": statements.frontier_sentence(shown)} if found else {}
 
 
-def _tables(page: Page) -> dict[str, Any]:
-    def show(view: View) -> dict[str, Any]:
-        several = len(_seeds(view)) > 1
-        return {
-            "blocks": [_block_table(block, view.strategies) for block in view.blocks],
-            "seeds": results.tables_of(_seeds(view)) if several else [],
-            "details": results.details(_metrics(view)),
-        }
-
-    found = _each(page, show)
-    laid_out = [block["table"] for view in found.get("views", ()) for block in view["blocks"]]
-    return found | {"sentence": statements.tables_sentence(laid_out)} if found else {}
-
-
-def _block_table(block: blocks.Block, strategies: Sequence[str]) -> dict[str, Any]:
-    # Each strategy alone: the paper's figures next to a run take no color from it.
-    marks = [
-        drawing.mark_svg(*reversed(names.strategy_styles([*strategies, name])[name]))
-        for name in block.strategies
-    ]
-    return {"table": blocks.lay_out(block), "marks": marks}
-
-
-def _paper(page: Page) -> dict[str, Any]:
-    if not page.show_paper or not page.paper:
-        return {}
-    rows = [row for block in page.paper for row in block.rows.values()]
-    return {
-        "paper": page.paper,
-        "num_wrong": sum(row.value("is_wrong") for row in rows),
-        "printed": [_block_table(b, b.strategies) for b in blocks.published_only(page.paper)],
-    }
+def _tables(view: View) -> dict[str, Any]:
+    several = len(_seeds(view)) > 1
+    first, *others = (
+        results.tables_of(_seeds(view)) if several else [results.results_table(_metrics(view))]
+    )
+    return {"results": first, "seeds": others, "details": results.details(_metrics(view))}
 
 
 # what was chosen, said and set -------------------------------------------------------------------
@@ -452,7 +425,7 @@ def facts_of(page: Page) -> list[str]:
     def told(view: View) -> Iterator[str]:
         run, corpus = view.experiment.runs[0], _metrics(view).get("corpus", {})
         yield names.dataset_name(run.config)
-        yield blocks.describe_model(run.config)
+        yield names.describe_model(run.config)
         if "train" in corpus:
             yield f"{corpus['train']:,} training examples, {corpus['targets']:,} labeled targets"
             yield (
@@ -493,9 +466,8 @@ SECTIONS: dict[str, Section] = {
     "robustness": _stored("Does it stay forgotten?", "cost", _robustness, "robustness.html.jinja"),
     "answers": Section("Answers", "cost", _answers, "answers.html.jinja"),
     "frontier": Section("Frontier", "method", _frontier, "frontier.html.jinja"),
-    "tables": Section("Tables", "method", _tables, "tables.html.jinja"),
+    "tables": _stored("Tables", "method", _tables, "tables.html.jinja"),
     "training": _stored("Training", "method", _training, "training.html.jinja"),
     "settings": _stored("Settings", "method", _settings, "settings.html.jinja"),
-    "paper": Section("The paper", "method", _paper, "paper.html.jinja"),
     "files": _stored("What this run wrote", "files", _files, "files.html.jinja"),
 }

@@ -15,16 +15,15 @@ from raslik_jax.report.explorer import Packed
 from raslik_jax.report.facts import FORGET_PANEL, Facts, ScoreSample
 from raslik_jax.report.incident import Card
 from raslik_jax.report.names import highlighted, strategy_name
-from raslik_jax.report.tables import Table, format_interval
+from raslik_jax.report.tables import format_interval
 from raslik_jax.report.tidy import Model, has_steps, is_probed
 
 
-def summary_points(after: Model, seeds: Model, against: str) -> list[tuple[str, str]]:
+def summary_points(after: Model, against: str) -> list[tuple[str, str]]:
     """Returns a summary's points on an unlearned model, each as lead and text.
 
     Args:
-      after: its numbers, means where there are several seeds.
-      seeds: the same model with the numbers of every seed.
+      after: its numbers in every seed.
       against: in words, whose answers the rates are taken against.
     """
     share = "share {:.{}f} % of the wording of " + against + ". {} is {}."
@@ -33,12 +32,12 @@ def summary_points(after: Model, seeds: Model, against: str) -> list[tuple[str, 
     kept = share.format(100 * retain["mean"], 1, "R", format_interval(retain))
     compared = []
     for letter, name, kind in (("F", "forget", "target"), ("R", "retain", "normal")):
-        if found := seeds.intervals(f"{name}_minus_random"):
-            numbers = seeds.values.get(f"diversity/{kind}/answers", [LEAST_QUERIES])
+        if found := after.intervals(f"{name}_minus_random"):
+            numbers = after.values.get(f"diversity/{kind}/answers", [LEAST_QUERIES])
             compared.append(versus_random(letter, found, is_few=min(numbers) < LEAST_QUERIES))
     points = {
         "What remains.": f"Target answers {left}",
-        "Judgment.": judged_sentence(seeds),
+        "Judgment.": judged_sentence(after),
         "The cost.": f"Normal answers {kept}",
         "Against a random set.": " ".join(compared),
     }
@@ -137,17 +136,6 @@ def frontier_sentence(shown: Sequence[Metrics]) -> str:
     if all(one.get("reference", "finetuned") == "finetuned" for one in based):
         return f"{text} The dotted line is the backbone's F. An F below it forgets nothing more."
     return f"{text} The dotted line is the backbone's F."
-
-
-def tables_sentence(shown: Sequence[Table]) -> str:
-    """Returns the meaning of the marks of blocks by the columns that they have; "" without any."""
-    if not shown:
-        return ""
-    titles = {column.title for table in shown for column in table.columns}
-    text = "Methods that are not Pareto-optimal are gray, as in the paper"
-    if marked := [name for name in ("D_mah", "Non-SF") if name in titles]:
-        text += f". The two best {' and '.join(marked)} among the others are blue"
-    return f"{text}. F: forget rate, lower is better. R: retain rate, higher is better."
 
 
 def retrieval_sentence(sets: Iterable[Mapping[str, Any]]) -> str:

@@ -5,7 +5,6 @@ The page's template writes its HTML. Cells have text from data: each form escape
 
 import csv
 import io
-import itertools
 import re
 import textwrap
 import unicodedata
@@ -24,26 +23,10 @@ class Column(NamedTuple):
     Attributes:
       title: its heading; a line break in it is kept in plain text.
       align: the alignment of its cells.
-      group: heading over it and its neighbors of the same group; its last word separates it from
-        those of other groups.
     """
 
     title: str
     align: Literal["left", "right"] = "left"
-    group: str = ""
-
-    @property
-    def heading(self) -> str:
-        """The title, different from that of another group."""
-        return f"{self.title},\n{self.group.split()[-1]}" if self.group else self.title
-
-
-class Cell(NamedTuple):
-    """A marked cell: by its tone, or by a mark that refers to a note."""
-
-    text: str
-    tone: Literal["", "gray", "best"] = ""
-    mark: str = ""
 
 
 class Table(NamedTuple):
@@ -53,14 +36,9 @@ class Table(NamedTuple):
     """
 
     columns: tuple[Column, ...]
-    rows: tuple[tuple[str | Cell, ...] | str, ...]
+    rows: tuple[tuple[str, ...] | str, ...]
     notes: tuple[str, ...] = ()
     title: str = ""
-
-
-def as_cell(cell: str | Cell) -> Cell:
-    """Returns a cell as one, also if it is text alone."""
-    return Cell(cell) if isinstance(cell, str) else cell
 
 
 # numbers ----------------------------------------------------------------------------------------
@@ -133,18 +111,15 @@ def escape_csv(text: str) -> str:
 
 
 def render_terminal(table: Table) -> str:
-    """Returns the table as aligned plain text without trailing space; an asterisk marks the best.
+    """Returns the table as aligned plain text without trailing space.
 
     White space inside a cell is collapsed and control characters are made visible, so that no
     generated text can move the cursor.
     """
-    titles = [column.heading.split("\n") for column in table.columns]
+    titles = [column.title.split("\n") for column in table.columns]
     height = max(map(len, titles))
     heads = list(zip(*([""] * (height - len(title)) + title for title in titles), strict=True))
-    rows = [
-        row if isinstance(row, str) else tuple(_plain_cell(as_cell(cell)) for cell in row)
-        for row in table.rows
-    ]
+    rows = [row if isinstance(row, str) else tuple(map(_one_line, row)) for row in table.rows]
     cells = [*heads, *(row for row in rows if not isinstance(row, str))]
     widths = [max(map(_width, column)) for column in zip(*cells, strict=True)]
 
@@ -162,18 +137,10 @@ def render_terminal(table: Table) -> str:
             lines += ["", _one_line(row)] if position else [_one_line(row)]
         else:
             lines.append(lay_out(row))
-    notes = [*table.notes]
-    if any(isinstance(c, Cell) and c.tone == "best" for row in table.rows for c in row):
-        notes.append("*: the two best among the Pareto-optimal methods.")
-    if notes:
+    if table.notes:
         lines.append("")
-        lines += [line for note in notes for line in textwrap.wrap(_one_line(note), 100)]
+        lines += [line for note in table.notes for line in textwrap.wrap(_one_line(note), 100)]
     return "\n".join(line.rstrip() for line in lines)
-
-
-def _plain_cell(cell: Cell) -> str:
-    best, mark = "*" if cell.tone == "best" else "", f" {cell.mark}" if cell.mark else ""
-    return _one_line(cell.text) + best + mark
 
 
 def _one_line(text: str) -> str:
@@ -185,8 +152,8 @@ def _width(text: str) -> int:
 
 
 def render_markdown(table: Table) -> str:
-    """Returns the table in Markdown: the best is bold, the gray in italics, headings bold rows."""
-    titles = [escape_markdown(column.heading.replace("\n", " ")) for column in table.columns]
+    """Returns the table in Markdown; headings are bold rows."""
+    titles = [escape_markdown(column.title.replace("\n", " ")) for column in table.columns]
     marks = ["--:" if column.align == "right" else "---" for column in table.columns]
     lines = [f"### {escape_markdown(table.title)}", ""] if table.title else []
     lines += [_pipe(titles), _pipe(marks)]
@@ -194,28 +161,14 @@ def render_markdown(table: Table) -> str:
         if isinstance(row, str):
             lines.append(_pipe([f"**{escape_markdown(row)}**", *[""] * (len(titles) - 1)]))
         else:
-            lines.append(_pipe([_markdown_cell(as_cell(cell)) for cell in row]))
+            lines.append(_pipe([*map(escape_markdown, row)]))
     for note in table.notes:
         lines += ["", escape_markdown_line(note)]
     return "\n".join(lines)
 
 
-def _markdown_cell(cell: Cell) -> str:
-    around = {"": "", "gray": "*", "best": "**"}[cell.tone]
-    return f"{around}{escape_markdown(cell.text)}{around}{escape_markdown(cell.mark)}"
-
-
 def _pipe(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
-
-
-def column_groups(table: Table) -> list[tuple[str, int, int]]:
-    """Returns headings over columns, each with its first column and its width in columns."""
-    groups, start = [], 0
-    for name, members in itertools.groupby(column.group for column in table.columns):
-        groups.append((name, start, span := len(list(members))))
-        start += span
-    return groups if any(name for name, *_ in groups) else []
 
 
 def render_csv(table: Table) -> str:
@@ -224,6 +177,5 @@ def render_csv(table: Table) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([column.title for column in table.columns])
     for row in table.rows:
-        cells = [row] if isinstance(row, str) else row
-        writer.writerow([escape_csv(as_cell(cell).text) for cell in cells])
+        writer.writerow(map(escape_csv, [row] if isinstance(row, str) else row))
     return text.getvalue()

@@ -2,15 +2,7 @@
 
 import pathlib
 
-from raslik_jax.report import (
-    drawing,
-    facts,
-    figures,
-    page,
-    published,
-    results,
-    tables,
-)
+from raslik_jax.report import drawing, facts, figures, page, results, tables
 from raslik_jax.run import artifacts
 from raslik_jax.run.recipes import Case, Files, Recipe, variants_of
 from raslik_jax.run.stages.evaluate import reads_of_results
@@ -30,8 +22,7 @@ def report(workspace: Workspace, folder: pathlib.Path) -> None:
         drawing.save_figure(figure, folder / name)
     shown = results.retrieval_table(metrics), results.results_table(metrics)
     artifacts.TABLE.write(folder, "\n\n".join(map(tables.render_terminal, shown)) + "\n")
-    html = page.render(facts.group_runs([stored]), paper=published.read_blocks())
-    artifacts.PAGE.write(folder, html)
+    artifacts.PAGE.write(folder, page.render(facts.group_runs([stored])))
 
 
 # The page's part on retrieval and the traced answers.

@@ -33,47 +33,42 @@ class ReportTest(absltest.TestCase):
         self.assertIn(tables.render_markdown(results.retrieval_table(run)), done.stdout)
         self.assertNotIn("Mean over the", done.stdout)
 
-    def test_prints_the_seeds_and_the_blocks(self):
+    def test_prints_the_seeds(self):
         done = _report(self.runs)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("Mean over the 2 seeds 0, 1", done.stdout)
-        self.assertIn(
-            "sample: the toy corpus, GPT-NeoX from scratch (2 layers of 16), GA_KLR", done.stdout
-        )
 
     def test_writes_every_form(self):
         out = self.folder / "out"
-        done = _report(self.runs, "--published", f"--out={out}", "--format=markdown")
+        done = _report(self.runs, f"--out={out}", "--format=markdown")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertContainsSubset(
             ("report.html", "tables.md", "tables.csv"),
             {path.name for path in out.iterdir()},
         )
         self.assertEqual((out / "tables.md").read_text(), done.stdout)
-        self.assertEqual(done.stdout.count("### Table "), 15)
         with (out / "tables.csv").open() as file:
             rows = list(csv.DictReader(file))
         forget = [row for row in rows if row["metric"] == "forget"]
-        self.assertEqual(sum(row["run"].startswith("paper") for row in forget), 96)
         own = [row for row in forget if row["run"] == "sample" and row["algorithm"]]
         self.assertEqual({row["step"] for row in own}, {"1", "2"})
         self.assertTrue(all(row["low"] <= row["mean"] <= row["high"] for row in own))
 
     def test_files_that_are_no_report_are_never_replaced(self):
         """Neither a user's own tables, nor what a link in an earlier report leads to."""
-        paper, (own, earlier) = "--published", (self.folder / name for name in ("own", "earlier"))
+        own, earlier = (self.folder / name for name in ("own", "earlier"))
         own.mkdir()
         (own / "tables.csv").write_text("mine")
-        done = _report(paper, f"--out={own}")
+        done = _report(self.runs, f"--out={own}")
         self.assertRegex(
             done.stderr,
             "error: --out must be a folder of an earlier report, or one without tables.csv",
         )
         self.assertEqual([path.name for path in own.iterdir()], ["tables.csv"])
-        self.assertEqual(_report(paper, f"--out={earlier}").returncode, 0)
+        self.assertEqual(_report(self.runs, f"--out={earlier}").returncode, 0)
         (earlier / "tables.md").unlink()
         (earlier / "tables.md").symlink_to(own / "tables.csv")
-        done = _report(paper, f"--out={earlier}")
+        done = _report(self.runs, f"--out={earlier}")
         self.assertRegex(done.stderr, "error: .*tables.md' is not a regular file")
         self.assertEqual((own / "tables.csv").read_text(), "mine")
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from absl.testing import parameterized
 
+from experiments.studies.published import published
 from raslik_jax.evaluate import pareto
-from raslik_jax.report import published
 
 # Largest relative error of D_mah computed from the printed rates, by block, in percent: what
 # rounding of the rates to three (TOFU: two) decimals does to the small eigenvalue of Sigma. Of
@@ -50,7 +50,7 @@ class PublishedTablesTest(parameterized.TestCase):
             np.testing.assert_allclose(found.distance_M, distance_M, rtol=rtol)
         else:
             self.assertGreater(np.abs(found.distance_M / distance_M - 1).max(), 0.6)
-        error = pareto.distance_rounding_error(retain_M, forget_M, decimals=block.decimals)
+        error = published.distance_rounding_error(retain_M, forget_M, decimals=block.decimals)
         is_explained = np.abs(found.distance_M / distance_M - 1).max() <= error
         self.assertEqual(is_explained, name in _REPRODUCED)
         self.assertEqual(found.is_negative, name in _NEGATIVE)
@@ -161,24 +161,6 @@ class MahalanobisTest(parameterized.TestCase):
         eigenvalues = np.linalg.eigvalsh(np.array(covariance))
         self.assertAlmostEqual(found.condition_number, eigenvalues[1] / eigenvalues[0], places=6)
         self.assertFalse(found.is_negative)
-
-    @parameterized.parameters(2, 3)
-    def test_rounding_error_is_that_of_rates_drawn_in_their_cells(self, decimals):
-        generator = np.random.default_rng(5)
-        retain_M, forget_M = np.round(generator.uniform(0.1, 0.9, (2, 6)), decimals)
-        found = pareto.distance_rounding_error(retain_M, forget_M, decimals=decimals)
-        at_rates_M = pareto.mahalanobis_to_ideal(retain_M, forget_M).distance_M
-        changes = []
-        for _ in range(300):
-            moved = [
-                rate_M + generator.uniform(-0.5, 0.5, 6) * 10.0**-decimals
-                for rate_M in (retain_M, forget_M)
-            ]
-            changes.append(
-                np.abs(pareto.mahalanobis_to_ideal(*moved).distance_M / at_rates_M - 1).max()
-            )
-        # A maximum over fewer draws: below, but of the same size.
-        self.assertBetween(found, 0.8 * max(changes), 2 * max(changes))
 
     @parameterized.named_parameters(
         ("four_methods", np.linspace(0, 1, 4), np.linspace(0, 1, 4) ** 2),

@@ -14,7 +14,7 @@ import sample_run
 from absl.testing import absltest
 from waiting import wait_until
 
-from raslik_jax.report import facts, page, published
+from raslik_jax.report import facts, page
 
 _WIDTHS, _SCHEMES = (1280, 390), ("light", "dark")
 # Contrast of every element that shows text of its own with its ground, layers that are clear mixed.
@@ -82,7 +82,7 @@ class BrowserTest(absltest.TestCase):
             sample_run.write_run(root / str(seed), seed=seed)
         sample_run.write_found(root / "0")
         experiments = facts.group_runs([facts.read_facts(root / str(seed)) for seed in (0, 1)])
-        text = page.render(experiments, paper=published.read_blocks(), show_paper=True)
+        text = page.render(experiments)
         cls.file = root / "report.html"
         cls.file.write_text(text)
         cls.num_figures = text.count("<figure>")

@@ -13,7 +13,7 @@ import sample_run
 from absl.testing import absltest, parameterized
 
 from raslik_jax.evaluate import judgment
-from raslik_jax.report import facts, page, published, tables, tidy
+from raslik_jax.report import facts, page, tables, tidy
 
 _VOID = ("meta", "br", "hr", "img", "input", "link")
 
@@ -90,12 +90,11 @@ class PageTest(absltest.TestCase):
             for i, options in enumerate(({"seed": 0}, {"seed": 1}, {"name": "other <b>"})):
                 found.append(_read(pathlib.Path(folder) / str(i), **options))
         cls.experiments = facts.group_runs(found)
-        cls.paper = published.read_blocks()
-        cls.text = page.render(cls.experiments, paper=cls.paper, show_paper=True)
+        cls.text = page.render(cls.experiments)
         cls.tree = _parse(cls.text)
 
     def test_equal_runs_give_equal_bytes(self):
-        again = page.render(self.experiments, paper=self.paper, show_paper=True)
+        again = page.render(self.experiments)
         self.assertEqual(again, self.text)
 
     def test_it_is_closed_in(self):

@@ -1,13 +1,15 @@
 """The tables of a run and of several seeds."""
 
 import copy
+import csv
+import io
 
 import sample_metrics
 from absl.testing import parameterized
 from snapshots import said
 
 from raslik_jax.evaluate import judgment
-from raslik_jax.report import results, tables
+from raslik_jax.report import results, tables, tidy
 
 _SIGNS = ("target answers empty: 9 of 48", "and more")
 
@@ -221,6 +223,24 @@ class TablesTest(parameterized.TestCase):
         said(tables.render_terminal(results.measured_table(metrics, "tofu")))
         joined = results.seeds_checks_table([metrics])
         self.assertEqual(_cells(joined, "TOFU, model utility")[-1], "0.600 [0.600, 0.600]")
+
+
+_NAME = "=cmd|' /C calc'!A0 [x](http://a.b) <script> \x1b[31m\u202e $x$ %\n# end"
+
+
+def test_a_hostile_name_is_data_in_every_form_of_a_table():
+    metrics = sample_metrics.sample_metrics(num_epochs=1)
+    metrics["retrieval"] = {_NAME: metrics["retrieval"]["raslik"]}
+    table = results.retrieval_table(metrics)
+    assert all(c == "\n" or c.isprintable() for c in tables.render_terminal(table))
+    (row,) = (x for x in tables.render_markdown(table).splitlines() if x.startswith("| =cmd"))
+    assert "<script>" not in row and "](" not in row.replace(r"\](", "")
+    metrics["name"] = _NAME
+    text = tables.render_csv(tidy.data_table(tidy.tidy([metrics])))
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert {row["run"] for row in rows} == {f"'{_NAME}"}
+    # Numbers stay numbers.
+    assert all(float(row["mean"]) > 0 for row in rows if row["metric"] == "forget")
 
 
 class SeedsTest(parameterized.TestCase):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from snapshots import said
 
-from raslik_jax.report import explorer, facts, incident, notes, statements, tables
+from raslik_jax.report import explorer, facts, incident, notes, statements
 from raslik_jax.report.tidy import Model
 
 
@@ -47,10 +47,10 @@ def test_the_summary_says_what_is_left_what_it_cost_and_how_it_was_judged():
     )
     few = _model(forget_minus_random=[_interval(-0.2, -0.2, -0.2)])
     for model in (seeds, few, _model()):
-        said("\n".join(map(" ".join, statements.summary_points(_model(), model, "gold answers"))))
+        said("\n".join(map(" ".join, statements.summary_points(model, "gold answers"))))
     for number, told in ((2, False), (3, True)):  # one or two queries tell no rate apart
         few.values["diversity/target/answers"] = [number]
-        points = dict(statements.summary_points(_model(), few, "gold answers"))
+        points = dict(statements.summary_points(few, "gold answers"))
         assert ("clearly lower" in points["Against a random set."]) == told
 
 
@@ -89,13 +89,7 @@ def test_the_frontier_is_told_by_what_is_drawn():
         said(statements.frontier_sentence(shown))
 
 
-def test_tables_sets_and_scores_are_told_by_what_they_have():
-    def table(*titles):
-        return tables.Table(tuple(map(tables.Column, titles)), ())
-
-    assert statements.tables_sentence([]) == ""
-    said(statements.tables_sentence([table("F", "Distance")]))
-    said(statements.tables_sentence([table("F", "Non-SF"), table("D_mah")]))
+def test_sets_and_scores_are_told_by_what_they_have():
     said(statements.retrieval_sentence([{"random": {"retain": ()}, "raslik": {}}]))
     said(statements.retrieval_sentence([{"random": {}}, {"raslik": {"retain": ()}}]))
     sample = facts.ScoreSample(np.zeros(3), None, (0.2221, 0.665), (-0.125, -0.035))

@@ -41,7 +41,7 @@ from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import setting_flags
 from raslik_jax.cli import run as run_command
 from raslik_jax.config import Config, to_json
-from raslik_jax.report import facts, page, published, results, tables
+from raslik_jax.report import facts, page, results, tables
 from raslik_jax.run import artifacts
 from raslik_jax.run.workdir import locked
 
@@ -315,7 +315,7 @@ class Suite:
         roots = self.measured(tests) or self.measured(grid)
         experiments = facts.group_runs([*map(facts.read_facts, roots)])
         how: Any = {"title": self.out.name, "findings": self.findings(cells)}
-        html = page.render(experiments, paper=published.read_blocks(), **how)
+        html = page.render(experiments, **how)
         write_text(self.out / artifacts.PAGE.file, html)
         print(f"\n{text}\nreport: {self.out / artifacts.PAGE.file} (and report.md beside it)")
         return all(map(self.is_done, cells))

@@ -11,11 +11,10 @@ import numpy as np
 from raslik_jax.data.corpora import DATASETS
 from raslik_jax.evaluate import pareto
 from raslik_jax.report.names import checkpoint_name
-from raslik_jax.report.tidy import Model, Row, make_model
+from raslik_jax.report.tidy import Model, make_model
 from raslik_jax.retrieve.strategies import STRATEGIES
 
-# A checkout carries the file; an installed package alone does not.
-TABLES = pathlib.Path(__file__).parents[2] / "third_party" / "raslik_paper" / "tables.csv"
+TABLES = pathlib.Path(__file__).parents[3] / "third_party" / "raslik_paper" / "tables.csv"
 
 
 class PublishedBlock(NamedTuple):
@@ -51,25 +50,13 @@ class PublishedBlock(NamedTuple):
 
 
 def read_blocks(path: pathlib.Path = TABLES) -> tuple[PublishedBlock, ...]:
-    """Returns the blocks of the paper's tables in their order; none where the file is missing."""
-    if not path.is_file():
-        return ()
+    """Returns the blocks of the paper's tables in their order."""
     blocks: dict[tuple[str, str, str, str], list[dict[str, str]]] = defaultdict(list)
     with path.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             name = row["table"], row["dataset"], row["model"], row["algorithm"].lower()
             blocks[name].append(row)
     return tuple(_make_block(name, rows) for name, rows in blocks.items())
-
-
-def tidy_rows(blocks: Sequence[PublishedBlock]) -> list[Row]:
-    """Returns what the paper prints as rows of the tidy table; its seeds are not known."""
-    return [
-        Row(f"paper, table {block.table}", 0, strategy, block.algorithm, 0, metric, value)
-        for block in blocks
-        for strategy, model in block.rows.items()
-        for metric, (value,) in model.values.items()
-    ]
 
 
 def _make_block(
@@ -101,9 +88,28 @@ def _make_block(
         models,
         decimals=decimals,
         distance_difference=float(np.abs(found.distance_M / distance_M - 1).max()),
-        rounding_error=pareto.distance_rounding_error(retain_M, forget_M, decimals=decimals),
+        rounding_error=distance_rounding_error(retain_M, forget_M, decimals=decimals),
         is_negative=found.is_negative,
     )
+
+
+def distance_rounding_error(
+    retain_M: pareto.Rates,
+    forget_M: pareto.Rates,
+    *,
+    decimals: int,
+    draws: int = 1000,
+    seed: int = 0,
+) -> float:
+    """Returns how far rounding of the rates may move a D_mah, as a share of it.
+
+    The largest relative change of any method where every rate is drawn within its rounding cell.
+    """
+    distance_M = pareto.mahalanobis_to_ideal(retain_M, forget_M).distance_M
+    rates_2M, cell = np.stack([retain_M, forget_M]), 0.5 * 10.0**-decimals
+    moves_D2M = np.random.default_rng(seed).uniform(-cell, cell, (draws, *rates_2M.shape))
+    moved_DM = np.stack([pareto.mahalanobis_to_ideal(*rates_2M + m).distance_M for m in moves_D2M])
+    return float(np.abs(moved_DM / distance_M - 1).max())
 
 
 def strategy_printed_as(method: str) -> str:

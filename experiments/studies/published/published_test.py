@@ -1,18 +1,18 @@
-"""The paper's tables from stored runs: marks, spread over seeds, and four forms."""
+"""The paper's tables as they are read, checked, matched with runs and laid out."""
 
-import csv
-import io
 import pathlib
-import re
 import tempfile
+from unittest import mock
 
 import numpy as np
-import sample_metrics
 import sample_run
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
+from experiments.studies.published import blocks, published, section
+from raslik_jax.evaluate import pareto
 from raslik_jax.evaluate.rates import Interval
-from raslik_jax.report import blocks, facts, published, tables, tidy
+from raslik_jax.report import facts, page, tables
+from raslik_jax.report.sections import SECTIONS
 
 _PAPER = published.read_blocks()
 
@@ -57,10 +57,6 @@ def _flags(block: blocks.Block) -> dict[str, bool]:
     return {name: model.value("pareto") for name, model in block.ours.items()}
 
 
-def _markdown(block: blocks.Block) -> str:
-    return tables.render_markdown(blocks.lay_out(block))
-
-
 def _terminal(block: blocks.Block) -> str:
     return tables.render_terminal(blocks.lay_out(block))
 
@@ -76,7 +72,7 @@ def _all_strategies(metrics) -> None:
 
 
 class PaperMarksTest(parameterized.TestCase):
-    """The paper's print is the oracle: what it sets in blue, and what in gray."""
+    """The paper's print is the oracle: what it sets in blue."""
 
     @parameterized.parameters(
         ("2a", "OLMo-2-1124-7B", "ga_gdr", {"embedding", "raslik"}, {"oracle", "raslik"}),
@@ -94,16 +90,16 @@ class PaperMarksTest(parameterized.TestCase):
             found = {
                 strategy
                 for strategy, cells in zip(block.strategies, grid.rows, strict=True)
-                if cells[column].tone == "best"
+                if "*" in cells[column]
             }
-            # Embedding's 252.630 and RASLIK's 253.884 are in blue there, against Random's gray.
+            # Embedding's 252.630 and RASLIK's 253.884 are the best two there, and Random is not optimal.
             self.assertEqual(found, expected)
 
     def test_what_cannot_be_is_marked(self):
         block = _paper_block("2a", "OLMo-2-1124-7B", "ga_klr")
-        self.assertIn("| yes‡ |", _markdown(block))
-        text = _markdown(_paper_block("10", "Pythia-2.8B", "ga_klr"))
-        self.assertIn("**17.69**†", text)
+        self.assertIn("yes ‡", _terminal(block))
+        text = _terminal(_paper_block("10", "Pythia-2.8B", "ga_klr"))
+        self.assertIn("17.69* †", text)
         self.assertIn("cannot follow from its F and R. They differ by up to 129 %", text)
         every = [_terminal(block) for block in blocks.published_only(_PAPER)]
         self.assertEqual(sum("†:" in text for text in every), 4)
@@ -124,10 +120,11 @@ class OursTest(parameterized.TestCase):
             ["random", "embedding", "bm25", "oracle", "raslik_f", "raslik"],
         )
         grid = blocks.lay_out(block)
-        self.assertEqual(_titles(block), ["Strategy", *["F", "R", "D_mah", "Non-SF", "Pareto"] * 2])
-        self.assertEqual(
-            [cell.text for cell in grid.rows[-1][6:]], ["0.084", "0.166", "38.622", "0.992", "yes"]
-        )
+        names = ("F", "R", "D_mah", "Non-SF", "Pareto")
+        both = [f"{name},\n{source}" for source in ("ours", "paper") for name in names]
+        self.assertEqual(_titles(block), ["Strategy", *both])
+        printed = ("0.084", "0.166", "38.622*", "0.992*", "yes")
+        self.assertEqual(grid.rows[-1][6:], printed)
         # D_mah by its definition, over the six methods.
         points = np.array(list(_points(block).values()))
         sigma = np.cov(points.T) * np.array([[1, 0.9], [0.9, 1]])
@@ -186,9 +183,9 @@ class OursTest(parameterized.TestCase):
 
         matched = {"corpus__dataset": "howdy", "backbone__checkpoint": "pythia-2.8b"}
         (block, _) = blocks.make_blocks(_experiment(0, edit=measured_by, **matched), _PAPER)
-        (note,) = (note for note in blocks.lay_out(block).notes if note.startswith("Non-SF here"))
+        _, first, *others = blocks.lay_out(block).notes
+        (note,) = (note for note in others if note.startswith("Non-SF here"))
         self.assertIn(words + " the paper's is", note)
-        first = blocks.lay_out(block).notes[0]
         self.assertEqual("chosen on other queries" in first, bool(entry))
 
     def test_the_best_two_share_places_where_equal(self):
@@ -201,55 +198,115 @@ class OursTest(parameterized.TestCase):
         block = blocks.make_blocks(_experiment(0, edit=non_sf), ())[0]
         self.assertTrue(all(_flags(block).values()))
         column = _titles(block).index("Non-SF")
-        best = [cells[column].tone == "best" for cells in blocks.lay_out(block).rows]
+        best = ["*" in cells[column] for cells in blocks.lay_out(block).rows]
         self.assertEqual(best, [False, True, True, True])
 
+    def test_the_page_of_a_run_has_the_block_that_it_repeats(self):
+        matched = {"corpus__dataset": "howdy", "backbone__checkpoint": "pythia-2.8b"}
+        self.enterContext(mock.patch.dict(SECTIONS, {"paper": section.SECTION}))
+        for changes, number in ((matched, 2), ({}, 0)):
+            html = page.render([_experiment(0, **changes)])
+            self.assertEqual(html.count("Paper: table"), number)
 
-class FormsTest(absltest.TestCase):
-    def setUp(self):
-        super().setUp()
-        experiment = _experiment(
-            0,
-            name="a|b_c & 100%",
-            edit=_all_strategies,
-            corpus__dataset="howdy",
-            backbone__checkpoint="pythia-2.8b",
+
+class ReadTest(parameterized.TestCase):
+    def test_all_blocks_with_the_four_that_do_not_follow(self):
+        blocks = published.read_blocks()
+        self.assertLen(blocks, 15)
+        self.assertEqual(sum(len(block.rows) for block in blocks), 96)
+        self.assertEqual(
+            [(b.table, b.model, b.algorithm) for b in blocks if not b.follows],
+            [
+                ("7", "OLMo-2-1124-7B", "ga_gdr"),
+                ("8", "OLMo-2-1124-7B", "ga_klr"),
+                ("10", "Pythia-2.8B", "ga_klr"),
+                ("11", "OLMo-2-1124-13B-Instruct", "ga_gdr"),
+            ],
         )
-        self.blocks = blocks.make_blocks(experiment, _PAPER)
 
-    def test_markdown_lines_have_all_columns(self):
-        for block in (*self.blocks, *blocks.published_only(_PAPER)):
-            lines = [x for x in _markdown(block).splitlines() if x[:1] == "|"]
-            self.assertLen(lines, 2 + len(block.strategies))
-            counts = {len(re.findall(r"(?<!\\)\|", line)) for line in lines}
-            self.assertEqual(counts, {len(blocks.lay_out(block).columns) + 1})
+    def test_the_two_wrong_flags(self):
+        wrong = [
+            (block.table, block.model, block.algorithm, row.strategy)
+            for block in published.read_blocks()
+            for row in block.rows.values()
+            if row.value("is_wrong")
+        ]
+        self.assertEqual(
+            wrong,
+            [
+                ("2a", "OLMo-2-1124-7B", "ga_gdr", "oracle"),
+                ("2a", "OLMo-2-1124-7B", "ga_klr", "oracle"),
+            ],
+        )
+
+    def test_figures_are_those_printed(self):
+        (rows,) = (
+            block.rows
+            for block in published.read_blocks()
+            if (block.table, block.model, block.algorithm) == ("2a", "Pythia-2.8B", "ga_klr")
+        )
+        metrics = ("forget", "retain", "mahalanobis/distance", "non_sf_target", "pareto")
+        found = [rows["embedding"].value(metric) for metric in metrics]
+        self.assertEqual(found, [0.133, 0.204, 252.630, 0.881, True])
 
 
-_NAME = (
-    "=cmd|' /C calc'!A0 [x](http://a.b) <script> \x1b[31m\u202e \\input{/etc/passwd} $x$ %\n# end"
-)
+def _config(dataset: str, checkpoint: str) -> dict:
+    return {"corpus": {"dataset": dataset}, "backbone": {"checkpoint": checkpoint}}
 
 
-def test_a_hostile_name_is_data_in_every_form_of_a_table():
-    metrics = sample_metrics.sample_metrics()
-    metrics["name"] = _NAME
-    metrics["settings"] = {}
-    nothing = {"answers": {}, "sets": {}, "losses": {}}
-    run = facts.Facts(
-        metrics=metrics,
-        queries=(),
-        scores=None,
-        marker_words=frozenset(),
-        **nothing,
+class RoundingTest(parameterized.TestCase):
+    @parameterized.parameters(2, 3)
+    def test_rounding_error_is_that_of_rates_drawn_in_their_cells(self, decimals):
+        generator = np.random.default_rng(5)
+        retain_M, forget_M = np.round(generator.uniform(0.1, 0.9, (2, 6)), decimals)
+        found = published.distance_rounding_error(retain_M, forget_M, decimals=decimals)
+        at_rates_M = pareto.mahalanobis_to_ideal(retain_M, forget_M).distance_M
+        changes = []
+        for _ in range(300):
+            moved = [
+                rate_M + generator.uniform(-0.5, 0.5, 6) * 10.0**-decimals
+                for rate_M in (retain_M, forget_M)
+            ]
+            changes.append(
+                np.abs(pareto.mahalanobis_to_ideal(*moved).distance_M / at_rates_M - 1).max()
+            )
+        # A maximum over fewer draws: below, but of the same size.
+        self.assertBetween(found, 0.8 * max(changes), 2 * max(changes))
+
+
+class MatchTest(parameterized.TestCase):
+    @parameterized.parameters(
+        ("Random Selection", "random"),
+        ("OracleSampling", "oracle"),
+        ("Embedding Sim.", "embedding"),
+        ("RASLIK-F", "raslik_f"),
+        ("RASLIK", "raslik"),
+        ("CR-62", "cr_62"),
     )
-    made = blocks.make_blocks(facts.Experiment((run,)), ())
-    terminal = _terminal(made[0])
-    assert all(c == "\n" or c.isprintable() for c in terminal)
-    heading = _markdown(made[0]).splitlines()[0]
-    assert heading.startswith("### =cmd") and heading.endswith(", GA\\_GDR")
-    assert "<script>" not in heading and "](" not in heading.replace(r"\](", "")
-    text = tables.render_csv(tidy.data_table(tidy.tidy([metrics])))
-    rows = list(csv.DictReader(io.StringIO(text)))
-    assert {row["run"] for row in rows} == {f"'{_NAME}"}
-    # Numbers stay numbers.
-    assert all(float(row["mean"]) > 0 for row in rows if row["metric"] == "forget")
+    def test_methods(self, printed, expected):
+        self.assertEqual(published.strategy_printed_as(printed), expected)
+
+    @parameterized.parameters(
+        ("howdy", "EleutherAI/pythia-2.8b", ("random", "raslik", "bm25"), "2a"),
+        ("howdy", "models/pythia-2.8b/", ("random", "raslik", "cr_25", "cr_50"), "3"),
+        ("virtual", "allenai/OLMo-2-1124-7B", ("raslik",), "2b"),
+        ("tofu", "allenai/OLMo-2-1124-7B", ("raslik",), "7"),
+        ("howdy", "allenai/OLMo-2-1124-13B-Instruct", ("raslik",), "11"),
+        ("howdy", "EleutherAI/pythia-14m", ("raslik",), None),
+        ("howdy_small", "EleutherAI/pythia-2.8b", ("raslik",), None),
+        ("toy", "", ("raslik",), None),
+    )
+    def test_a_run_is_set_beside_its_own_block(self, dataset, checkpoint, strategies, table):
+        found = published.match_block(
+            published.read_blocks(),
+            _config(dataset, checkpoint),
+            algorithm="ga_gdr",
+            strategies=strategies,
+        )
+        self.assertEqual(found and found.table, table)
+
+    def test_an_empty_config_matches_nothing(self):
+        blocks = published.read_blocks()
+        self.assertIsNone(
+            published.match_block(blocks, {}, algorithm="ga_gdr", strategies=("raslik",))
+        )

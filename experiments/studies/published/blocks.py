@@ -1,27 +1,27 @@
-"""The paper's tables from stored runs: one block per dataset, model and algorithm.
+"""The paper's tables: one block per dataset, model and algorithm, as printed and from stored runs.
 
-As in the paper, methods that are not Pareto-optimal are gray. The two best D_mah and Non-SF among
-the others are marked.
+As in the paper, the two best D_mah and Non-SF among the Pareto-optimal methods are marked (*).
 """
 
+import functools
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiments.studies.published.published import PublishedBlock, match_block
 from raslik_jax.evaluate import pareto
-from raslik_jax.report import tables
+from raslik_jax.report import names, notes, tables
 from raslik_jax.report.facts import Experiment
 from raslik_jax.report.names import (
     algorithm_name,
-    checkpoint_name,
     dataset_name,
+    describe_model,
     kernel_note,
     strategy_name,
 )
-from raslik_jax.report.notes import write_notes
-from raslik_jax.report.published import PublishedBlock, match_block
-from raslik_jax.report.tables import NOT_KNOWN, Cell, Column, Table, format_interval, format_number
+from raslik_jax.report.tables import NOT_KNOWN, Column, Table, format_interval, format_number
 from raslik_jax.report.tidy import Model, collect_models, is_probed, make_model
 from raslik_jax.retrieve.strategies import STRATEGIES
 
@@ -69,15 +69,6 @@ class Block(NamedTuple):
     def theirs(self) -> Mapping[str, Model]:
         """The paper's printed figures by strategy."""
         return self.paper.rows if self.paper else {}
-
-
-def describe_model(config: Mapping[str, Any]) -> str:
-    """Returns the name of the model a run started from: the last part of its checkpoint."""
-    settings = config.get("backbone", {})
-    scratch = "GPT-NeoX from scratch ({num_hidden_layers} layers of {hidden_size})"
-    return checkpoint_name(config) or (
-        scratch.format_map(settings) if settings else "model not recorded"
-    )
 
 
 def make_blocks(experiment: Experiment, paper: Sequence[PublishedBlock]) -> tuple[Block, ...]:
@@ -199,46 +190,62 @@ def lay_out(block: Block) -> Table:
     Columns without any value are left out. With too few methods for a D_mah the Euclidean distance
     takes its place.
     """
-    rows = [block.ours.get(name) or block.theirs[name] for name in block.strategies]
     columns = [Column("Strategy")]
-    cells = [[Cell(strategy_name(m.strategy), "" if m.value("pareto") else "gray") for m in rows]]
-    for models, source in ((block.ours, "ours"), (block.theirs, "the paper")):
+    cells = [[strategy_name(name) for name in block.strategies]]
+    for models, source in ((block.ours, "ours"), (block.theirs, "paper")):
         known = {metric for model in models.values() for metric in model.values}
         known -= {"euclidean"} if _DISTANCE in known else set()
         for metric in (metric for metric in _HEADINGS if metric in known):
-            group = source if block.ours and block.paper else ""
-            columns.append(Column(_HEADINGS[metric], "right", group))
+            side = f",\n{source}" if block.ours and block.paper else ""
+            columns.append(Column(_HEADINGS[metric] + side, "right"))
             best = _best(models, metric)
             cells.append([_cell(block, models, name, metric, best) for name in block.strategies])
-    notes: tuple[str, ...] = ()
+    found: tuple[str, ...] = ("*: the two best among the Pareto-optimal methods.",)
     if block.ours:
         methods = [block.ours[name] for name in block.strategies if name in block.ours]
-        notes += write_notes("ours", block=block, methods=methods)
+        found += _write_notes("ours", block=block, methods=methods)
     if block.paper:
-        notes += write_notes("theirs", paper=block.paper, is_beside=bool(block.ours))
-    return Table(tuple(columns), tuple(zip(*cells, strict=True)), notes, block.title)
+        found += _write_notes("theirs", paper=block.paper, is_beside=bool(block.ours))
+    return Table(tuple(columns), tuple(zip(*cells, strict=True)), found, block.title)
 
 
 def _cell(
     block: Block, models: Mapping[str, Model], strategy: str, metric: str, best: set[float]
-) -> Cell:
+) -> str:
     model, paper = models.get(strategy), block.paper if models is block.theirs else None
     if model is None:
-        return Cell(NOT_KNOWN)
+        return NOT_KNOWN
     value, mark = next(iter(model.values.get(metric, ())), None), ""
     if isinstance(value, dict):
         text = format_interval(value)  # type: ignore[arg-type]
     elif metric != "pareto":
         text = format_number(value, f".{paper.decimals}f" if paper else ".3f")
-        mark = "†" if paper and not paper.follows and metric == _DISTANCE else ""
+        mark = " †" if paper and not paper.follows and metric == _DISTANCE else ""
     elif paper:
         text = tables.word(value)
-        mark = "‡" if model.value("is_wrong") else "~" if model.value("tie") else ""
+        mark = " ‡" if model.value("is_wrong") else " ~" if model.value("tie") else ""
     else:
         num = len(block.seeds)
         text = tables.word(value) + (f" ({model.value('num_pareto')} of {num})" if num > 1 else "")
         text += " ~" if model.value("tie") else ""
         text += " †" if model.value("num_damaged") else ""
-    if not model.value("pareto"):
-        return Cell(text, "gray", mark)
-    return Cell(text, "best" if model.value(metric) in best else "", mark)
+    is_best = model.value("pareto") and model.value(metric) in best
+    return f"{text}{'*' * bool(is_best)}{mark}"
+
+
+def _write_notes(table: str, **values: Any) -> tuple[str, ...]:
+    """Returns the notes of a block: the lines of its macro in notes.jinja."""
+    lines = getattr(_macros(), table)(**values).split("\n")
+    return tuple(line for line in lines if line.strip())
+
+
+@functools.cache
+def _macros() -> Any:
+    environment = names.make_environment()
+    environment.globals.update(
+        having=notes.having,
+        min_methods=pareto.MIN_METHODS,
+        percent=lambda share: f"{100 * share:.2g} %" if share < 1 else f"{100 * share:.0f} %",
+    )
+    text = pathlib.Path(__file__).with_name("notes.jinja").read_text(encoding="utf-8")
+    return environment.from_string(text).module
