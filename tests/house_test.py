@@ -36,7 +36,7 @@ _ABOVE = {
     "train": 1599,
     "evaluate": 4106,
     "run": 8828,
-    "report": 3994,
+    "report": 3773,
     "incident": 2409,
 }
 

@@ -7,6 +7,7 @@ from typing import Any
 from raslik_jax.evaluate import judgment, rates, stopping, verdict
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.report.names import algorithm_name, kernel_note, make_environment, strategy_name
+from raslik_jax.report.tables import format_interval
 from raslik_jax.report.tidy import Model, is_probed
 
 # Queries from which on more than nine in ten of their intervals hold the true mean.
@@ -21,12 +22,13 @@ _ANSWERS = {
 
 def write_notes(table: str, **values: Any) -> tuple[str, ...]:
     """Returns the notes of a table: the lines of its macro in notes.jinja."""
-    lines = getattr(_macros(), table)(**values).split("\n")
+    lines = getattr(macros(), table)(**values).split("\n")
     return tuple(line for line in lines if line.strip())
 
 
 @functools.cache
-def _macros() -> Any:
+def macros() -> Any:
+    """Returns the macros of notes.jinja."""
     environment = make_environment()
     environment.globals.update(
         answers_taken_against=answers_taken_against,
@@ -34,11 +36,14 @@ def _macros() -> Any:
         brackets_sentence=brackets_sentence,
         describe_classifier=judgment.describe_classifier,
         distance_pools=_distance_pools,
+        format_interval=format_interval,
         having=having,
         is_probed=is_probed,
         judgment_rule=judgment.RULE_TEXT,
+        join_sentences=verdict.join_sentences,
         judgment_sentence=judgment_sentence,
         kernel_note=kernel_note,
+        least_queries=judgment.LEAST_QUERIES,
         model_name=_model_name,
     )
     return environment.get_template("notes.jinja").module

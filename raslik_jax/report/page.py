@@ -15,7 +15,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from raslik_jax.report import drawing, names, sections, tables, terms
+from raslik_jax.report import drawing, names, notes, sections, tables, terms
 from raslik_jax.report.facts import Experiment
 from raslik_jax.report.sections import SECTIONS, Section
 
@@ -48,7 +48,7 @@ def render(
     shown = {key: section for key, section in SECTIONS.items() if facts[key]}
     parts: dict[str, list[Any]] = {part: [] for part in ("", *sections.PARTS)}
     for key, section in shown.items():
-        content = Markup(_template(environment, section).render(**facts[key]))
+        content = Markup(make_template(section).render(**facts[key]))
         parts[section.part].append((key, section.title, content))
     names_of = " · ".join([*(e.name for e in experiments), *findings])
     has_story = len(experiments) == 1 and "story" in shown
@@ -68,8 +68,9 @@ def render(
     )
 
 
-def _template(environment: jinja2.Environment, section: Section) -> jinja2.Template:
+def make_template(section: Section) -> jinja2.Template:
     """Returns the template of a section: a file of this room or text."""
+    environment = _environment()
     if section.template.endswith(".jinja"):
         return environment.get_template(f"templates/{section.template}")
     return environment.from_string(section.template)
@@ -87,6 +88,7 @@ def _environment() -> jinja2.Environment:
         digest=_digest,
         generator=Markup(_GENERATOR),
         limits=sections.LIMITS,
+        notes=notes.macros(),
         shorten=sections.shorten,
     )
     return environment

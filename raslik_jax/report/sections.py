@@ -20,11 +20,10 @@ from raslik_jax.report import (
     notes,
     results,
     robustness,
-    statements,
     validation,
 )
-from raslik_jax.report.facts import Experiment
-from raslik_jax.report.tidy import Model, collect_models
+from raslik_jax.report.facts import FORGET_PANEL, Experiment
+from raslik_jax.report.tidy import Model, collect_models, has_steps, is_probed
 
 # The limits of the page, so that its size stays bounded for any run.
 LIMITS = {
@@ -152,7 +151,7 @@ def _evidence(view: View) -> dict[str, Any]:
         text = f"{number:,} of {len(rows.score_N):,} rows stand out."
         title = f"Scores of the rows of {view.name} in order. {text}"
         drawn = [_figure(figure, title, "The end of the rows that stand out.", text)]
-    return {"found": found, "noise": statements.noise_sentence(found.cards), "cut": drawn}
+    return {"found": found, "cut": drawn}
 
 
 def _compare(view: View) -> dict[str, Any]:
@@ -174,8 +173,7 @@ def _all_rows(page: Page) -> dict[str, Any]:
     def show(view: View) -> dict[str, Any]:
         if not (rows := _rows(view)):
             return {}
-        packed = explorer.pack(rows, room)
-        return {"rows": packed, "sentence": statements.rows_sentence(packed)}
+        return {"rows": explorer.pack(rows, room)}
 
     return _each(page, show)
 
@@ -189,14 +187,15 @@ def _rows(view: View) -> explorer.Explorer | None:
 
 def _summary(page: Page) -> dict[str, Any]:
     def show(view: View) -> dict[str, Any]:
-        experiment, against = view.experiment, notes.answers_taken_against(_metrics(view))
+        experiment = view.experiment
         missing = [m for m in experiment.metrics if not _is_shown(m)]
         judged = [(m["seed"], notes.judgment_sentence(collect_models([m]))) for m in _seeds(view)]
         return {
             "missing": [(m["seed"], notes.behavior_sentence(m)) for m in missing[:1]],
             "judgments": [(seed, text) for seed, text in judged if text],
             "costs": incident.costs if (incident := experiment.runs[0].incident) else (),
-            "items": [*_summarized(view, against)],
+            "against": notes.answers_taken_against(_metrics(view)),
+            "items": [*_summarized(view)],
         }
 
     return _each(page, show)
@@ -210,7 +209,7 @@ def _seeds(view: View) -> Sequence[Any]:
     return view.experiment.metrics
 
 
-def _summarized(view: View, against: str) -> Iterator[dict[str, Any]]:
+def _summarized(view: View) -> Iterator[dict[str, Any]]:
     """Yields what the summary says of an algorithm: of the strategy that is asked about.
 
     Without F and R of all models there is nothing.
@@ -232,8 +231,7 @@ def _summarized(view: View, against: str) -> Iterator[dict[str, Any]]:
             "strategy": after.strategy,
             "before": earlier["finetuned"],
             "after": after,
-            "points": statements.summary_points(after, against),
-            "damage": statements.damage_sentence([m.strategy for m in shown if m.num_damaged]),
+            "damaged": [model.strategy for model in shown if model.num_damaged],
             "figures": [
                 _intervals(where, drawn, view.strategies, rate) for rate in ("forget", "retain")
             ],
@@ -283,31 +281,29 @@ def _retrained(view: View) -> dict[str, Any]:
     return {"table": table, "sentences": [text for text in said if text]}
 
 
-def _frontier(page: Page) -> dict[str, Any]:
-    def show(view: View) -> dict[str, Any]:
-        algorithms = dict.fromkeys(entry["algorithm"] for entry in _metrics(view)["methods"])
-        if not algorithms or any(m["finetuned"]["euclidean"] is None for m in _seeds(view)):
-            return {}
-        panels = list(itertools.product(enumerate(_seeds(view)), algorithms))
-        low, drawn = min(map(figures.lowest_retain, _seeds(view))), []
-        for (i, seed), algorithm in panels[:_MAX_PANELS]:
-            frame = drawing.Frame(380)
-            figure = figures.draw_frontier(seed, [algorithm], retain_from=low, frame=frame)
-            where = names.algorithm_name(algorithm) + view.experiment.of_seed(i)
-            title = f"Frontier of {view.name}, {where}: F against R"
-            drawn.append(_figure(figure, title, where))
-        shown = [name for name in view.references if name in (*_metrics(view), "ideal")]
-        return {
-            "legend": [*view.styles.values(), *(view.references[name] for name in shown)],
-            "figures": drawn,
-            "left_out": len(panels) - len(drawn),
-            "epochs": results.results_table(_metrics(view), epochs="all"),
-            "metrics": _metrics(view),
-        }
-
-    found = _each(page, show)
-    shown = [view["metrics"] for view in found.get("views", ())]
-    return found | {"sentence": statements.frontier_sentence(shown)} if found else {}
+def _frontier(view: View) -> dict[str, Any]:
+    metrics = _metrics(view)
+    algorithms = dict.fromkeys(entry["algorithm"] for entry in metrics["methods"])
+    if not algorithms or any(m["finetuned"]["euclidean"] is None for m in _seeds(view)):
+        return {}
+    panels = list(itertools.product(enumerate(_seeds(view)), algorithms))
+    low, drawn = min(map(figures.lowest_retain, _seeds(view))), []
+    for (i, seed), algorithm in panels[:_MAX_PANELS]:
+        frame = drawing.Frame(380)
+        figure = figures.draw_frontier(seed, [algorithm], retain_from=low, frame=frame)
+        where = names.algorithm_name(algorithm) + view.experiment.of_seed(i)
+        title = f"Frontier of {view.name}, {where}: F against R"
+        drawn.append(_figure(figure, title, where))
+    shown = [name for name in view.references if name in (*metrics, "ideal")]
+    return {
+        "legend": [*view.styles.values(), *(view.references[name] for name in shown)],
+        "figures": drawn,
+        "left_out": len(panels) - len(drawn),
+        "epochs": results.results_table(metrics, epochs="all"),
+        "has_steps": has_steps(metrics),
+        # Whose answers F of the backbone is taken against: below it only counts for one's own.
+        "floor": metrics.get("reference", "finetuned") if "backbone" in metrics else "",
+    }
 
 
 def _tables(view: View) -> dict[str, Any]:
@@ -321,30 +317,29 @@ def _tables(view: View) -> dict[str, Any]:
 # what was chosen, said and set -------------------------------------------------------------------
 
 
-def _retrieval(page: Page) -> dict[str, Any]:
-    def show(view: View) -> dict[str, Any]:
-        run, drawn = view.experiment.runs[0], []
-        scored = [(seed, seed.scores) for seed in view.experiment.runs if seed.scores]
-        for seed, scores in scored[:_MAX_HISTOGRAMS]:
-            figure = figures.draw_scores(**scores._asdict(), frame=drawing.Frame(330))
-            text = f"Seed {seed.metrics['seed']}. {statements.ends_sentence(scores)}".strip()
-            title = f"Retrieval scores of {view.name}. {text}"
-            drawn.append(_figure(figure, title, "Scores of the training examples.", text))
-        return {
-            "table": results.retrieval_table(_metrics(view)),
-            "histograms": drawn,
-            "left_out": len(scored) - len(drawn),
-            "has_labels": run.scores is not None and run.scores.is_target_N is not None,
-            "sets": run.sets,
-            "highlighted": names.highlighted(run.sets),
-        }
-
-    found = _each(page, show)
-    sets = [view["sets"] for view in found.get("views", ())]
+def _retrieval(view: View) -> dict[str, Any]:
+    run, drawn = view.experiment.runs[0], []
+    scored = [(seed, seed.scores) for seed in view.experiment.runs if seed.scores]
+    for seed, scores in scored[:_MAX_HISTOGRAMS]:
+        figure = figures.draw_scores(**scores._asdict(), frame=drawing.Frame(330))
+        sets = {"forget": scores.forget, "retain": scores.retain}
+        ends = [f"{name} {at[0]:.3g} to {at[1]:.3g}" for name, at in sets.items() if at]
+        shaded = f" The sets are shaded: {' and '.join(ends)}." if ends else ""
+        text = f"Seed {seed.metrics['seed']}.{shaded}"
+        title = f"Retrieval scores of {view.name}. {text}"
+        drawn.append(_figure(figure, title, "Scores of the training examples.", text))
+    has_labels = run.scores is not None and run.scores.is_target_N is not None
     colors = ((drawing.TARGET_COLOR, "targets"), (drawing.OTHER_COLOR, "other examples"))
-    kinds = [(drawing.mark_svg("s", color, has_line=False), name) for color, name in colors]
-    said = {"sentence": statements.retrieval_sentence(sets), "kinds": kinds}
-    return found | said if found else {}
+    marks = ((drawing.mark_svg("s", color, has_line=False), name) for color, name in colors)
+    return {
+        "table": results.retrieval_table(_metrics(view)),
+        "histograms": drawn,
+        "left_out": len(scored) - len(drawn),
+        "kinds": [*marks] if has_labels else [],
+        "sets": run.sets,
+        "highlighted": names.highlighted(run.sets),
+        "opposed": names.highlighted(n for n, kinds in run.sets.items() if "retain" in kinds),
+    }
 
 
 def _answers(page: Page) -> dict[str, Any]:
@@ -387,8 +382,10 @@ def _side_by_side(view: View, budget: int) -> dict[str, Any]:
             heading = names.algorithm_name(algorithm) or "Before unlearning"
             groups.setdefault(heading, []).append((*legend[name], pieces))
         queries.append({"query": query, "groups": groups})
+    place = "the step that its probes chose" if is_probed(run.config) else "its last epoch"
     return {
-        "sentence": statements.answers_sentence(run),
+        "place": "the epoch that was chosen for it" if run.metrics.get("chosen") else place,
+        "has_marks": bool(run.marker_words),
         # The first target query at which the model was caught is shown first.
         "default": caught[0] if caught else 0,
         "queries": queries,
@@ -406,8 +403,9 @@ def _training(view: View) -> dict[str, Any]:
         )
         for panel, curves in losses.items()
     ]
-    sentence = statements.training_sentence(losses)
-    return {"sentence": sentence, "legend": view.styles.values(), "figures": drawn} if drawn else {}
+    is_unlearned = any(panel.endswith(FORGET_PANEL) for panel in losses)
+    shown = {"is_unlearned": is_unlearned, "legend": view.styles.values(), "figures": drawn}
+    return shown if drawn else {}
 
 
 def _settings(view: View) -> dict[str, Any]:
@@ -453,7 +451,7 @@ SECTIONS: dict[str, Section] = {
     "explorer": Section(
         "All rows", "evidence", _all_rows, "explorer.html.jinja", explorer.style, explorer.script
     ),
-    "retrieval": Section("Retrieval", "evidence", _retrieval, "retrieval.html.jinja"),
+    "retrieval": _stored("Retrieval", "evidence", _retrieval, "retrieval.html.jinja"),
     "validation": _stored(
         "Do the scores predict retraining?",
         "evidence",
@@ -465,7 +463,7 @@ SECTIONS: dict[str, Section] = {
     "retrained": _stored("Next to retraining", "cost", _retrained, "retrained.html.jinja"),
     "robustness": _stored("Does it stay forgotten?", "cost", _robustness, "robustness.html.jinja"),
     "answers": Section("Answers", "cost", _answers, "answers.html.jinja"),
-    "frontier": Section("Frontier", "method", _frontier, "frontier.html.jinja"),
+    "frontier": _stored("Frontier", "method", _frontier, "frontier.html.jinja"),
     "tables": _stored("Tables", "method", _tables, "tables.html.jinja"),
     "training": _stored("Training", "method", _training, "training.html.jinja"),
     "settings": _stored("Settings", "method", _settings, "settings.html.jinja"),

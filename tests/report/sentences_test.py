@@ -1,10 +1,12 @@
 """What the page says in its summary and above its rows, from numbers written out."""
 
-import numpy as np
+import re
+
 import pytest
 from snapshots import said
 
-from raslik_jax.report import explorer, facts, incident, notes, statements
+from raslik_jax.report import explorer, incident, notes, page, tables
+from raslik_jax.report.sections import SECTIONS
 from raslik_jax.report.tidy import Model
 
 
@@ -33,9 +35,24 @@ def _model(**values):
     ],
 )
 def test_a_rate_is_clearly_another_where_its_whole_interval_is_on_one_side(intervals, word):
-    found = statements.versus_random("F", [_interval(*one) for one in intervals])
+    model = _model(forget_minus_random=[_interval(*one) for one in intervals])
+    found = notes.macros().versus_random(model, "F", "forget", "target")
     assert word in found
     said(found)
+
+
+def _shown(name, **view):
+    """Returns the text of a section that shows one experiment, without its markup."""
+    every = {"name": "run", "first": "", "figures": [], "left_out": 0, "legend": [], "table": None}
+    html = page.make_template(SECTIONS[name]).render(views=[every | view])
+    return " ".join(re.sub("<[^>]*>", "", html).split())
+
+
+def _summary(model, **item):
+    item |= {"algorithm": "ga_gdr", "strategy": "raslik", "before": model, "after": model}
+    parts = dict.fromkeys(("missing", "judgments", "costs"), ())
+    item = {"damaged": [], "figures": [], **item}
+    return _shown("summary", against="gold answers", items=[item], **parts)
 
 
 def test_the_summary_says_what_is_left_what_it_cost_and_how_it_was_judged():
@@ -45,26 +62,27 @@ def test_the_summary_says_what_is_left_what_it_cost_and_how_it_was_judged():
         forget_minus_random=[_interval(-0.2, -0.3, -0.1)],
         retain_minus_random=[_interval(0.0, -0.1, 0.1)],
     )
-    few = _model(forget_minus_random=[_interval(-0.2, -0.2, -0.2)])
+    few = _model(
+        forget_minus_random=[_interval(-0.2, -0.2, -0.2)],
+        retain_minus_random=[_interval(-0.2, -0.2, -0.2)],
+    )
     for model in (seeds, few, _model()):
-        said("\n".join(map(" ".join, statements.summary_points(model, "gold answers"))))
+        said(_summary(model))
     for number, told in ((2, False), (3, True)):  # one or two queries tell no rate apart
         few.values["diversity/target/answers"] = [number]
-        points = dict(statements.summary_points(few, "gold answers"))
-        assert ("clearly lower" in points["Against a random set."]) == told
+        assert ("F is clearly lower" in _summary(few)) == told
 
 
 def test_seeds_and_damaged_sets_are_counted():
-    said(statements.judged_sentence(_model(judgment__verdict=["partly", "damaged", "partly"])))
-    assert statements.damage_sentence([]) == ""
-    said(statements.damage_sentence(["raslik", "random"]))
+    seeds = _model(judgment__verdict=["partly", "damaged", "partly"])
+    said(_summary(seeds, damaged=["raslik", "random"]))
 
 
 def test_rows_that_are_left_out_and_texts_that_are_cut_are_counted():
     shown = explorer.Packed("", 1000, 1000, 0, 0, True, (), (), 1, (), "raslik")
     some = shown._replace(num_rows=51_000, num_shown=43_000, num_cut=7)
     for one in (shown, some, some._replace(num_unscored=2_000), some._replace(num_unscored=8_000)):
-        said(statements.rows_sentence(one))
+        said(_shown("explorer", rows=one).partition("Columns:")[0])
 
 
 def _card(sigma=None, chance=""):
@@ -72,42 +90,34 @@ def _card(sigma=None, chance=""):
 
 
 def test_noise_is_told_where_a_row_has_it_and_chance_where_it_stands_below():
-    assert statements.noise_sentence([_card(), _card(chance="2 of 99")]) == ""
-    said(statements.noise_sentence([_card(), _card(0.01)]))
-    said(statements.noise_sentence([_card(0.01, "2 of 99"), _card()]))
-
-
-def test_the_frontier_is_told_by_what_is_drawn():
-    of_epoch = [{"strategy": "raslik", "algorithm": "ga_gdr", "epoch": epoch} for epoch in (1, 2)]
-    several, one = ({"methods": methods} for methods in (of_epoch, of_epoch[1:]))
-    for shown in (
-        [one, several],
-        [one],
-        [one | {"backbone": {}}, one],
-        [one | {"backbone": {}, "reference": "gold"}],
+    for cards in (
+        [_card(), _card(chance="2 of 99")],
+        [_card(), _card(0.01)],
+        [_card(0.01, "2 of 99"), _card()],
     ):
-        said(statements.frontier_sentence(shown))
+        found = {"cards": cards, "chances": (), "traced": ()}
+        said(_shown("incident", found=found, cut=()))
 
 
-def test_sets_and_scores_are_told_by_what_they_have():
-    said(statements.retrieval_sentence([{"random": {"retain": ()}, "raslik": {}}]))
-    said(statements.retrieval_sentence([{"random": {}}, {"raslik": {"retain": ()}}]))
-    sample = facts.ScoreSample(np.zeros(3), None, (0.2221, 0.665), (-0.125, -0.035))
-    said(statements.ends_sentence(sample))
-    assert statements.ends_sentence(sample._replace(forget=None, retain=None)) == ""
+@pytest.mark.parametrize("has_steps", [True, False])
+@pytest.mark.parametrize("floor", ["", "finetuned", "gold"])
+def test_the_frontier_is_told_by_what_is_drawn(has_steps, floor):
+    empty = tables.Table((), ())
+    said(_shown("frontier", has_steps=has_steps, floor=floor, epochs=empty))
+
+
+def test_sets_are_told_by_what_they_have():
+    for opposed in ("", "raslik"):
+        parts = {"histograms": [], "kinds": [], "sets": {}, "highlighted": "", "opposed": opposed}
+        said(_shown("retrieval", table=tables.Table((), ()), **parts))
 
 
 def test_answers_and_losses_are_told_by_the_run():
-    run = facts.Facts({"settings": {}}, (), {}, {}, None, {}, frozenset())
-    probed = {"settings": {"unlearn": {"probe": {"stop": "forgotten"}}}}
-    for one in (
-        run,
-        run._replace(metrics=run.metrics | {"chosen": True}),
-        run._replace(metrics=probed, marker_words=frozenset({"star"})),
-    ):
-        said(statements.answers_sentence(one))
-    for panel in ("Fine-tuning", "GA_GDR, forget set"):
-        said(statements.training_sentence({panel: {}}))
+    for has_marks in (True, False):
+        shown = {"place": "its last epoch", "has_marks": has_marks, "queries": []}
+        said(_shown("answers", **shown))
+    for is_unlearned in (True, False):
+        said(_shown("training", is_unlearned=is_unlearned))
 
 
 @pytest.mark.parametrize(
