@@ -3,6 +3,7 @@
 import math
 
 from absl.testing import parameterized
+from snapshots import refused
 
 from raslik_jax import config
 from raslik_jax.base import settings
@@ -18,119 +19,54 @@ def _with(**values):
 _BEYOND = {"at least": -1, "0 or at least": -0.5, "at most": 1}
 
 
+_QUANTILE = {"retrieve__select": "quantile"}
+_FORGOTTEN = {"unlearn__probe__stop": "forgotten"}
+_AGAIN = {"unlearn__algorithms": ("retrain", "retrain_again"), "unlearn__retrain__epochs": 1.0}
+
+
 class ConfigTest(parameterized.TestCase):
     @parameterized.parameters(
-        (
-            {"corpus__num_train": 0},
-            "--corpus.num_train must be at least 1 with --corpus.dataset=toy, got 0",
-        ),
-        (
-            {"corpus__num_targets": 3000},
-            "--corpus.num_targets must be at most --corpus.num_train=2000, got 3000",
-        ),
-        (
-            {"corpus__dataset": "records"},
-            "--corpus.dataset=records needs --corpus.records.train_file",
-        ),
-        (
-            {"backbone__hidden_size": 130},
-            "a multiple of --backbone.num_attention_heads=4, got 130",
-        ),
-        (
-            {"finetune__lora_dropout": 1.0},
-            "--finetune.lora_dropout must be at least 0 and below 1, got 1.0",
-        ),
-        ({"finetune__lora_targets": ()}, "a list of names, none of them empty"),
-        (
-            {"finetune__micro_batch_size": 3},
-            "micro_batch_size must divide --finetune.batch_size=16, got 3",
-        ),
-        ({"finetune__max_len": 4}, "--finetune.max_len must be 0 or at least 8, got 4"),
-        ({"unlearn__micro_batch_size": -2}, "must be at least 0, got -2"),
-        (
-            {"unlearn__algorithms": ["npo"], "unlearn__npo__beta": 0.0},
-            "--unlearn.npo.beta must be above 0, got 0.0",
-        ),
-        ({"unlearn__algorithms": ["ga", "gs"]}, "--unlearn.algorithms must be a list of ga, .*gs"),
-        ({"backbone__double_quant": True}, "double_quant needs --backbone.format=nf4, got plain"),
-        (
-            {"retrieve__forget_share": 0.0},
-            "--retrieve.forget_share must be above 0 and at most 1, got 0.0",
-        ),
-        (
-            {"retrieve__strategies": ["cr"], "retrieve__cr__oracle_share": 1.5},
-            "--retrieve.cr.oracle_share must be at least 0 and at most 1, got 1.5",
-        ),
-        (
-            {
-                "retrieve__select": "quantile",
-                "retrieve__forget_share": 0.6,
-                "retrieve__retain_share": 0.5,
-            },
-            "at most 1 together, got 0.6 and 0.5",
-        ),
-        (
-            {"retrieve__select": "margin", "retrieve__aggregate": "mean_rank"},
-            "--retrieve.select=margin needs --retrieve.aggregate=mean, got mean_rank",
-        ),
-        (
-            {"backbone__format": "int8", "unlearn__parameters": "all"},
-            "--unlearn.parameters=all .* --backbone.format=plain, got int8",
-        ),
-        (
-            {"corpus__num_train": -1, "corpus__num_test": -1, "seed": -1, "sketch__none": 0},
-            "--corpus.num_train .* -1; --corpus.num_test .* -1; --sketch.none is not a setting .*"
-            "--seed must be at least 0 .*, got -1",
-        ),
-        (
-            {"unlearn__probe__stop": "forgotten"},
-            "forgotten needs --unlearn.probe.steps of at least 1",
-        ),
-        (
-            {
-                "unlearn__probe__stop": "forgotten",
-                "unlearn__probe__steps": 2,
-                "unlearn__choice": "x",
-            },
-            "--unlearn.choice has no effect with --unlearn.probe.stop=forgotten",
-        ),
-        (
-            {
-                "backbone__checkpoint": "x",
-                "backbone__adapter": "y",
-                "unlearn__algorithms": ("retrain", "retrain_again"),
-                "unlearn__retrain__epochs": 1.0,
-            },
-            "--unlearn.retrain_again must differ from --unlearn.retrain in its seed .*, seed",
-        ),
-        ({"name": "../run"}, "--name must be printable, without / or"),
-        ({"name": "--seed"}, None),
+        {"corpus__num_train": 0},
+        {"corpus__num_targets": 3000},
+        {"corpus__dataset": "records"},
+        {"backbone__hidden_size": 130},
+        {"finetune__lora_dropout": 1.0},
+        {"finetune__lora_targets": ()},
+        {"finetune__micro_batch_size": 3},
+        {"finetune__max_len": 4},
+        {"unlearn__micro_batch_size": -2},
+        {"unlearn__algorithms": ["npo"], "unlearn__npo__beta": 0.0},
+        {"unlearn__algorithms": ["ga", "gs"]},
+        {"backbone__double_quant": True},
+        {"retrieve__forget_share": 0.0},
+        {"retrieve__strategies": ["cr"], "retrieve__cr__oracle_share": 1.5},
+        {**_QUANTILE, "retrieve__forget_share": 0.6, "retrieve__retain_share": 0.5},
+        {"retrieve__select": "margin", "retrieve__aggregate": "mean_rank"},
+        {"backbone__format": "int8", "unlearn__parameters": "all"},
+        {"corpus__num_train": -1, "corpus__num_test": -1, "seed": -1, "sketch__none": 0},
+        _FORGOTTEN,
+        {**_FORGOTTEN, "unlearn__probe__steps": 2, "unlearn__choice": "x"},
+        {**_AGAIN, "backbone__checkpoint": "x", "backbone__adapter": "y"},
+        {"name": "../run"},
     )
-    def test_a_wrong_value_is_refused_by_the_name_of_its_flag(self, values, message):
-        if message is None:
-            self.assertEqual(_with(**values).name, values["name"])
-            return
-        with self.assertRaisesRegex(ValueError, message):
+    def test_a_wrong_value_is_refused_by_the_name_of_its_flag(self, **values):
+        with refused():
             _with(**values)
 
+    def test_a_name_may_look_like_a_flag(self):
+        self.assertEqual(_with(name="--seed").name, "--seed")
+
     @parameterized.parameters(
-        ("records", {"num_train": 9, "num_retrieval": 2}, "--corpus.num_train .*; --corpus.num_r"),
-        (
-            "toy",
-            {"tofu__forget": "forget01"},
-            "--corpus.tofu.forget has no effect with --corpus.dataset=toy",
-        ),
-        ("virtual", {"howdy__file": "x"}, "--corpus.howdy.file has no effect"),
+        ("records", {"num_train": 9, "num_retrieval": 2}),
+        ("toy", {"tofu__forget": "forget01"}),
+        ("virtual", {"howdy__file": "x"}),
     )
-    def test_a_flag_that_the_dataset_does_not_read_is_refused(self, dataset, values, message):
-        files = (
-            {"records__train_file": "a", "records__queries_file": "b"}
-            if dataset == "records"
-            else {}
-        )
+    def test_a_flag_that_the_dataset_does_not_read_is_refused(self, dataset, values):
+        files = {"records__train_file": "a", "records__queries_file": "b"}
+        files = files if dataset == "records" else {}
         named = {f"corpus__{name}": value for name, value in (files | {"dataset": dataset}).items()}
         _with(**named)
-        with self.assertRaisesRegex(ValueError, message):
+        with refused():
             _with(**named, **{f"corpus__{name}": value for name, value in values.items()})
 
     def test_every_number_has_a_range_and_nothing_outside_it_is_taken(self):
@@ -162,17 +98,11 @@ class ConfigTest(parameterized.TestCase):
         self.assertEqual(config.config_from_json(value), stored)
 
     @parameterized.parameters(
-        ({"name": "run"}, "must have 'seed'"),
-        ({"name": "run", "seed": 0, "corpus": []}, "--corpus must be an object of settings"),
-        (
-            {"name": "run", "seed": 0, "corpus": {"new": 1}},
-            "this version: --corpus.new is not a setting",
-        ),
-        (
-            {"name": "run", "seed": 0, "corpus": {"new": {"x": 1}}},
-            "--corpus.new.x is not a setting",
-        ),
+        {"name": "run"},
+        {"name": "run", "seed": 0, "corpus": []},
+        {"name": "run", "seed": 0, "corpus": {"new": 1}},
+        {"name": "run", "seed": 0, "corpus": {"new": {"x": 1}}},
     )
-    def test_a_stored_config_of_another_shape_is_refused_by_field(self, value, message):
-        with self.assertRaisesRegex(ValueError, message):
+    def test_a_stored_config_of_another_shape_is_refused_by_field(self, **value):
+        with refused():
             config.config_from_json(value)

@@ -12,6 +12,7 @@ import numpy as np
 import tensorstore as ts
 from absl.testing import parameterized
 from index_cases import fill, tree_bytes, unit_rows
+from snapshots import refused
 
 from raslik_jax.index import format as format_lib
 from raslik_jax.index.store import SketchStore
@@ -44,9 +45,12 @@ class StoreTest(parameterized.TestCase):
         self.rows, self.norms = unit_rows(22, 24)
         self.ids = [f"id-{(7 * i) % 22:02d}" for i in range(22)]
 
-    def make(self, path=None, *, rows=None, norms=None, ids=None, **options) -> SketchStore:
+    def create(self, path=None, *, ids=None, **options) -> SketchStore:
         options = {"identity": IDENTITY, "size": 24, "chunk_rows": 8} | options
-        store = SketchStore.create(path or self.path, ids=ids or self.ids, **options)
+        return SketchStore.create(path or self.path, ids=ids or self.ids, **options)
+
+    def make(self, path=None, *, rows=None, norms=None, **options) -> SketchStore:
+        store = self.create(path, **options)
         fill(store, self.rows if rows is None else rows, self.norms if norms is None else norms)
         store.finish()
         return store
@@ -84,43 +88,29 @@ class StoreTest(parameterized.TestCase):
         self.make()
         other = f"{self.root}/other"
         for chunk in (2, 0, 1):  # a new start for every chunk
-            store = SketchStore.create(
-                other, identity=IDENTITY, ids=self.ids, size=24, chunk_rows=8
-            )
+            store = self.create(other)
             self.assertIn(chunk, store.missing_chunks())
             span = store.chunk_positions(chunk)
             store.write_chunk(chunk, self.rows[span], self.norms[span])
         store.finish()
         self.assertEqual(tree_bytes(self.path), tree_bytes(other))
 
-    @parameterized.named_parameters(
-        ("identity", {"identity": IDENTITY | {"loss": "next_token"}}, "loss .*unshifted.*next_tok"),
-        (
-            "nested",
-            {"identity": IDENTITY | {"projection": {"family": "binned", "seed": 4}}},
-            r"projection\.seed \(index: 3, asked for: 4\)",
-        ),
-        (
-            "several",
-            {"identity": IDENTITY | {"loss": "next_token", "model": "other"}},
-            r"loss \(.*model \(",
-        ),
-        ("absent", {"identity": IDENTITY | {"adapter": "x"}}, "adapter .*'absent'.*'x'"),
-        ("size", {"size": 32}, r"size \(index: 24, asked for: 32\)"),
-        ("dtype", {"dtype": "bfloat16"}, "dtype .*float32.*bfloat16"),
-        ("chunk_rows", {"chunk_rows": 4}, "chunk_rows .*8.*4"),
-        ("rotation", {"dtype": "int8", "rotation_seed": 1}, "rotation_seed .*None, .*1"),
-        ("center", {"dtype": "sign", "center_K": np.ones(24)}, "center_sha256"),
-        ("ids", {"ids": ["a"]}, r"num_rows \(index: 22, asked for: 1\)"),
-        (
-            "order",
-            {"ids": [f"id-{i:02d}" for i in range(22)]},
-            r"something else: ids_sha256 \(index",
-        ),
+    @parameterized.parameters(
+        {"identity": IDENTITY | {"loss": "next_token"}},
+        {"identity": IDENTITY | {"projection": {"family": "binned", "seed": 4}}},
+        {"identity": IDENTITY | {"loss": "next_token", "model": "other"}},
+        {"identity": IDENTITY | {"adapter": "x"}},
+        {"size": 32},
+        {"dtype": "bfloat16"},
+        {"chunk_rows": 4},
+        {"dtype": "int8", "rotation_seed": 1},
+        {"dtype": "sign", "center_K": np.ones(24)},
+        {"ids": ["a"]},
+        {"ids": [f"id-{i:02d}" for i in range(22)]},  # in another order
     )
-    def test_refuses_what_it_was_not_made_for(self, options, message):
+    def test_refuses_what_it_was_not_made_for(self, **options):
         self.make()
-        with self.assertRaisesRegex(ValueError, message):
+        with refused():
             self.make(**options)
 
     def change_manifest(self, **changes):
@@ -129,36 +119,28 @@ class StoreTest(parameterized.TestCase):
         del record["crc32"]
         manifest.write_bytes(format_lib.sealed(record | changes))
 
-    @parameterized.parameters(
-        ({"index_format": 99}, "another version .index_format 99, this version reads 4.: sketch"),
-        ({"index_format": None}, "another version .index_format None.*: sketch again"),
-        ({"num_rows": "x"}, "num_rows in .*manifest.json must be an integer"),
-    )
-    def test_refuses_another_format_and_a_manifest_of_another_shape(self, changes, message):
+    @parameterized.parameters({"index_format": 99}, {"index_format": None}, {"num_rows": "x"})
+    def test_refuses_another_format_and_a_manifest_of_another_shape(self, **changes):
         self.make()
         self.change_manifest(**changes)
-        with self.assertRaisesRegex(ValueError, message):
+        with refused():
             SketchStore.open(self.path)
 
     def test_a_manifest_that_is_no_file_is_refused_at_once(self):
         os.mkdir(self.path)
         os.mkfifo(f"{self.path}/manifest.json")
-        with self.assertRaisesRegex(ValueError, "manifest.json must be a regular file"):
+        with refused():
             SketchStore.open(self.path)
 
     def test_a_writer_of_older_settings_commits_nothing(self):
         """Its index was replaced under its hands: no row of it may be counted in the new one."""
-        writer = SketchStore.create(
-            self.path, identity=IDENTITY, ids=self.ids, size=24, chunk_rows=8
-        )
+        writer = self.create()
         writer.write_chunk(0, self.rows[:8], self.norms[:8])
         old = pathlib.Path(self.path, "commits/0.json").read_bytes()
         shutil.rmtree(self.path)
-        new = SketchStore.create(
-            self.path, identity=IDENTITY | {"loss": "next"}, ids=self.ids, size=24, chunk_rows=8
-        )
+        new = self.create(identity=IDENTITY | {"loss": "next"})
         before = tree_bytes(self.path)
-        with self.assertRaisesRegex(ValueError, "was replaced or removed while this process"):
+        with refused():
             writer.write_chunk(1, self.rows[8:16], self.norms[8:16])
         self.assertEqual(tree_bytes(self.path), before)
         # A record that is there all the same counts for nothing and is named.
@@ -171,7 +153,7 @@ class StoreTest(parameterized.TestCase):
         self.assertEqual([d.file for d in found], ["commits/0.json", "commits/2.json"])
         self.assertRegex(found[0].reason, "is of an index of other settings or rows")
         shutil.rmtree(self.path)
-        with self.assertRaisesRegex(ValueError, "was replaced or removed"):
+        with refused():
             writer.write_chunk(1, self.rows[8:16], self.norms[8:16])
 
     @parameterized.parameters("zarr.json", "rows/zarr.json", "thesis.txt")
@@ -179,7 +161,7 @@ class StoreTest(parameterized.TestCase):
         file = pathlib.Path(self.path, name)
         file.parent.mkdir(parents=True)
         file.write_text("mine")
-        with self.assertRaisesRegex(ValueError, f"new or empty folder, .* holds '{name}'"):
+        with refused():
             self.make()
         self.assertEqual(tree_bytes(self.path), {name: b"mine"})
 
@@ -194,40 +176,33 @@ class StoreTest(parameterized.TestCase):
         self.make()
         self.assertEqual(tree_bytes(self.path), pristine)
 
-    @parameterized.named_parameters(
-        ("no ids", {"ids": ()}, "got 0 different ones of 0"),
-        ("twice", {"ids": ["a", "b", "a"]}, "got 2 different ones of 3"),
-        ("dtype", {"dtype": "float16"}, "must be one of .*'bfloat16'.* got 'float16'"),
-        ("chunk_rows", {"chunk_rows": 0}, "chunk_rows must be .* got 0"),
-        ("center", {"center_K": np.ones(24)}, "for dtype 'sign', got .* 'float32'"),
-        ("int8", {"dtype": "int8", "size": 2**17 + 1}, "at most 131,072"),
+    @parameterized.parameters(
+        {"ids": ()},
+        {"ids": ["a", "b", "a"]},
+        {"dtype": "float16"},
+        {"chunk_rows": 0},
+        {"center_K": np.ones(24)},
+        {"dtype": "int8", "size": 2**17 + 1},
     )
-    def test_refuses_to_make(self, options, message):
+    def test_refuses_to_make(self, **options):
         options = {"identity": {}, "ids": ["a"], "size": 24} | options
-        with self.assertRaisesRegex(ValueError, message):
+        with refused():
             SketchStore.create(self.path, **options)
 
     @parameterized.named_parameters(
         ("shape", lambda r, n: (r[:, :5], n), "must have rows of shape"),
-        (
-            "not finite",
-            lambda r, n: (np.where(r == r[0, 0], np.nan, r), n),
-            "'id-00' of length nan",
-        ),
+        ("not finite", lambda r, n: (np.where(r == r[0, 0], np.nan, r), n), "of length nan"),
         ("not a unit", lambda r, n: (r * 2, n), "8 are not"),
-        ("infinite norm", lambda r, n: (r, np.where(n == n[0], np.inf, n)), "norm inf"),
+        ("infinite norm", lambda r, n: (r, np.where(n == n[0], np.inf, n)), "'id-00' .*norm inf"),
     )
     def test_refuses_bad_rows(self, change, message):
-        store = SketchStore.create(
-            self.path, identity=IDENTITY, ids=self.ids, size=24, chunk_rows=8
-        )
+        store = self.create()
         with self.assertRaisesRegex(ValueError, message):
             store.write_chunk(0, *change(self.rows[:8], self.norms[:8]))
         self.assertEqual(store.missing_chunks(), (0, 1, 2))
-        with self.assertRaisesRegex(ValueError, "lacks 3 of its 3 chunks"):
-            store.require_complete()
-        with self.assertRaisesRegex(ValueError, "lacks 3"):
-            store.finish()
+        for work in (store.require_complete, store.finish):
+            with self.assertRaisesRegex(ValueError, "lacks 3 of its 3 chunks"):
+                work()
 
     def test_a_zero_gradient_is_a_zero_row(self):
         self.rows[4], self.norms[4] = 0, 0
@@ -270,7 +245,7 @@ class StoreTest(parameterized.TestCase):
         damages = verify(SketchStore.open(self.path))
         self.assertEqual([d.file for d in damages], ["norms/c/1", "rows/c/2/0"])
         (root / "rows/c/0/0").write_bytes(b"short")
-        with self.assertRaisesRegex(ValueError, "rows/c/0/0 is damaged .it must have 768 bytes"):
+        with refused():
             SketchStore.open(self.path).read_array("rows", 0)
 
     @parameterized.product(scheme=["", "file://"], dtype=["float32", "int8"])
@@ -315,9 +290,7 @@ class StoreTest(parameterized.TestCase):
 
     @parameterized.parameters("rows", "norms", "sums", "commits")
     def test_a_full_disk_is_named_and_the_chunk_stays_missing(self, where):
-        store = SketchStore.create(
-            self.path, identity=IDENTITY, ids=self.ids, size=24, chunk_rows=8
-        )
+        store = self.create()
         store.write_chunk(0, self.rows[:8], self.norms[:8])
         full = mock.Mock()  # TensorStore's own words
         full.result.side_effect = ValueError(
@@ -326,12 +299,10 @@ class StoreTest(parameterized.TestCase):
         broken = _FullStore(store.place._kv, where, full)
         with (
             mock.patch.object(store.place, "_kv", broken),
-            self.assertRaisesRegex(
-                OSError, f"No space left writing {where}/.*committed is safe; free some space"
-            ) as caught,
+            refused(OSError) as caught,
         ):
             store.write_chunk(1, self.rows[8:16], self.norms[8:16])
-        self.assertEqual(caught.exception.errno, errno.ENOSPC)
+        self.assertEqual(caught.value.errno, errno.ENOSPC)
         self.assertEqual(store.missing_chunks(), (1, 2))
         fill(store, self.rows, self.norms)  # goes on in the same process
         store.finish()
