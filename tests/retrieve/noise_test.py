@@ -1,7 +1,6 @@
 """The noise of the sketch in a mean score, and queries that point apart."""
 
 import numpy as np
-import sketch_formulas
 import theory
 from absl.testing import parameterized
 from index_cases import IndexCase, unit_rows
@@ -22,7 +21,7 @@ class SketchNoiseTest(IndexCase):
         queries = _unit(queries + 1.0)
         rho_NQ = _unit(rows) @ queries.T
         gram_QQ = queries @ queries.T
-        expected = [sketch_formulas.mean_score_variance(gram_QQ, rho_Q, 0.01) for rho_Q in rho_NQ]
+        expected = [theory.mean_score_variance(gram_QQ, rho_Q, 0.01) for rho_Q in rho_NQ]
         np.testing.assert_allclose(
             noise.score_sigma(gram_QQ, rho_NQ, 0.01), np.sqrt(expected), rtol=1e-12
         )
