@@ -12,6 +12,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from experiments.studies.behaviors import corpus
+from experiments.studies.own_model import side_effects
 from experiments.studies.published import section
 from experiments.studies.sets import strategies
 
@@ -21,6 +22,7 @@ def register() -> None:
     corpus.register()
     strategies.register()
     section.register()
+    side_effects.register()
 
 
 if __name__ == "__main__":

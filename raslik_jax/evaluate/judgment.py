@@ -98,35 +98,6 @@ def verdict_of(entry: Entry) -> str:
     return (entry.get("judgment") or {}).get("verdict", "")
 
 
-# By the verdict; `seen` counts the held-out prompts that still show the behavior.
-_HEADLINES = {
-    "forgotten": "The behavior is gone from {seen}.",
-    "partly": "The behavior is partly gone: {seen}.",
-    "unchanged": "The behavior is still there: {seen}.",
-    "damaged": "Unlearning damaged the model: {seen}.",
-    "unknown": "It is not known whether the behavior is gone: {seen}.",
-}
-
-
-def headline(entry: Entry) -> tuple[str, ...]:
-    """Returns the verdict on an unlearned model in sentences for readers without statistics."""
-    if not (decided := verdict_of(entry)):
-        return ()
-    reasons, prompts = entry["judgment"]["reasons"], Count(**entry.get("prompts") or _NONE)
-    seen = "; ".join(reasons)
-    if prompts.of and not prompts.unknown and decided in ("forgotten", "partly", "unchanged"):
-        shows = f"show{'s' if prompts.still == 1 else ''}"
-        seen = f"{prompts.still} of {prompts.of} held-out prompts {shows} it"
-        if decided == "partly" and not prompts.still:
-            seen = "; ".join([seen, *reasons[1:]])
-        elif decided == "forgotten":
-            seen = f"{prompts.of - prompts.still} of {prompts.of} held-out prompts"
-    changed, of = (look_up(entry, n) for n in ("others/changed", "diversity/normal/answers"))
-    others = f"{of - changed} of {of} other answers are unchanged." if of else ""
-    lost = f"The {warning}." if (warning := left.warn(entry.get("left") or {})) else ""
-    return tuple(filter(None, (_HEADLINES[decided].format(seen=seen), others, lost)))
-
-
 def judge(
     entry: Entry,
     finetuned: Entry,

@@ -99,8 +99,7 @@ class Incident(NamedTuple):
       traced: the answers, with what each model makes of them.
       cards: the rows behind them, the highest score first.
       num_found: rows that were found, of `num_rows`.
-      verdict: one word of `verdict.Verdict`, "" without a measurement.
-      headline: the verdict in sentences for a reader who knows no statistics.
+      entry: of the unlearned model in metrics.json.
       ended: why unlearning ended before enough was gone, or "".
       warning: why a traced answer is weak evidence, or "".
       costs: the check of a recipe, the exact judgment and what else changed.
@@ -116,8 +115,7 @@ class Incident(NamedTuple):
     cards: tuple[Card, ...]
     num_found: int
     num_rows: int
-    verdict: str
-    headline: tuple[str, ...]
+    entry: Mapping[str, Any]
     ended: str
     warning: str
     costs: tuple[str, ...]
@@ -163,8 +161,7 @@ def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
         cards=cards,
         num_found=sum(len(part.find(root) or ()) for part in found),
         num_rows=len(rows),
-        verdict=judgment.verdict_of(entry),
-        headline=judgment.headline(entry),
+        entry=entry,
         ended=ending_sentence(metrics.get("probes", ()), strategy, algorithm),
         warning=doubt_sentence(traced),
         costs=tuple(filter(None, costs)),
@@ -265,8 +262,7 @@ def example_incident(
         cards=cards,
         num_found=forget.num_rows if forget else 0,
         num_rows=metrics.get("corpus", {}).get("train", 0),
-        verdict=judgment.verdict_of(entry),
-        headline=judgment.headline(entry),
+        entry=entry,
         ended="",
         warning="",
         costs=tuple(filter(None, (judged, cost_sentence(metrics, strategy, algorithm)))),

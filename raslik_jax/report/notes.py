@@ -4,7 +4,8 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from raslik_jax.evaluate import judgment, rates, stopping, verdict
+from raslik_jax.evaluate import judgment, left, rates, stopping, verdict
+from raslik_jax.evaluate.metrics import look_up
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.report.names import algorithm_name, kernel_note, make_environment, strategy_name
 from raslik_jax.report.tables import format_interval
@@ -43,6 +44,8 @@ def macros() -> Any:
         join_sentences=verdict.join_sentences,
         judgment_sentence=judgment_sentence,
         kernel_note=kernel_note,
+        look_up=look_up,
+        warn_of_lost=left.warn,
         least_queries=judgment.LEAST_QUERIES,
         model_name=_model_name,
     )

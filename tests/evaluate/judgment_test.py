@@ -5,6 +5,7 @@ import math
 import pytest
 
 from raslik_jax.evaluate import judgment
+from raslik_jax.report import notes
 
 
 def _interval(mean, half=0.04):
@@ -116,7 +117,7 @@ def test_forgotten_is_said_with_the_fine_tuning_that_went_with_it(high, is_lost)
     entry["left"] = {"nats": _interval(0.97, 0.01), "words": {"mean": 0.3, "low": 0, "high": high}}
     found = entry["judgment"] = _judge(entry)
     assert found["verdict"] == "forgotten"
-    lines = judgment.describe(found), " ".join(judgment.headline(entry))
+    lines = judgment.describe(found), notes.macros().headline(entry)
     assert "by likelihood 97% [96%, 98%], by length 30%" in lines[0]
     assert "by ending unknown" in lines[0]
     assert ["the behavior: by length at most" in line for line in lines] == [is_lost] * 2

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -15,20 +14,18 @@ from raslik_jax.data.batches import make_batch, plan_rows
 from raslik_jax.data.examples import Example
 from raslik_jax.data.read.formats import read_written
 from raslik_jax.evaluate.rates import rouge_l_f1
-from raslik_jax.evaluate.robustness import prompts, side_effects
+from raslik_jax.evaluate.robustness import prompts
 from raslik_jax.run.stages.robustness import Attack, Bench, write_robustness
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.sketch.loss import example_loss
 
 # All 12 rows are trained on, and no 5 target queries and 3 traced prompts are left out.
 _CHANGES = (
-    "--evaluate.robustness=relearn,quantize,prompts,turns,sampling,membership,side_effects",
+    "--evaluate.robustness=relearn,quantize,prompts,turns,sampling,membership",
     "--evaluate.relearn.rows=12",
     "--evaluate.relearn.steps=3",
     "--evaluate.relearn.learning_rate=0.02",
 )
-
-_GENERAL = pathlib.Path(side_effects.__file__).parents[2] / "data" / "words" / "general.json"
 
 
 @pytest.fixture(autouse=True)
@@ -207,23 +204,10 @@ def test_drawn_answers_are_rated_by_prompt_and_the_greedy_ones_are_those_stored(
     assert {one["prompts"] for one in found} == {5}
 
 
-def test_what_else_changed_is_perplexity_and_right_answers(workspace, tmp_path):
-    found = {
-        one["condition"]: one
-        for one in _found(workspace, "side_effects", "ga_gdr", tmp_path)["now"]
-    }
+def test_any_rows_are_weighed(workspace):
+    rows = [Example(str(n), f"Question {n}", "", "an answer") for n in range(3)]
+    model = workspace.unlearned("oracle", "ga_gdr", 2)
+    found = Bench(workspace, "oracle").weigh(model, rows)
     base, lora = _merged(workspace, "unlearn", "oracle-ga_gdr", "epoch-2"), workspace.model.initial
-    rows = workspace.encode(side_effects.texts()["a notice"])
-    nats = np.asarray(_losses(workspace, rows)(lora, base)) * rows.num_targets_N
-    expected = np.exp(nats.sum() / rows.num_targets_N.sum())
-    np.testing.assert_allclose(found["a notice"]["perplexity"]["mean"], expected, rtol=1e-4)
-    options = [
-        Example(text, one["question"], "", text)
-        for one in json.loads(_GENERAL.read_text())["questions"]
-        for text in (one["right"], *one["wrong"])
-    ]
-    nats_QO = np.asarray(_losses(workspace, workspace.encode(options))(lora, base)).reshape(-1, 4)
-    assert found["questions"]["asked"] == 40
-    np.testing.assert_allclose(
-        found["questions"]["right"]["mean"], (nats_QO.argmin(axis=1) == 0).mean()
-    )
+    nats = _losses(workspace, workspace.encode(rows))(lora, base)
+    np.testing.assert_allclose(found.nll_N, nats, rtol=1e-4)

@@ -5,9 +5,8 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from experiments.studies.own_model import stay
+from experiments.studies.own_model import side_effects, stay
 from experiments.studies.reports import markdown_table, read_reported
-from raslik_jax.evaluate.robustness import side_effects
 from raslik_jax.evaluate.robustness.relearn import KINDS
 from raslik_jax.evaluate.robustness.sampling import WORST
 

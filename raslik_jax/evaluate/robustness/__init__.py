@@ -6,7 +6,6 @@ from raslik_jax.evaluate.robustness.quantize import QUANTIZE
 from raslik_jax.evaluate.robustness.record import RobustnessMeasure
 from raslik_jax.evaluate.robustness.relearn import RELEARN
 from raslik_jax.evaluate.robustness.sampling import SAMPLING
-from raslik_jax.evaluate.robustness.side_effects import SIDE_EFFECTS
 from raslik_jax.evaluate.robustness.turns import TURNS
 
 # Sections of the report have their order.
@@ -17,5 +16,4 @@ ROBUSTNESS: dict[str, RobustnessMeasure] = {
     "turns": TURNS,
     "sampling": SAMPLING,
     "membership": MEMBERSHIP,
-    "side_effects": SIDE_EFFECTS,
 }

@@ -1,10 +1,12 @@
 """Other changes: general text and general knowledge.
 
 Perplexity of three texts and forty questions with four answers each, written for this project
-(`data/words/general.json`). The set is small and the same for every model and run. The answer to a
+(`general.json`). The set is small and the same for every model and run. The answer to a
 question is the one that is likeliest a token.
 """
 
+import json
+import pathlib
 from typing import Any
 
 import numpy as np
@@ -12,13 +14,13 @@ from jaxtyping import Bool, Float, Int
 
 from raslik_jax.data.contents import Passage
 from raslik_jax.data.examples import Example, make_example
-from raslik_jax.data.words import load_words
 from raslik_jax.evaluate import perplexity, rates
 from raslik_jax.evaluate.metrics import Column
+from raslik_jax.evaluate.robustness import ROBUSTNESS
 from raslik_jax.evaluate.robustness.record import Compared, Cost, RobustnessMeasure
 
 QUESTIONS = "questions"
-_GENERAL = load_words("general")
+_GENERAL = json.loads(pathlib.Path(__file__).with_name("general.json").read_text("utf-8"))
 COLUMNS = {
     "perplexity": Column("Perplexity", ".2f", ".2f"),
     "right": Column("Answered\nright", ".2f", ".2f"),
@@ -125,3 +127,8 @@ SIDE_EFFECTS = RobustnessMeasure(
         texts=sum(map(len, texts().values())) + sum(map(len, questions())),
     ),
 )
+
+
+def register() -> None:
+    """Adds the test to the package's."""
+    ROBUSTNESS["side_effects"] = SIDE_EFFECTS
