@@ -91,18 +91,25 @@ def make_axes(
     import matplotlib.figure
 
     if frame:
-        size = _PAGE_WIDTH / 72, frame.height / 72
-        figure = matplotlib.figure.Figure(figsize=size)
-        place = frame.left / _PAGE_WIDTH, frame.bottom / frame.height
-        width = 1 - (frame.left + frame.right) / _PAGE_WIDTH
-        height = 1 - (frame.top + frame.bottom) / frame.height
-        return figure, [figure.add_axes((*place, width, height))]
+        figure, panel = make_panel(frame)
+        return figure, [panel]
     columns = columns or num
     figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
     axes = figure.subplots(-(-num // columns), columns, squeeze=False, **options).ravel()
     for unused in axes[num:]:
         unused.set_visible(False)
     return figure, list(axes[:num])
+
+
+def make_panel(frame: Frame) -> tuple[Any, Any]:
+    """Returns a figure and its axes, a panel for the page."""
+    import matplotlib.figure
+
+    figure = matplotlib.figure.Figure(figsize=(_PAGE_WIDTH / 72, frame.height / 72))
+    place = frame.left / _PAGE_WIDTH, frame.bottom / frame.height
+    width = 1 - (frame.left + frame.right) / _PAGE_WIDTH
+    height = 1 - (frame.top + frame.bottom) / frame.height
+    return figure, figure.add_axes((*place, width, height))
 
 
 def note(axes: Any, text: str, at: Any, offset: Any, *coordinates: str, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""Figures of a run, in a file with all panels or one panel each for the page (see `drawing`)."""
+"""Figures of a run: a panel each for the page, and for files where no `frame` is given."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -9,10 +9,10 @@ from jaxtyping import Bool, Float
 from raslik_jax.evaluate.rates import Interval
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.report import drawing
-from raslik_jax.report.drawing import INK, SOFT, Frame, make_axes, note, styled
-from raslik_jax.report.names import algorithm_name, strategy_name, strategy_styles
+from raslik_jax.report.drawing import INK, Frame, make_axes, make_panel, note, styled
+from raslik_jax.report.names import strategy_name, strategy_styles
 from raslik_jax.report.tables import format_interval
-from raslik_jax.report.tidy import Model, collect_models, has_steps, is_probed
+from raslik_jax.report.tidy import Model, collect_models, is_probed
 
 # Marker, size and color of what every strategy is held against.
 REFERENCE_MARKS = {"finetuned": ("o", 12, INK), "backbone": ("X", 13, INK)}
@@ -25,14 +25,8 @@ _MAX_POINTS = 240
 
 
 @styled
-def draw_frontier(
-    metrics: Metrics,
-    algorithms: Sequence[str] = (),
-    *,
-    retain_from: float | None = None,
-    frame: Frame | None = None,
-) -> Any:
-    """Returns the figure of forgetting against retention with one panel per algorithm.
+def draw_frontier(metrics: Metrics, algorithm: str, *, retain_from: float, frame: Frame) -> Any:
+    """Returns the figure of forgetting against retention of one algorithm.
 
     R is on x and F on y, so the ideal is at the bottom right. Thin arcs join points at equal
     Euclidean distance from it. Each strategy is a path over epochs that starts at the fine-tuned
@@ -41,36 +35,26 @@ def draw_frontier(
 
     Args:
       metrics: the content of metrics.json.
-      algorithms: those to draw; by default all of the run.
-      retain_from: where the axis of R starts, by default `lowest_retain`.
+      algorithm: the one to draw.
+      retain_from: where the axis of R starts (`lowest_retain`).
       frame: of a panel for the page, which has a legend of its own, also in other figures.
     """
     models = collect_models([metrics], is_last=False)
     references = [model for model in models if not model.algorithm]
     methods = [model for model in models if model.algorithm]
-    algorithms = algorithms or list(dict.fromkeys(model.algorithm for model in methods)) or [""]
-    styles = strategy_styles([model.strategy for model in methods])
-    size = (1.2 + 4.4 * len(algorithms), 5.2)
-    figure, all_axes = make_axes(size, frame, len(algorithms), sharex=True, sharey=True)
-    low = lowest_retain(metrics) if retain_from is None else retain_from
+    figure, axes = make_panel(frame)
     high = max(1.0, *(model.intervals("forget")[0]["high"] for model in models))
-    for axes, algorithm in zip(all_axes, algorithms, strict=True):
-        axes.set_title("" if frame else algorithm_name(algorithm))
-        _draw_ground(axes, references)
-        for strategy, style in styles.items():
-            path = [m for m in methods if (m.algorithm, m.strategy) == (algorithm, strategy)]
-            if path:
-                path.sort(key=lambda model: model.epochs)
-                _draw_path(axes, [models[0], *path], *style, is_step=is_probed(metrics["settings"]))
-        axes.set_xlabel("R, retain rate (higher is better)")
-        axes.set_xlim(low - 0.03 * (1 - low), 1 + 0.03 * (1 - low))
-        axes.set_ylim(-0.03, high + 0.03)
-    all_axes[0].set_ylabel("F, forget rate (lower is better)")
-    if not frame:
-        title = "Small markers: epochs. Large: the last one, filled if Pareto-optimal,"
-        if not has_steps(metrics):
-            title = "Markers: the models after unlearning, filled if Pareto-optimal,"
-        _frontier_legend(figure, styles, references, len(all_axes), title)
+    _draw_ground(axes, references)
+    for strategy, style in strategy_styles([model.strategy for model in methods]).items():
+        path = [m for m in methods if (m.algorithm, m.strategy) == (algorithm, strategy)]
+        if path:
+            path.sort(key=lambda model: model.epochs)
+            _draw_path(axes, [models[0], *path], *style, is_step=is_probed(metrics["settings"]))
+    margin = 0.03 * (1 - retain_from)
+    axes.set_xlabel("R, retain rate (higher is better)")
+    axes.set_xlim(retain_from - margin, 1 + margin)
+    axes.set_ylim(-0.03, high + 0.03)
+    axes.set_ylabel("F, forget rate (lower is better)")
     return figure
 
 
@@ -82,28 +66,6 @@ def lowest_retain(metrics: Metrics) -> float:
         for rate in model.intervals("retain")
     )
     return max(0.0, min(0.95, float(np.floor(lowest * 20)) / 20))
-
-
-def _frontier_legend(
-    figure: Any, styles: Mapping[str, Any], references: Sequence[Model], num: int, title: str
-) -> None:
-    from matplotlib.lines import Line2D
-
-    handles = [
-        Line2D([], [], color=color, marker=marker, label=strategy_name(name))
-        for name, (color, marker) in styles.items()
-    ]
-    for name in (*(model.strategy for model in references), "ideal"):
-        marker, size, color = REFERENCE_MARKS[name]
-        look: Any = {"ls": "", "c": color, "marker": marker, "ms": 0.65 * size, "mew": 0.7}
-        edge = INK if color == drawing.GOLD else "white"
-        handles.append(Line2D([], [], label=strategy_name(name), mec=edge, **look))
-    title += (
-        f"{chr(10) if num == 1 else ' '}with 95 % intervals. Arcs: equal distance to the ideal."
-    )
-    place, columns = "outside lower center", 4 if num == 1 else 7
-    legend = figure.legend(handles=handles, loc=place, ncols=columns, title=title)
-    legend.get_title().set(color=SOFT, multialignment="center", size=8.5)
 
 
 def _draw_ground(axes: Any, references: Sequence[Model]) -> None:
@@ -221,7 +183,7 @@ def draw_scores(
     forget: tuple[float, float] | None = None,
     retain: tuple[float, float] | None = None,
     num_bins: int = 60,
-    frame: Frame | None = None,
+    frame: Frame,
 ) -> Any:
     """Returns the histogram of retrieval scores, split by label if labels are known.
 
@@ -229,21 +191,21 @@ def draw_scores(
     sets from the lowest to the highest score of each, with a dashed line at its inner end. Scores
     are the forget scores of the training examples, finite.
     """
-    groups = [("all examples", np.ones(len(score_N), np.bool_), drawing.OTHER_COLOR)]
+    groups = [(np.ones(len(score_N), np.bool_), drawing.OTHER_COLOR)]
     if is_target_N is not None:
-        groups = [("other examples", ~is_target_N, drawing.OTHER_COLOR)]
-        groups.append(("targets", is_target_N, drawing.TARGET_COLOR))
+        groups = [(~is_target_N, drawing.OTHER_COLOR)]
+        groups.append((is_target_N, drawing.TARGET_COLOR))
     edges = np.linspace(score_N.min(), score_N.max(), num_bins + 1)
     if edges[0] == edges[-1]:
         edges = edges + np.linspace(-0.5, 0.5, num_bins + 1)
-    figure, (axes,) = make_axes((7.6, 3.8), frame)
+    figure, axes = make_panel(frame)
     tallest = 0.0
-    for label, is_member_N, color in groups:
+    for is_member_N, color in groups:
         count = int(is_member_N.sum())
         share = 100 * np.histogram(score_N[is_member_N], edges)[0] / max(1, count)
         tallest = max(tallest, float(share.max()))
         axes.stairs(share, edges, fill=True, color=color, alpha=0.35)
-        axes.stairs(share, edges, color=color, lw=1.4, label=f"{label} ({count:,})")
+        axes.stairs(share, edges, color=color, lw=1.4)
     axes.set_ylim(0, 1.22 * tallest)
     axes.set_xlim(edges[0], edges[-1])
     for ends, label, side, offset in (
@@ -261,8 +223,6 @@ def draw_scores(
         note(axes, label, *place, ha=side, va="top")
     axes.set_xlabel("retrieval score (forget direction)")
     axes.set_ylabel("share of its kind (%)")
-    if not frame:
-        figure.legend(loc="outside upper center", ncols=2)
     return figure
 
 
@@ -314,42 +274,33 @@ def draw_cut(
 
 @styled
 def draw_losses(
-    panels: Mapping[str, Mapping[str, Sequence[float]]],
-    strategies: Sequence[str] = (),
-    *,
-    frame: Frame | None = None,
+    curves: Mapping[str, Sequence[float]], strategies: Sequence[str], *, frame: Frame
 ) -> Any:
-    """Returns the figure of loss curves; one panel each.
+    """Returns the figure of loss curves.
 
     The faint line is the loss of every step (of long curves, means of neighboring ones). The strong
     one is its running mean over a twentieth of the steps.
 
     Args:
-      panels: by title, the curves by strategy, or "loss" for a training before unlearning: one loss
-        per optimizer step.
+      curves: by strategy, or "loss" for a training before unlearning: one loss per optimizer step.
       strategies: all of the run, which decide the colors.
+      frame: of a panel for the page.
     """
-    columns = 2 if len(panels) == 4 else min(3, max(1, len(panels)))
-    size = (3.9 * columns + 0.4, 3.0 * -(-max(1, len(panels)) // columns))
-    figure, all_axes = make_axes(size, frame, max(1, len(panels)), columns)
-    styles = strategy_styles(strategies or [name for curves in panels.values() for name in curves])
-    for axes, (title, curves) in zip(all_axes, panels.items(), strict=False):
-        axes.set_title("" if frame else title)
-        for name, losses in curves.items():
-            values = np.asarray(losses, np.float64)
-            color = styles[name][0] if name in styles else drawing.OTHER_COLOR
-            label = strategy_name(name)
-            tip = f"tip:{label}: {losses[0]:.3g} at first, {losses[-1]:.3g} at the end"
-            axes.plot(*_thin(values), color=color, lw=0.8, alpha=0.3)
-            mean = _thin(running_mean(values))
-            axes.plot(*mean, color=color, lw=1.9, label=label, gid=tip)
-        everything = np.concatenate([[0.0], *map(np.asarray, curves.values())])
-        high = float(np.quantile(everything, 0.995))
-        axes.set_ylim(min(0.0, float(everything.min())), 1.05 * high if high > 0 else 1.0)
-        axes.set_xlabel("optimizer step")
-        axes.set_ylabel("loss (nats)")
-        if len(curves) > 1 and not frame:
-            axes.legend()
+    figure, axes = make_panel(frame)
+    styles = strategy_styles(strategies or list(curves))
+    for name, losses in curves.items():
+        values = np.asarray(losses, np.float64)
+        color = styles[name][0] if name in styles else drawing.OTHER_COLOR
+        label = strategy_name(name)
+        tip = f"tip:{label}: {losses[0]:.3g} at first, {losses[-1]:.3g} at the end"
+        axes.plot(*_thin(values), color=color, lw=0.8, alpha=0.3)
+        mean = _thin(running_mean(values))
+        axes.plot(*mean, color=color, lw=1.9, label=label, gid=tip)
+    everything = np.concatenate([[0.0], *map(np.asarray, curves.values())])
+    high = float(np.quantile(everything, 0.995))
+    axes.set_ylim(min(0.0, float(everything.min())), 1.05 * high if high > 0 else 1.0)
+    axes.set_xlabel("optimizer step")
+    axes.set_ylabel("loss (nats)")
     return figure
 
 

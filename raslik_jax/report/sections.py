@@ -290,7 +290,7 @@ def _frontier(view: View) -> dict[str, Any]:
     low, drawn = min(map(figures.lowest_retain, _seeds(view))), []
     for (i, seed), algorithm in panels[:_MAX_PANELS]:
         frame = drawing.Frame(380)
-        figure = figures.draw_frontier(seed, [algorithm], retain_from=low, frame=frame)
+        figure = figures.draw_frontier(seed, algorithm, retain_from=low, frame=frame)
         where = names.algorithm_name(algorithm) + view.experiment.of_seed(i)
         title = f"Frontier of {view.name}, {where}: F against R"
         drawn.append(_figure(figure, title, where))
@@ -397,7 +397,7 @@ def _training(view: View) -> dict[str, Any]:
     losses = view.experiment.runs[0].losses
     drawn = [
         _figure(
-            figures.draw_losses({panel: curves}, view.strategies, frame=drawing.Frame(300)),
+            figures.draw_losses(curves, view.strategies, frame=drawing.Frame(300)),
             f"Loss of {view.name}{view.first}, {panel}, over the steps",
             panel,
         )

@@ -1,8 +1,8 @@
-"""From metrics to tables and figures: report."""
+"""From metrics to the tables and the page: report."""
 
 import pathlib
 
-from raslik_jax.report import drawing, facts, figures, page, results, tables
+from raslik_jax.report import facts, page, results, tables
 from raslik_jax.run import artifacts
 from raslik_jax.run.recipes import Case, Files, Recipe, variants_of
 from raslik_jax.run.stages.evaluate import reads_of_results
@@ -10,16 +10,9 @@ from raslik_jax.run.workspace import Workspace
 
 
 def report(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Writes the tables of the terminal, the figures and the page."""
+    """Writes the tables of the terminal and the page."""
     stored = facts.read_facts(workspace.root)
     metrics = stored.metrics
-    drawn = {"losses": figures.draw_losses(stored.losses, list(metrics["retrieval"]))}
-    if metrics["finetuned"]["euclidean"] is not None:
-        drawn["frontier"] = figures.draw_frontier(metrics)
-    if stored.scores:
-        drawn["scores"] = figures.draw_scores(**stored.scores._asdict())
-    for name, figure in drawn.items():
-        drawing.save_figure(figure, folder / name)
     shown = results.retrieval_table(metrics), results.results_table(metrics)
     artifacts.TABLE.write(folder, "\n\n".join(map(tables.render_terminal, shown)) + "\n")
     artifacts.PAGE.write(folder, page.render(facts.group_runs([stored])))

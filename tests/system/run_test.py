@@ -119,9 +119,7 @@ class TinyRunTest(absltest.TestCase):
         self.assertIn("report:", self.stdout)
         for name in (
             "run.flags config.json versions.json evaluate/metrics.json "
-            "report/report.html "
-            "report/frontier.png "
-            "report/scores.svg retrieve/raslik/forget.jsonl retrieve/oracle/retain.jsonl"
+            "report/report.html retrieve/raslik/forget.jsonl retrieve/oracle/retain.jsonl"
         ).split():
             self.assertTrue((self.root / name).is_file(), name)
         metrics = json.loads((self.root / "evaluate/metrics.json").read_text())
