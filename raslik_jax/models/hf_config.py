@@ -1,12 +1,14 @@
 """Reads and writes the config.json of a Hugging Face model, without transformers.
 
 The fields that decide the arithmetic are those of an architecture's config class. A field that
-neither the class nor a list here knows is refused by name unless it is null. Old and new spellings
-of the rotary fields are read, and both are written.
+neither the class nor hf_fields.json knows is refused by name unless it is null. Old and new
+spellings of the rotary fields are read, and both are written.
 """
 
 import dataclasses
+import json
 import math
+import pathlib
 import typing
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -19,54 +21,14 @@ _Config = TypeVar("_Config")
 
 _QUOTES = "'\""
 
+_FIELDS = json.loads(pathlib.Path(__file__).with_name("hf_fields.json").read_text("utf-8"))
 # Fields that decide how an answer is drawn, from transformers' GenerationConfig (releases 4 and 5).
-GENERATION = frozenset(
-    """assistant_confidence_threshold assistant_early_exit assistant_ensemble_weight
-    assistant_lookbehind bad_words_ids begin_suppress_tokens cache_config cache_implementation
-    compile_config constraints continuous_batching_config decoder_start_token_id disable_compile
-    diversity_penalty do_sample dola_layers early_stopping encoder_no_repeat_ngram_size
-    encoder_repetition_penalty epsilon_cutoff eta_cutoff exponential_decay_length_penalty
-    force_words_ids forced_bos_token_id forced_decoder_ids forced_eos_token_id
-    _from_model_config generation_config guidance_scale is_assistant length_penalty low_memory
-    max_cache_len max_generation_length max_length max_matching_ngram_size max_new_tokens max_time
-    min_length min_new_tokens min_p no_repeat_ngram_size num_assistant_tokens
-    num_assistant_tokens_schedule num_beam_groups num_beams num_return_sequences output_logits
-    output_scores penalty_alpha prefill_chunk_size prompt_lookup_num_tokens remove_invalid_values
-    renormalize_logits repetition_penalty return_dict_in_generate sequence_bias speculation_type
-    stop_strings suppress_tokens target_lookbehind temperature token_healing top_h top_k top_p
-    typical_p use_cache use_mtp watermarking_config""".split()
-)
-# Fields of the file, the tokenizer, the training run and the kernels. None of them changes the
-# result of a model in evaluation mode.
-IGNORED = GENERATION | frozenset(
-    """_attn_implementation _attn_implementation_autoset _attn_implementation_internal
-    _commit_hash _experts_implementation _experts_implementation_internal
-    _flash_attn_2_enabled _model_name_or_path _name_or_path architectures attn_implementation
-    auto_map bos_token chunk_size_feed_forward classifier_dropout custom_pipelines dtype eos_token
-    experts_implementation finetuning_task flash_attention gradient_checkpointing id2label
-    is_decoder is_encoder_decoder is_llama_config label2id model_max_length model_name model_type
-    model_version name_or_path num_labels output_attentions output_hidden_states pad_token
-    padding_side peft_version prefix problem_type return_dict tags
-    task_specific_params tf_legacy_loss tokenizer_class tokenizer_model_max_length
-    tokenizer_padding_side torch_dtype torchscript trained_with transformers.js_config
-    transformers_version trl_version unk_token unk_token_id unsloth_fixed unsloth_version
-    use_bfloat16 use_flash_attention use_flash_attention_2 use_flash_attn use_return_dict
-    use_sdpa""".split()
-)
-
+GENERATION = frozenset(_FIELDS["generation"])
+# In addition those of the file, the tokenizer, the training run and the kernels. None of them
+# changes the result of a model in evaluation mode.
+IGNORED = GENERATION | frozenset(_FIELDS["ignored"])
 # Fields that are harmless where they are off (zero, false or empty), or at one value only.
-_OFF = frozenset(
-    """attention_dropout attention_probs_dropout_prob hidden_dropout hidden_dropout_prob attn_pdrop
-    embd_pdrop resid_pdrop rope_interleaved clip_qkv sep_token_id cross_attention_hidden_size
-    add_cross_attention tie_encoder_decoder use_mrope use_bidirectional_attention mlp_bias
-    lm_head_bias attn_logit_softcapping pruned_heads""".split()
-)
-_ONLY_VALUE = {
-    "pretraining_tp": 1,
-    "position_embedding_type": "absolute",
-    "full_attn_mod": 1,
-    "interpolate_factor": 1,
-}
+_OFF, _ONLY_VALUE = frozenset(_FIELDS["off"]), _FIELDS["only_value"]
 
 # Older spellings of rotary fields, which are next to the other fields and not in an object.
 _OLD_ROPE = {

@@ -9,6 +9,7 @@ Formats: `training_args.json` (TrainingArguments.to_json_string), `trainer_state
 hyperparameters" of a model card that transformers wrote.
 """
 
+import json
 import math
 import pathlib
 import re
@@ -18,75 +19,18 @@ from typing import Any, NamedTuple
 from raslik_jax.base.files import read_json, read_text
 from raslik_jax.base.messages import shown, some_of
 
-# Names of a format's keys -> TrainingArguments or SFTConfig; a name that is the same is not listed.
-_AXOLOTL = {
-    "micro_batch_size": "per_device_train_batch_size",
-    "num_epochs": "num_train_epochs",
-    "optimizer": "optim",
-    "lr_scheduler": "lr_scheduler_type",
-    "sequence_len": "max_length",
-    "sample_packing": "packing",
-    "peft_use_dora": "use_dora",
-    "adam_eps": "adam_epsilon",
-    "train_on_inputs": "train_on_prompt",
-}
-_LLAMA_FACTORY = {"cutoff_len": "max_length", "neat_packing": "packing"}
-_CARD = {
-    "train_batch_size": "per_device_train_batch_size",
-    "num_epochs": "num_train_epochs",
-    "training_steps": "max_steps",
-    "lr_scheduler_warmup_steps": "warmup_steps",
-    "lr_scheduler_warmup_ratio": "warmup_ratio",
-    "total_train_batch_size": "total_train_batch_size",
-    "num_devices": "world_size",
-    "optimizer": "optim",
-}
-# TrainingArguments -> fields of `objectives.RetrainSettings` that have the same meaning.
-_SETTINGS = {
-    "learning_rate": "learning_rate",
-    "weight_decay": "weight_decay",
-    "adam_beta1": "beta1",
-    "adam_beta2": "beta2",
-    "adam_epsilon": "epsilon",
-    "max_grad_norm": "clip",
-    "warmup_ratio": "warmup",
-    "warmup_steps": "warmup_steps",
-    "max_length": "max_len",
-    "max_steps": "steps",
-    "num_train_epochs": "epochs",
-    "seed": "seed",
-}
-_OPTIMIZERS = {
-    **dict.fromkeys(
-        ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused", "adamw"), "adamw"
-    ),
-    "sgd": "sgd",
-}
-_SCHEDULES = {
-    "linear": "linear",
-    "cosine": "cosine",
-    "constant": "constant",
-    "constant_with_warmup": "constant",
-}
+# Of trainers.json: the keys of a format (axolotl, llama_factory, card), where they have other names
+# in TrainingArguments or SFTConfig; `settings`, from these to the fields of
+# `objectives.RetrainSettings` that have the same meaning; optimizers and schedules likewise;
+# `lacking`, what this program does not have.
+_TABLES = json.loads(pathlib.Path(__file__).with_name("trainers.json").read_text("utf-8"))
+_OPTIMIZERS, _SCHEDULES = _TABLES["optimizers"], _TABLES["schedules"]
 # The file in which transformers' Trainer saves its steps.
 STATE = "trainer_state.json"
 # The tokens that TRL counts in the loss follow from the rows.
 BY_ROWS = "rows"
-# Settings that this program does not have; a value other than these changes the training.
+# A lacking setting with a value other than these changes the training.
 _OFF: tuple[Any, ...] = (None, False, 0, 0.0, "", [], {}, "none", "None", "no")
-_LACKING = {
-    "use_dora": "DoRA",
-    "neftune_noise_alpha": "NEFTune's noise",
-    "packing": "packing",
-    "label_smoothing_factor": "label smoothing",
-    "use_liger_kernel": None,  # the same loss by another kernel
-    "group_by_length": "batches grouped by length",
-    "modules_to_save": "training of whole modules next to the adapter",
-    "loraplus_lr_ratio": "LoRA+",
-    "loraplus_learning_rate": "LoRA+",
-    "use_galore": "GaLore",
-    "use_badam": "BAdam",
-}
 
 
 class Value(NamedTuple):
@@ -190,7 +134,7 @@ def _of_yaml(path: pathlib.Path) -> dict[str, Any]:
     is_llama_factory = bool({"finetuning_type", "cutoff_len", "lora_target"} & {*values})
     if not is_llama_factory and not {"base_model", "micro_batch_size"} & {*values}:
         return {}
-    found = _renamed(values, _LLAMA_FACTORY if is_llama_factory else _AXOLOTL)
+    found = _renamed(values, _TABLES["llama_factory" if is_llama_factory else "axolotl"])
     rate = found.get("learning_rate")
     if isinstance(rate, str):  # YAML 1.1 reads 2e-5 as text
         found["learning_rate"] = float(rate)
@@ -202,7 +146,7 @@ def _of_card(text: str) -> dict[str, Any]:
     part = text.partition("### Training hyperparameters")[2].partition("\n#")[0]
     listed = dict(re.findall(r"^- (\w+): (.+)$", part, re.MULTILINE))
     found: dict[str, Any] = {}
-    for name, value in _renamed(listed, _CARD).items():
+    for name, value in _renamed(listed, _TABLES["card"]).items():
         try:
             found[name] = float(value) if re.search(r"[.e]", value) else int(value)
         except ValueError:
@@ -295,7 +239,7 @@ def fit_schedule(rates: Sequence[tuple[int, float]], steps: int) -> tuple[str, f
 def _settings(known: Mapping[str, Value]) -> Iterator[tuple[str, Value]]:
     """Yields the settings of a run that follow from the trainer's arguments."""
     kind = known.get("lr_scheduler_type")
-    for name, setting in _SETTINGS.items():
+    for name, setting in _TABLES["settings"].items():
         found = known.get(name)
         if name.startswith("warmup") and kind and kind.value == "constant":
             continue  # transformers warms up by constant_with_warmup alone
@@ -336,9 +280,9 @@ def _settings(known: Mapping[str, Value]) -> Iterator[tuple[str, Value]]:
 
 def _lacks(known: Mapping[str, Value]) -> Iterator[str]:
     """Yields what the trainer did that this program cannot repeat."""
-    for name, what in _LACKING.items():
+    for name, what in _TABLES["lacking"].items():
         found = known.get(name)
-        if what and found and found.value not in _OFF:
+        if found and found.value not in _OFF:
             yield f"{what} ({found.origin} is {shown(found.value)})"
     for name, table in (("optim", _OPTIMIZERS), ("lr_scheduler_type", _SCHEDULES)):
         found = known.get(name)
