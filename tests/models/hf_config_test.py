@@ -15,53 +15,22 @@ from raslik_jax.models.qwen2 import Qwen2Config
 from raslik_jax.models.qwen3 import Qwen3Config
 
 # As EleutherAI publishes it.
-_PYTHIA = {
-    "architectures": ["GPTNeoXForCausalLM"],
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-    "hidden_act": "gelu",
-    "hidden_size": 2560,
-    "initializer_range": 0.02,
-    "intermediate_size": 10240,
-    "layer_norm_eps": 1e-05,
-    "max_position_embeddings": 2048,
-    "model_type": "gpt_neox",
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "tie_word_embeddings": False,
-    "use_cache": True,
-    "use_parallel_residual": True,
-    "vocab_size": 50304,
-}
+_PYTHIA = {"model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"], "vocab_size": 50304}
+_PYTHIA |= {"bos_token_id": 0, "eos_token_id": 0, "hidden_act": "gelu", "hidden_size": 2560}
+_PYTHIA |= {"num_attention_heads": 32, "num_hidden_layers": 32, "intermediate_size": 10240}
+_PYTHIA |= {"initializer_range": 0.02, "layer_norm_eps": 1e-05, "max_position_embeddings": 2048}
+_PYTHIA |= {"tie_word_embeddings": False, "use_cache": True, "use_parallel_residual": True}
 _ROTARY = {"partial_rotary_factor": 0.25, "rope_theta": 10000, "rope_type": "default"}
-_PYTHIA_OLD = {
-    **_PYTHIA,
-    "rotary_emb_base": 10000,
-    "rotary_pct": 0.25,
-    "torch_dtype": "float16",
-    "transformers_version": "4.24.0",
-}
+_PYTHIA_OLD = {**_PYTHIA, "rotary_emb_base": 10000, "rotary_pct": 0.25}
+_PYTHIA_OLD |= {"torch_dtype": "float16", "transformers_version": "4.24.0"}
 # As transformers 5 writes the same model.
-_PYTHIA_NEW = {
-    **_PYTHIA,
-    "attention_bias": True,
-    "attention_dropout": 0.0,
-    "classifier_dropout": 0.1,
-    "dtype": "float16",
-    "hidden_dropout": 0.0,
-    "is_decoder": False,
-    "pad_token_id": None,
-    "rope_parameters": _ROTARY,
-    "transformers_version": "5.23.0",
-}
-_LLAMA = {
-    "model_type": "llama",
-    "vocab_size": 128256,
-    "hidden_size": 4096,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 32,
-    "intermediate_size": 14336,
-}
+_PYTHIA_NEW = {**_PYTHIA, "attention_bias": True, "attention_dropout": 0.0, "dtype": "float16"}
+_PYTHIA_NEW |= {"classifier_dropout": 0.1, "hidden_dropout": 0.0, "is_decoder": False}
+_PYTHIA_NEW |= {"pad_token_id": None, "transformers_version": "5.23.0", "rope_parameters": _ROTARY}
+_LLAMA = {"model_type": "llama", "vocab_size": 128256, "hidden_size": 4096}
+_LLAMA |= {"num_hidden_layers": 2, "num_attention_heads": 32, "intermediate_size": 14336}
+_LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_LLAMA3 |= {"original_max_position_embeddings": 8192}
 
 
 _YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
@@ -75,25 +44,11 @@ class ReadTest(parameterized.TestCase):
         self.assertIsInstance(old.rope_parameters.rope_theta, float)
 
     def test_rope_scaling_reads_llama_3s_file(self):
-        scaling = {
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-            "rope_type": "llama3",
-        }
         config = LlamaConfig.from_hf(
-            {
-                **_LLAMA,
-                "rope_theta": 500000.0,
-                "rope_scaling": scaling,
-                "num_key_value_heads": 8,
-                "eos_token_id": [128001, 128008],
-                "pretraining_tp": 1,
-                "mlp_bias": False,
-            }
+            {**_LLAMA, "rope_theta": 500000.0, "rope_scaling": _LLAMA3, "num_key_value_heads": 8}
+            | {"eos_token_id": [128001, 128008], "pretraining_tp": 1, "mlp_bias": False}
         )
-        self.assertEqual(config.rope_parameters.to_hf() | scaling, config.rope_parameters.to_hf())
+        self.assertEqual(config.rope_parameters.to_hf() | _LLAMA3, config.rope_parameters.to_hf())
         self.assertEqual(config.rope_parameters.rope_theta, 500000.0)
         self.assertEqual(config.eos_token_id, (128001, 128008))
         self.assertEqual((config.num_cached_heads, config.head_width), (8, 128))
@@ -116,11 +71,8 @@ class ReadTest(parameterized.TestCase):
         MistralConfig.from_hf({**_LLAMA, "model_type": "mistral"}),
         Qwen2Config.from_hf({**_LLAMA, "model_type": "qwen2", "rope_scaling": _YARN}),
         Qwen3Config.from_hf(
-            {
-                **_LLAMA,
-                "layer_types": ["sliding_attention", "full_attention"],
-                "use_sliding_window": True,
-            }
+            {**_LLAMA, "layer_types": ["sliding_attention", "full_attention"]}
+            | {"use_sliding_window": True}
         ),
     )
     def test_what_is_written_reads_back_as_the_same(self, config):
@@ -162,12 +114,9 @@ class WindowTest(parameterized.TestCase):
             Qwen2Config.from_hf({**_LLAMA, **change})
 
 
-_GEMMA = {
-    **{name: value for name, value in _LLAMA.items() if name != "model_type"},
-    "hidden_activation": "gelu_pytorch_tanh",
-    "head_dim": 256,
-    "cache_implementation": "hybrid",
-}
+_GEMMA = {**{name: value for name, value in _LLAMA.items() if name != "model_type"}}
+_GEMMA |= {"hidden_activation": "gelu_pytorch_tanh", "head_dim": 256}
+_GEMMA |= {"cache_implementation": "hybrid"}
 _PHI3 = {**_LLAMA, "model_type": "phi3", "hidden_size": 128, "original_max_position_embeddings": 64}
 _LONG = {"short_factor": [1.0, 1.0], "long_factor": [2, 3.5], "type": "su"}
 
@@ -190,15 +139,8 @@ class SpellingTest(parameterized.TestCase):
 
     def test_gemma_3_has_a_rotation_for_each_kind_of_layer_in_either_spelling(self):
         linear = {"rope_type": "linear", "factor": 8.0}
-        old = Gemma3TextConfig.from_hf(
-            {
-                **_GEMMA,
-                "rope_theta": 1000000,
-                "rope_local_base_freq": 20000,
-                "rope_scaling": linear,
-                "sliding_window_pattern": 2,
-            }
-        )
+        stretched = {"rope_theta": 1000000, "rope_local_base_freq": 20000, "rope_scaling": linear}
+        old = Gemma3TextConfig.from_hf({**_GEMMA, **stretched, "sliding_window_pattern": 2})
         new = {
             "full_attention": {**linear, "rope_theta": 1000000.0},
             "sliding_attention": {"rope_type": "default", "rope_theta": 20000.0},

