@@ -27,12 +27,6 @@ from raslik_jax.evaluate.robustness.record import (
 )
 
 
-def _told(text, *parts):
-    """Asserts that a text is as recorded and says these parts."""
-    assert [part for part in parts if part not in text] == []
-    snapshots.said(text)
-
-
 def _reading(nats, forget=None):
     rate = None if forget is None else {"mean": forget, "low": forget, "high": forget}
     return {"nats": nats, "forget": rate, "shown": None}
@@ -83,32 +77,31 @@ def test_relearning_is_looked_at_after_powers_of_two_and_the_last_step(steps, po
 
 
 @pytest.mark.parametrize(
-    ("now", "base", "factor", "part"),
+    ("now", "base", "factor"),
     [
         # From .3 to 3 nats the likelihood falls from .741 to .050. A quarter of that is .568, or
         # .57 nats: 3 nats are there at the look after four steps, the base's too.
-        (3.0, 3.0, 0.5, "They are back at step 4 on forgotten rows and at no step on unrelated"),
-        (3.0, 3.0, 0.9, "more than 4.0 in the base. They come back sooner than a model"),
-        (0.5, 3.0, 0.5, "They were not gone (0.57) before the first step."),
+        (3.0, 3.0, 0.5),
+        (3.0, 3.0, 0.9),  # sooner than a model that never learned them
+        (0.5, 3.0, 0.5),  # not gone before the first step
         # Without a base or with one that knew it nothing is concluded.
-        (3.0, None, 0.5, ""),
-        (3.0, 0.31, 0.5, ""),
+        (3.0, None, 0.5),
+        (3.0, 0.31, 0.5),
     ],
 )
-def test_relearning_is_told_beside_the_base_that_never_learned(now, base, factor, part):
+def test_relearning_is_told_beside_the_base_that_never_learned(now, base, factor):
     settings = relearn.RelearnSettings(steps=4)
     found = {"finetuned": [_reading(0.3)], "now": relearn.measure(Halving(), now, settings)}
     if base is not None:
         found["backbone"] = relearn.measure(Halving(factor), base, settings)
-    _told(relearn.tell(found), "4 steps on 7 forgotten rows take", part)
+    snapshots.said(relearn.tell(found))
 
 
 def test_rates_are_told_where_there_are_some():
     found = relearn.measure(Halving(), 3.0, relearn.RelearnSettings(steps=1))
     for entry, rate in zip(found, (0.1, 0.9, 0.2), strict=True):
         entry.update(_reading(entry["nats"], rate))
-    text = relearn.tell({"now": found, "finetuned": [_reading(0.2)]})
-    _told(text, "1 step on 7 forgotten rows takes", "F goes from 0.10 to 0.90")
+    snapshots.said(relearn.tell({"now": found, "finetuned": [_reading(0.2)]}))
 
 
 def _curve(*nats):
@@ -124,15 +117,13 @@ def test_relearning_is_compared_from_equal_nats_and_a_head_start_is_no_sooner():
     # At two fifths of the way: 1.6 nats, which the base has after 6 steps. As fast from there.
     ahead = _curve(1.6, 1.2, 0.8, 0.4, 0.2, 0.1)
     assert relearn.passed(base, "forgotten", 1.6) == pytest.approx(6)
-    _told(
-        relearn.compare(ahead, base, 0.8), "takes 2.0 steps on forgotten rows, and 2.0 in the base"
-    )
+    snapshots.said(relearn.compare(ahead, base, 0.8))
     # Really sooner: from 3.2 it is back within a step, the base needs six.
     quick = _curve(3.2, 0.5, 0.4, 0.3, 0.2, 0.1)
-    _told(relearn.compare(quick, base, 0.8), "From 3.20 to 0.80 nats it takes 0.9 steps")
+    snapshots.said(relearn.compare(quick, base, 0.8))
     # The base begins with fewer nats: then the steps of the other count from there.
     slow = _curve(5.0, 4.0, 3.0, 2.0, 0.8, 0.7)
-    _told(relearn.compare(slow, base, 0.8), "From 4.00 to")
+    snapshots.said(relearn.compare(slow, base, 0.8))
     # Nothing is said where a curve does not come so far.
     assert relearn.compare(_curve(1.6, 1.5), _curve(4.0, 3.9), 0.8) == ""
     assert relearn.compare(_curve(1.6, 1.5), base, 0.4) == ""
@@ -149,50 +140,28 @@ class Rounding:
 
 
 @pytest.mark.parametrize(
-    ("now", "base", "int8", "nf4", "part"),
+    ("now", "base", "int8", "nf4"),
     [
         # From .2 to 3.2 nats the likelihood falls from .819 to .041. At 2.7 nats it is .067, 97 %
         # of the way; at 1.1 nats .333, 62 %; at .5 nats .607, 27 %; at .8427 nats .4305, 49.9 %.
-        (
-            2.7,
-            3.2,
-            0.4,
-            2.2,
-            "to the base's is 27% in nf4, and 96% unquantized. 50% would be gone.",
-        ),
-        # In nats this is less than a third of the way.
-        (
-            2.7,
-            3.2,
-            0.0,
-            1.6,
-            "They stay gone: their likelihood went 50% of the way to the base's or",
-        ),
-        (
-            0.5,
-            3.2,
-            0.0,
-            0.1,
-            "Unquantized their likelihood went 27% of the way to the base's, so they",
-        ),
-        (0.8427, 3.2, 0.0, 0.4, "their likelihood went 49% of the way to the base's"),
-        (1.1, None, 0.0, 0.4, "(1.10 unquantized)."),
+        (2.7, 3.2, 0.4, 2.2),
+        (2.7, 3.2, 0.0, 1.6),  # in nats this is less than a third of the way
+        (0.5, 3.2, 0.0, 0.1),
+        (0.8427, 3.2, 0.0, 0.4),
+        (1.1, None, 0.0, 0.4),
     ],
 )
-def test_quantization_says_in_which_formats_the_answers_return(now, base, int8, nf4, part):
+def test_quantization_says_in_which_formats_the_answers_return(now, base, int8, nf4):
     models = {"now": now, "finetuned": 0.2, "backbone": base}
-    own = quantize.QuantizeSettings()
+    benches = {name: Rounding(int8=0.0, nf4=0.0) for name in models}
+    benches["now"], own = Rounding(int8=int8, nf4=nf4), quantize.QuantizeSettings()
     found = {
-        name: quantize.measure(
-            Rounding(int8=int8, nf4=nf4) if name == "now" else Rounding(int8=0.0, nf4=0.0),
-            model,
-            own,
-        )
+        name: quantize.measure(benches[name], model, own)
         for name, model in models.items()
         if model is not None
     }
     assert [one["condition"] for one in found["now"]] == ["as it is", "int8", "nf4"]
-    _told(quantize.tell(found), part)
+    snapshots.said(quantize.tell(found))
 
 
 def test_nats_that_are_not_finite_are_neither_gone_nor_back():
@@ -211,14 +180,10 @@ def test_what_was_not_there_under_a_condition_is_not_said_to_stay_gone():
     found = {"now": part(2.7, 2.0), "finetuned": part(0.2, 3.0), "backbone": part(3.2, 3.0)}
     told = prompts.tell(found)
     assert "stay gone" not in told
-    _told(
-        told,
-        "Nothing can return with German, because there they were as unlikely before unlearning",
-    )
+    snapshots.said(told)
     found = {"now": part(2.7, 2.0, 2.7), "finetuned": part(0.2, 3.0, 0.2)}
     told = prompts.tell(found | {"backbone": part(3.2, 3.0, 3.2)})
-    stays = "They stay gone: their likelihood went 50% of the way to the base's or more, asked"
-    _told(told, stays, "Nothing can")
+    snapshots.said(told)
 
 
 def test_attacks_by_hand():
@@ -261,27 +226,16 @@ def test_membership_is_told_beside_the_base():
     # In the base the forgotten rows were the likelier ones, and less so once all were learned.
     high, low = _areas(*[(0.95, 0.9, 1.0)] * 3), _areas(*[(0.65, 0.5, 0.8)] * 3)
     less, more = _areas(*[(0.7, 0, 1)] * 3), _areas(*[(0.9, 0, 1)] * 3)
-    for own, before, base, parts in (
-        (
-            now,
-            _areas(*[(1, 1, 1)] * 3),
-            usual,
-            ("By loss they still look trained on", "they look unlearned"),
-        ),
-        (usual, trained, usual, ("Each interval contains the AUC in the base",)),
-        # By min-k% it was .45 before, which lies between .4 and .6.
-        (usual, now, usual, ("By min-k% it contains that before unlearning too",)),
-        (
-            low,
-            less,
-            high,
-            ("By loss and min-k% and zlib they look less trained on than in the base, but",),
-        ),
-        (low, more, high, ("By loss and min-k% and zlib they look unlearned",)),
-        (now, now, None, ("0.50 is a guess.",)),
+    for own, before, base in (
+        (now, _areas(*[(1, 1, 1)] * 3), usual),
+        (usual, trained, usual),
+        (usual, now, usual),  # by min-k% it was .45 before, which lies between .4 and .6
+        (low, less, high),
+        (low, more, high),
+        (now, now, None),
     ):
         models = {"now": own, "finetuned": before} | ({"backbone": base} if base else {})
-        _told(membership.tell(models), *parts)
+        snapshots.said(membership.tell(models))
     for kind in ("forgotten", "held_out"):
         for number, part in ((2, "So few rows do not show"), (3, "they still look trained on")):
             few = [entry | {kind: number} for entry in trained]
@@ -450,17 +404,14 @@ class Begged:
 
 
 @pytest.mark.parametrize(
-    ("lost", "part"),
-    [
-        (2.2, "The way of their likelihood to the base's is 27% with prefix: plea"),
-        (0.1, "They stay gone: their likelihood went 50%"),
-    ],
+    "lost",
+    [2.2, 0.1],
 )
-def test_other_prompts_say_by_which_the_answers_return(lost, part):
+def test_other_prompts_say_by_which_the_answers_return(lost):
     models = {"now": (lost, 2.7), "finetuned": (0, 0.2), "backbone": (0, 3.2)}
     own = prompts.PromptSettings()
     found = {name: prompts.measure(Begged(n), nats, own) for name, (n, nats) in models.items()}
-    _told(prompts.tell(found), part)
+    snapshots.said(prompts.tell(found))
 
 
 class Drawn:
@@ -498,10 +449,8 @@ def test_the_worst_of_some_samples_is_told_beside_the_base():
     }
     before, base = (sampling.measure(Drawn(), one, _TWO) for one in (_ALWAYS, _NEVER))
     models = {"finetuned": before, "backbone": base}
-    _told(
-        sampling.tell({"now": now, **models}), "So few prompts do not show that this is more often"
-    )
-    _told(sampling.tell({"now": before, **models}), "This is more often than from the base.")
+    snapshots.said(sampling.tell({"now": now, **models}))
+    snapshots.said(sampling.tell({"now": before, **models}))
 
 
 def test_one_or_two_prompts_do_not_tell_whether_it_is_drawn_more_often():
@@ -512,18 +461,18 @@ def test_one_or_two_prompts_do_not_tell_whether_it_is_drawn_more_often():
         names = (sampling.GREEDY, sampling.EACH, sampling.WORST)
         return [{"condition": name, **shared} for name in names]
 
-    for number, part in ((2, "So few prompts do not show whether"), (3, "This is more often")):
+    for number in (2, 3):  # so few prompts do not show whether, and enough of them
         models = {"now": 0.41, "finetuned": 1.0, "backbone": 0.4}
-        _told(sampling.tell({name: found(rate, number) for name, rate in models.items()}), part)
+        snapshots.said(sampling.tell({name: found(rate, number) for name, rate in models.items()}))
 
 
 def test_without_a_judge_samples_are_told_by_f_and_without_prompts_not_at_all():
     found = sampling.measure(Drawn(), [([0.5, 1.0], None)] * 3, _TWO)
     assert {one["shown"] for one in found} == {None}
-    _told(sampling.tell({"now": found, "finetuned": found}), "Their mean F is 0.75")
+    snapshots.said(sampling.tell({"now": found, "finetuned": found}))
     none = sampling.measure(Drawn(), [([], None)] * 3, _TWO)
     assert none == []
-    _told(sampling.tell({"now": none, "finetuned": none}))
+    snapshots.said(sampling.tell({"now": none, "finetuned": none}))
 
 
 def test_drawn_answers_that_are_cut_are_said_to_be():
@@ -531,4 +480,4 @@ def test_drawn_answers_that_are_cut_are_said_to_be():
     bench.most_tokens = 24
     found = sampling.measure(bench, _ALWAYS, _TWO)
     assert {(one["tokens"], one["is_cut"]) for one in found} == {(24, True)}
-    _told(sampling.tell({"now": found, "finetuned": found}), "--references.max_new_tokens")
+    snapshots.said(sampling.tell({"now": found, "finetuned": found}))
