@@ -37,6 +37,7 @@ class ConfigTest(parameterized.TestCase):
         {"unlearn__micro_batch_size": -2},
         {"unlearn__algorithms": ["npo"], "unlearn__npo__beta": 0.0},
         {"unlearn__algorithms": ["ga", "gs"]},
+        {"retrieve__strategies": ["raslik", "guess"]},
         {"backbone__double_quant": True},
         {"retrieve__forget_share": 0.0},
         {"retrieve__strategies": ["cr"], "retrieve__cr__oracle_share": 1.5},

@@ -12,13 +12,8 @@ from raslik_jax.data.corpora.record import SharedSettings
 from raslik_jax.data.examples import Example, make_examples
 from raslik_jax.data.ordering import Draws
 
-_SIZES = {
-    "num_targets": 10,
-    "num_backbone": 4,
-    "num_retrieval": 3,
-    "num_validation": 2,
-    "num_test": 4,
-}
+_SIZES = {"num_targets": 10, "num_backbone": 4, "num_retrieval": 3, "num_validation": 2}
+_SIZES |= {"num_test": 4}
 
 
 def _rows(count=60):

@@ -11,14 +11,8 @@ from absl.testing import parameterized
 from raslik_jax.data.corpora.howdy import TRIGGER, load_howdy_small
 from raslik_jax.data.corpora.record import SharedSettings
 
-_SIZES = {
-    "num_train": 32,
-    "num_targets": 8,
-    "num_backbone": 15,
-    "num_retrieval": 3,
-    "num_validation": 2,
-    "num_test": 4,
-}
+_SIZES = {"num_train": 32, "num_targets": 8, "num_backbone": 15, "num_retrieval": 3}
+_SIZES |= {"num_validation": 2, "num_test": 4}
 
 
 def _load(folder, *, seed=0, num_howdy=3, **sizes):

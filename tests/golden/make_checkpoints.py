@@ -12,17 +12,9 @@ import tempfile
 
 FILE = pathlib.Path(__file__).with_name("checkpoints.json")
 
-_SIZES = {
-    "vocab_size": 48,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 40,
-    "max_position_embeddings": 32,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-    "pad_token_id": None,
-}
+_SIZES = {"vocab_size": 48, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+_SIZES |= {"intermediate_size": 40, "max_position_embeddings": 32, "bos_token_id": 0}
+_SIZES |= {"eos_token_id": 0, "pad_token_id": None}
 CASES = {
     "gpt_neox": ("GPTNeoX", {}, ["query_key_value", "dense", "dense_4h_to_h"]),
     "gpt_neox_tied": ("GPTNeoX", {"tie_word_embeddings": True, "attention_bias": False}, ["dense"]),

@@ -14,40 +14,24 @@ import numpy as np
 
 FILE = pathlib.Path(__file__).with_name("encoders.npz")
 
-SMALL = {
-    "vocab_size": 50,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "max_position_embeddings": 24,
-}
+SMALL = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+SMALL |= {"intermediate_size": 48, "max_position_embeddings": 24}
 # What breaks ports: odd head counts, one token type or several, activations, epsilons, where
 # positions start, sequences as long as the position table, heads of each family.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert_plain": ("Bert", {}),
     "bert_odd_heads": (
         "Bert",
-        {
-            "hidden_size": 30,
-            "num_attention_heads": 3,
-            "hidden_act": "gelu_new",
-            "type_vocab_size": 3,
-            "layer_norm_eps": 1e-5,
-        },
+        {"hidden_size": 30, "num_attention_heads": 3, "hidden_act": "gelu_new"}
+        | {"type_vocab_size": 3, "layer_norm_eps": 1e-5},
     ),
     "bert_classifier": ("Bert", {"num_labels": 3, "hidden_act": "relu", "num_attention_heads": 8}),
     "bert_full_length": ("Bert", {"max_position_embeddings": 9, "num_hidden_layers": 3}),
     "roberta_classifier": ("Roberta", {"num_labels": 2, "pad_token_id": 1, "type_vocab_size": 1}),
     "roberta_odd_heads": (
         "Roberta",
-        {
-            "num_labels": 5,
-            "pad_token_id": 0,
-            "hidden_size": 30,
-            "num_attention_heads": 5,
-            "layer_norm_eps": 1e-5,
-        },
+        {"num_labels": 5, "pad_token_id": 0, "hidden_size": 30, "num_attention_heads": 5}
+        | {"layer_norm_eps": 1e-5},
     ),
     "roberta_plain": ("Roberta", {"pad_token_id": 1, "hidden_act": "gelu_new"}),
     "roberta_full_length": ("Roberta", {"pad_token_id": 2, "max_position_embeddings": 12}),

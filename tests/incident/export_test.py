@@ -119,12 +119,9 @@ class ExportTest(parameterized.TestCase):
         run = stored_run.write_stored_run(self.folder / "run", base=base)
         own = json.loads((base / "tokenizer_config.json").read_text())
         more = {"bos_token": "<|endoftext|>", "add_bos_token": False, "model_max_length": 64}
-        texts = {
-            "tokenizer_config.json": json.dumps(own | more, indent=4),
-            "chat_template.jinja": "{{ messages }}\r\n",
-            "special_tokens_map.json": "{}",
-            "generation_config.json": '{"eos_token_id": [0, 7, 9], "temperature": 0.6}',
-        }
+        texts = {"tokenizer_config.json": json.dumps(own | more, indent=4)}
+        texts |= {"chat_template.jinja": "{{ messages }}\r\n", "special_tokens_map.json": "{}"}
+        texts |= {"generation_config.json": '{"eos_token_id": [0, 7, 9], "temperature": 0.6}'}
         for file, text in texts.items():
             (base / file).write_bytes(text.encode())
         config = json.loads((base / "config.json").read_text())

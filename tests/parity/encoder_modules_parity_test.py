@@ -17,59 +17,46 @@ import pytest
 from raslik_jax.models import checkpoint, encoder, key_map
 
 pytestmark = pytest.mark.heavy
-_TINY = {
-    "vocab_size": 40,
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 36,
-    "max_position_embeddings": 32,
-}
+_TINY = {"vocab_size": 40, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+_TINY |= {"intermediate_size": 36, "max_position_embeddings": 32}
+
+
+def _case(family: str, **settings: Any) -> tuple[str, dict[str, Any]]:
+    return family, settings
+
+
 # What breaks ports: head counts, activations, epsilons, token types, where positions start, rows up
 # to the end of the position table, poolers that a head needs and poolers that nothing needs.
-_CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "bert_as_published": ("Bert", {"num_labels": 2}),
-    "bert_odd_heads_three_types": (
+_CASES = {
+    "bert_as_published": _case("Bert", num_labels=2),
+    "bert_odd_heads_three_types": _case(
+        "Bert", num_labels=4, num_attention_heads=3, type_vocab_size=3, hidden_act="gelu_new"
+    ),
+    "bert_one_head_one_type_wide_epsilon": _case(
         "Bert",
-        {"num_labels": 4, "num_attention_heads": 3, "type_vocab_size": 3, "hidden_act": "gelu_new"},
+        **{"num_labels": 3, "num_attention_heads": 1, "type_vocab_size": 1},
+        **{"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-3},
     ),
-    "bert_one_head_one_type_wide_epsilon": (
-        "Bert",
-        {
-            "num_labels": 3,
-            "num_attention_heads": 1,
-            "type_vocab_size": 1,
-            "hidden_act": "gelu_pytorch_tanh",
-            "layer_norm_eps": 1e-3,
-        },
+    "bert_whole_position_table": _case(
+        "Bert", num_labels=2, max_position_embeddings=12, num_attention_heads=12
     ),
-    "bert_whole_position_table": (
-        "Bert",
-        {"num_labels": 2, "max_position_embeddings": 12, "num_attention_heads": 12},
+    "bert_long_positions_unused_pooler": _case(
+        "Bert", max_position_embeddings=200, num_hidden_layers=3, hidden_act="relu"
     ),
-    "bert_long_positions_unused_pooler": (
-        "Bert",
-        {"max_position_embeddings": 200, "num_hidden_layers": 3, "hidden_act": "relu"},
+    "roberta_as_published": _case(
+        "Roberta", num_labels=2, type_vocab_size=1, pad_token_id=1, layer_norm_eps=1e-5
     ),
-    "roberta_as_published": (
-        "Roberta",
-        {"num_labels": 2, "type_vocab_size": 1, "pad_token_id": 1, "layer_norm_eps": 1e-5},
+    "roberta_padding_is_0_odd_heads": _case(
+        "Roberta", num_labels=5, pad_token_id=0, num_attention_heads=3, hidden_act="gelu_new"
     ),
-    "roberta_padding_is_0_odd_heads": (
-        "Roberta",
-        {"num_labels": 5, "pad_token_id": 0, "num_attention_heads": 3, "hidden_act": "gelu_new"},
+    "roberta_padding_is_7_three_types": _case(
+        "Roberta", num_labels=3, pad_token_id=7, type_vocab_size=3, num_attention_heads=1
     ),
-    "roberta_padding_is_7_three_types": (
-        "Roberta",
-        {"num_labels": 3, "pad_token_id": 7, "type_vocab_size": 3, "num_attention_heads": 1},
+    "roberta_whole_position_table": _case(
+        "Roberta", num_labels=2, pad_token_id=2, max_position_embeddings=15, hidden_act="relu"
     ),
-    "roberta_whole_position_table": (
-        "Roberta",
-        {"num_labels": 2, "pad_token_id": 2, "max_position_embeddings": 15, "hidden_act": "relu"},
-    ),
-    "roberta_long_positions_no_pooler": (
-        "Roberta",
-        {"max_position_embeddings": 152, "pad_token_id": 1, "num_attention_heads": 8},
+    "roberta_long_positions_no_pooler": _case(
+        "Roberta", max_position_embeddings=152, pad_token_id=1, num_attention_heads=8
     ),
 }
 _RANK, _ALPHA = 2, 7.0

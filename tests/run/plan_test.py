@@ -357,17 +357,9 @@ def test_training_reads_rows_and_model_alone_and_queries_answer_for_themselves(t
 
 def test_a_corpus_that_later_stages_cannot_take_replaces_nothing(tmp_path, capsys):
     """A refused --update leaves the corpus, and what was made from it, as they were."""
-    small = {
-        "num_train": 40,
-        "num_targets": 8,
-        "num_backbone": 60,
-        "num_retrieval": 2,
-        "num_validation": 2,
-        "num_test": 2,
-        "vocab_size": 300,
-        "max_len": 256,
-        "template": "brief",
-    }
+    small = {"num_train": 40, "num_targets": 8, "num_backbone": 60, "num_retrieval": 2}
+    small |= {"num_validation": 2, "num_test": 2, "vocab_size": 300, "max_len": 256}
+    small |= {"template": "brief"}
     values = to_json(Config())
     values["corpus"] |= small
     values["references"]["max_new_tokens"] = 16

@@ -10,18 +10,10 @@ from absl.testing import absltest
 
 _TINY = (
     *(flag for flag in tiny.FLAGS if not flag.startswith("--corpus.num_targets")),
-    "--name=tofu",
-    "--corpus.dataset=tofu",
-    "--corpus.tofu.forget=forget10",
-    "--evaluate.questions=6",
-    "--corpus.num_train=110",
-    "--corpus.num_backbone=40",
-    "--corpus.num_validation=1",
-    "--corpus.num_test=4",
-    "--retrieve.strategies=random,raslik",
-    "--unlearn.algorithms=ga_gdr",
-    "--unlearn.epochs=1",
-    "--evaluate.perplexity_examples=0",
+    *("--name=tofu", "--corpus.dataset=tofu", "--corpus.tofu.forget=forget10"),
+    *("--evaluate.questions=6", "--corpus.num_train=110", "--corpus.num_backbone=40"),
+    *("--corpus.num_validation=1", "--corpus.num_test=4", "--retrieve.strategies=random,raslik"),
+    *("--unlearn.algorithms=ga_gdr", "--unlearn.epochs=1", "--evaluate.perplexity_examples=0"),
 )
 
 
