@@ -57,6 +57,20 @@ class Explorer(NamedTuple):
     strategy: str
     has_lines: bool
 
+    def distribution(self) -> dict[str, Any]:
+        """Returns the known scores, whether each is of a target, and the ends of both sets.
+
+        There are no labels if some row has none, and no ends if the sets are of other scores.
+        """
+        is_known_N = self.score_N > -np.inf
+        label_N, set_N = (np.array(self.columns[n], object)[is_known_N] for n in ("label", "set"))
+        found: dict[str, Any] = {"score_N": self.score_N[is_known_N]}
+        found["is_target_N"] = None if None in label_N.tolist() else label_N.astype(bool)
+        for kind in ("forget", "retain"):
+            own = found["score_N"][set_N == kind] if highlighted([self.strategy]) else ()
+            found[kind] = (float(min(own)), float(max(own))) if len(own) else None
+        return found
+
 
 class Packed(NamedTuple):
     """Rows in the form of a page: compressed JSON in base64, their number and that of all.

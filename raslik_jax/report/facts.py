@@ -8,16 +8,13 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-from jaxtyping import Bool, Float
-
 from raslik_jax.data.corpora import marker_words
 from raslik_jax.data.examples import Example
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.report import explorer, incident
 from raslik_jax.report.explorer import Explorer
 from raslik_jax.report.incident import Incident
-from raslik_jax.report.names import REFERENCES, algorithm_name, highlighted
+from raslik_jax.report.names import REFERENCES, algorithm_name
 from raslik_jax.report.tidy import last_epochs
 from raslik_jax.run import artifacts
 from raslik_jax.run.manifests import check_whole, read_manifest
@@ -44,19 +41,6 @@ class Query(NamedTuple):
     is_target: bool
 
 
-class ScoreSample(NamedTuple):
-    """RASLIK's scores, and the lowest and the highest in each of its sets.
-
-    A step on a row of a high score makes the queries' answers likelier. There are no labels if some
-    row has none, and no ends if RASLIK has no such set.
-    """
-
-    score_N: Float[np.ndarray, " N"]
-    is_target_N: Bool[np.ndarray, " N"] | None
-    forget: tuple[float, float] | None
-    retain: tuple[float, float] | None
-
-
 class Facts(NamedTuple):
     """The facts of a run for reports; parts that its work directory does not have are empty.
 
@@ -65,7 +49,6 @@ class Facts(NamedTuple):
       queries: those it was measured on, target queries first.
       answers: by algorithm ("" before unlearning) and strategy, the answer by query id.
       sets: by strategy, the sets "forget" and "retain".
-      scores: what RASLIK ranks by; None if it is not kept.
       losses: by panel and label, one loss per step.
       marker_words: words that mark the behavior; none where the file of them is gone.
       incident: what was traced and the rows behind it, or an example of that.
@@ -77,7 +60,6 @@ class Facts(NamedTuple):
     queries: tuple[Query, ...]
     answers: Mapping[tuple[str, str], Mapping[str, str]]
     sets: Mapping[str, Mapping[str, ItemSet]]
-    scores: ScoreSample | None
     losses: Mapping[str, Mapping[str, Sequence[float]]]
     marker_words: frozenset[str]
     incident: Incident | None = None
@@ -118,7 +100,6 @@ def read_facts(root: pathlib.Path, *, num_rows: int = 8) -> Facts:
         incident=traced or incident.example_incident(metrics, queries, answers, sets),
         explorer=explorer.read_explorer(root, metrics),
         validation=artifacts.VALIDATION.current(root),
-        scores=_read_scores(root, highlighted(sets)),
         losses=_read_losses(root, metrics),
         marker_words=_read_marker_words(metrics["settings"]),
     )
@@ -151,28 +132,6 @@ def _read_sets(root: pathlib.Path, strategy: str, num_rows: int) -> dict[str, It
             )
             sets[kind] = ItemSet(first, len(rows))
     return sets
-
-
-def _read_scores(root: pathlib.Path, strategy: str) -> ScoreSample | None:
-    """Returns the scores that a strategy's sets are of; "" where no strategy is of these scores."""
-    found_N = artifacts.INFLUENCE.current(root)
-    if found_N is None:
-        return None
-    score_N = found_N.astype(np.float64)
-    is_scored_N = score_N > -np.inf  # an example without a gradient is in no set
-    labels = [row.is_target for row in artifacts.TRAIN.find(root) or ()]
-    is_known = len(labels) == len(score_N) and None not in np.array(labels, object)[is_scored_N]
-    # From the sets themselves: rows may be held out of them, and retained rows drawn at random.
-    ends = dict[str, tuple[float, float] | None](forget=None, retain=None)
-    for kind, sign in (("forget", 1), ("retain", -1)):  # the scores of a retain set are negated
-        scores = artifacts.set_scores(strategy, kind).find(root) if strategy else ()
-        if scores:
-            ends[kind] = min(sign * score for score in scores), max(sign * s for s in scores)
-    return ScoreSample(
-        score_N=score_N[is_scored_N],
-        is_target_N=np.array(labels)[is_scored_N].astype(bool) if is_known else None,
-        **ends,
-    )
 
 
 def _read_losses(root: pathlib.Path, metrics: Metrics) -> dict[str, dict[str, list[float]]]:

@@ -319,23 +319,23 @@ def _tables(view: View) -> dict[str, Any]:
 
 def _retrieval(view: View) -> dict[str, Any]:
     run, drawn = view.experiment.runs[0], []
-    scored = [(seed, seed.scores) for seed in view.experiment.runs if seed.scores]
-    for seed, scores in scored[:_MAX_HISTOGRAMS]:
-        figure = figures.draw_scores(**scores._asdict(), frame=drawing.Frame(330))
-        sets = {"forget": scores.forget, "retain": scores.retain}
+    seeds = view.experiment.runs
+    scored = [(one.metrics["seed"], one.explorer.distribution()) for one in seeds if one.explorer]
+    for seed, found in scored[:_MAX_HISTOGRAMS]:
+        figure = figures.draw_scores(**found, frame=drawing.Frame(330))
+        sets = {name: found[name] for name in ("forget", "retain")}
         ends = [f"{name} {at[0]:.3g} to {at[1]:.3g}" for name, at in sets.items() if at]
         shaded = f" The sets are shaded: {' and '.join(ends)}." if ends else ""
-        text = f"Seed {seed.metrics['seed']}.{shaded}"
+        text = f"Seed {seed}.{shaded}"
         title = f"Retrieval scores of {view.name}. {text}"
         drawn.append(_figure(figure, title, "Scores of the training examples.", text))
-    has_labels = run.scores is not None and run.scores.is_target_N is not None
     colors = ((drawing.TARGET_COLOR, "targets"), (drawing.OTHER_COLOR, "other examples"))
     marks = ((drawing.mark_svg("s", color, has_line=False), name) for color, name in colors)
     return {
         "table": results.retrieval_table(_metrics(view)),
         "histograms": drawn,
         "left_out": len(scored) - len(drawn),
-        "kinds": [*marks] if has_labels else [],
+        "kinds": [*marks] if any(f["is_target_N"] is not None for _, f in scored) else [],
         "sets": run.sets,
         "highlighted": names.highlighted(run.sets),
         "opposed": names.highlighted(n for n, kinds in run.sets.items() if "retain" in kinds),

@@ -152,7 +152,7 @@ def test_a_query_that_was_not_traced_shifts_no_other(root):
 
 def _render(run):
     """Returns the page of rows alone: figures take their time."""
-    bare = run._replace(queries=(), answers={}, sets={}, scores=None, losses={}, incident=None)
+    bare = run._replace(queries=(), answers={}, sets={}, losses={}, incident=None)
     return page.render(facts.group_runs([bare]))
 
 

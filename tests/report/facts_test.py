@@ -32,16 +32,16 @@ class ReadRunTest(absltest.TestCase):
         self.assertEqual(run.queries[1].text, "What is 1? here")
 
     def test_sets_lie_where_their_rows_have_their_scores(self):
-        ranked = np.sort(facts.read_facts(self.root).scores.score_N)
+        ranked = np.sort(facts.read_facts(self.root).explorer.score_N)
         # The best row is held out, and the rows to retain are the third and the fifth lowest.
         for kind, kept in (("forget", slice(1, None)), ("retain", slice(2, 5, 2))):
             path = self.root / "retrieve" / "raslik" / f"{kind}.jsonl"
             rows = path.read_text().splitlines(keepends=True)
             path.write_text("".join(rows[kept]))
-        found = facts.read_facts(self.root).scores
-        np.testing.assert_allclose(found.forget, [ranked[-12], ranked[-2]], rtol=1e-6)
-        np.testing.assert_allclose(found.retain, [ranked[2], ranked[4]], rtol=1e-6)
-        self.assertEqual(found.is_target_N.sum(), 12)
+        found = facts.read_facts(self.root).explorer.distribution()
+        np.testing.assert_allclose(found["forget"], [ranked[-12], ranked[-2]], rtol=1e-6)
+        np.testing.assert_allclose(found["retain"], [ranked[2], ranked[4]], rtol=1e-6)
+        self.assertEqual(found["is_target_N"].sum(), 12)
 
     def test_sets_are_cut_and_counted(self):
         run = facts.read_facts(self.root, num_rows=3)
@@ -55,7 +55,7 @@ class ReadRunTest(absltest.TestCase):
             if path.name != "evaluate":
                 shutil.rmtree(path)
         run = facts.read_facts(self.root)
-        self.assertEqual((run.answers, run.queries, run.scores, run.losses), ({}, (), None, {}))
+        self.assertEqual((run.answers, run.queries, run.explorer, run.losses), ({}, (), None, {}))
         artifacts.METRICS.place(self.root).unlink()
         with self.assertRaisesRegex(ValueError, "no file .*metrics.json'?: run the stages"):
             facts.read_facts(self.root)
@@ -94,11 +94,11 @@ class ReadMetricsTest(absltest.TestCase):
     def test_scores_of_another_corpus_are_not_shown(self):
         write_manifest(self.root, "corpus")
         write_manifest(self.root, "retrieve/influence", ("corpus",))
-        self.assertIsNotNone(facts.read_facts(self.root).scores)
+        self.assertIsNotNone(facts.read_facts(self.root).explorer)
         rows = (self.root / "corpus" / "train.jsonl").read_text()
         (self.root / "corpus" / "train.jsonl").write_text(rows.replace("answer 7", "answer x"))
         write_manifest(self.root, "corpus")  # a later run that asks for no such scores
-        self.assertIsNone(facts.read_facts(self.root).scores)
+        self.assertIsNone(facts.read_facts(self.root).explorer)
 
     def test_metrics_alone_are_checked_by_field(self):
         # As a study keeps them: no manifest says what their bytes were.

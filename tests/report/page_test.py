@@ -247,7 +247,7 @@ class EdgesTest(parameterized.TestCase):
     def test_the_metrics_alone_will_do(self):
         run = _read(self.folder)
         run.metrics.update(settings={}, versions={})
-        bare = run._replace(queries=(), answers={}, sets={}, scores=None, losses={})
+        bare = run._replace(queries=(), answers={}, sets={}, losses={})
         bare = bare._replace(incident=None, explorer=None)
         tree = self._render(bare)
         names = [e.attributes["id"] for e in tree.all("section")]
@@ -273,7 +273,8 @@ class EdgesTest(parameterized.TestCase):
         del run.metrics["backbone"]
         for entry in run.metrics["methods"]:
             del entry["judgment"]
-        tree = self._render(run._replace(scores=run.scores._replace(is_target_N=None)))
+        columns = run.explorer.columns | {"label": [None] * len(run.explorer.score_N)}
+        tree = self._render(run._replace(explorer=run.explorer._replace(columns=columns)))
         self.assertNotIn("backbone", tree.all("section", id="summary")[0].text().lower())
 
     def test_a_model_that_never_learned_is_named_first(self):
