@@ -15,13 +15,6 @@ from raslik_jax.report.tidy import make_model
 from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.train.objectives import OBJECTIVES
 
-_RULES = {
-    "count": "a given number of the best rows",
-    "threshold": "all rows with scores at or above a threshold",
-    "margin": "all rows with scores above a threshold and the noise of the sketch",
-    "gap": "all rows that stand out, down to a gap in the scores",
-    "quantile": "a share of all rows",
-}
 # Of unlearning: the card says these elsewhere.
 _SAID = ("algorithms", "choice", "epochs", "learning_rate")
 
@@ -96,7 +89,6 @@ def render_card(facts: CardFacts) -> str:
         retrains=retrains,
         uses_retain=algorithm not in OBJECTIVES or OBJECTIVES[algorithm].retain is not None,
         dataset=describe(config["corpus"]),
-        rule=_rule(config["retrieve"]),
         options=", ".join(f"{name}={value}" for name, value in options.items()),
         against=notes.answers_taken_against(facts.metrics) if facts.metrics else "",
         measured=_measured(facts),
@@ -110,14 +102,6 @@ def render_card(facts: CardFacts) -> str:
         quoted_base=Markup(json.dumps(facts.base_model)),
         quoted_prompt=Markup(repr(facts.prompt)),
     )
-
-
-def _rule(retrieve: Mapping[str, Any]) -> str:
-    """Returns how the sets were chosen; of the gap only where no number was given in its place."""
-    name = retrieve["select"]
-    if name == "gap" and retrieve["num_forget"]:
-        return f"{_RULES['count']} (--retrieve.num_forget={retrieve['num_forget']})"
-    return f"{_RULES[name]} (--retrieve.select={name})"
 
 
 def _robustness(facts: CardFacts) -> list[tuple[str, str]]:

@@ -16,8 +16,8 @@ from raslik_jax.data.examples import HELD_OUT, Example
 from raslik_jax.evaluate import judgment, reproduction, verdict
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.report.names import algorithm_name, highlighted, strategy_name
-from raslik_jax.report.notes import answers_taken_against
-from raslik_jax.report.tidy import Model, collect_models, last_epochs
+from raslik_jax.report.notes import macros
+from raslik_jax.report.tidy import collect_models, last_epochs
 from raslik_jax.report.traced import (
     Said,
     Traced,
@@ -380,26 +380,8 @@ def cost_sentence(metrics: Metrics, strategy: str, algorithm: str) -> str:
     """
     models = {(m.strategy, m.algorithm): m for m in collect_models([metrics])}
     after, before = models[strategy, algorithm], models["finetuned", ""]
-    parts = []
-    if "retain" in after.values:
-        wording = f"{100 * after.joined('retain')['mean']:.1f} %"
-        if metrics.get("reference", "finetuned") == "finetuned":
-            parts.append(f"answers to other prompts keep {wording} of their wording")
-        else:
-            was = f"{100 * before.joined('retain')['mean']:.1f} %"
-            text = f"answers to other prompts share {wording} of the wording of "
-            parts.append(f"{text}{answers_taken_against(metrics)} (before unlearning {was})")
-    if rise := _rise(before, after):
-        parts.append(rise)
-    return f"The cost: {verdict.join_sentences(parts)}." if parts else ""
-
-
-def _rise(before: Model, after: Model) -> str:
-    for name, title in (("held-out", "held-out answers"), ("retain", "other training rows")):
-        values = [model.value(f"perplexity/{name}") for model in (before, after)]
-        if None not in values:
-            return f"the perplexity of {title} goes from {values[0]:.3g} to {values[1]:.3g}"
-    return ""
+    found: str = macros().cost(metrics, before, after)
+    return found
 
 
 def _downloads(root: pathlib.Path, strategy: str) -> tuple[Download, ...]:

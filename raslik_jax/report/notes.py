@@ -1,6 +1,7 @@
 """Sentences on a run's numbers; those below its tables are written by notes.jinja."""
 
 import functools
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,8 +12,6 @@ from raslik_jax.report.names import algorithm_name, kernel_note, make_environmen
 from raslik_jax.report.tables import format_interval
 from raslik_jax.report.tidy import Model, is_probed
 
-# Queries from which on more than nine in ten of their intervals hold the true mean.
-_MANY = 12
 # Whose answers the rates are taken against.
 _ANSWERS = {
     "finetuned": "the answers before unlearning",
@@ -34,7 +33,7 @@ def macros() -> Any:
     environment.globals.update(
         answers_taken_against=answers_taken_against,
         behavior_sentence=behavior_sentence,
-        brackets_sentence=brackets_sentence,
+        coverage=rates.coverage,
         describe_classifier=judgment.describe_classifier,
         distance_pools=_distance_pools,
         format_interval=format_interval,
@@ -44,7 +43,10 @@ def macros() -> Any:
         join_sentences=verdict.join_sentences,
         judgment_sentence=judgment_sentence,
         kernel_note=kernel_note,
+        least_likely=math.exp(verdict.LONGEST_WAY),
         look_up=look_up,
+        percent=stopping.percent,
+        verdict=verdict,
         warn_of_lost=left.warn,
         least_queries=judgment.LEAST_QUERIES,
         model_name=_model_name,
@@ -65,19 +67,6 @@ def answers_taken_against(metrics: Metrics) -> str:
     """Returns in words whose answers F and R are taken against."""
     reference = metrics.get("reference", "finetuned")
     return _ANSWERS.get(reference, reference)
-
-
-def brackets_sentence(metrics: Metrics) -> str:
-    """Returns the content of brackets and its limits for so few queries."""
-    text = "Brackets: 95 % bootstrap interval over queries."
-    kinds = ("target_queries", "normal_queries")
-    number = min(filter(None, (metrics["corpus"].get(kind) for kind in kinds)), default=_MANY)
-    if number == 1:
-        return f"{text} An interval over one query has no width."
-    if number >= _MANY:
-        return text
-    share = stopping.percent(rates.coverage(number))
-    return f"{text} Over {number} queries they are too narrow: about {share} contain the true mean."
 
 
 def judgment_sentence(models: Sequence[Model]) -> str:

@@ -1,6 +1,5 @@
 """The models' results for the traced answers and the page's sentences about them."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -8,6 +7,7 @@ import numpy as np
 
 from raslik_jax.evaluate import stopping, verdict
 from raslik_jax.evaluate.taught import doubt
+from raslik_jax.report import notes
 
 
 class Said(NamedTuple):
@@ -45,27 +45,9 @@ def gone_sentence(traced: Sequence[Traced]) -> str:
             levels[model] = sum(known) / len(known)
     if not {"before", "now"} <= levels.keys():
         return ""
-    many = len(traced) > 1
-    before, now = (f"{levels[name]:.2f}" for name in ("before", "now"))
-    text = f"The {len(traced)} answers have" if many else "The answer has"
-    text += f" {before} nats a token before and {now} after"
-    if "base" not in levels:
-        return f"{text}. Its value before fine-tuning is not known."
-    text += f", {levels['base']:.2f} under the base"
-    found = _progress(traced)
-    if not found["of"]:
-        return f"{text}. The base finds {'them' if many else 'it'} about as likely."
-    went = f"{stopping.percent(found['way'])} of the way to the base, or to a "
-    went += f"{math.exp(verdict.LONGEST_WAY):.0f}nd of its likelihood"
-    if many:
-        return f"{text}. This is {went}: {found['gone']} of {found['of']} are gone."
-    if found["gone"]:
-        return f"{text}. This is {went}: the answer is gone."
-    return (
-        f"{text}. This is {went}. The answer is not gone, because its heaviest tokens must each go "
-        f"{verdict.ENOUGH:.0%} of their way, and all of them together {verdict.ENOUGH:.0%} or "
-        "become a hundred times less likely."
-    )
+    found = _progress(traced) if "base" in levels else None
+    text: str = notes.macros().gone(levels, found, len(traced))
+    return text
 
 
 def ending_sentence(probes: Sequence[Mapping[str, Any]], strategy: str, algorithm: str) -> str:

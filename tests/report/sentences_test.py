@@ -125,8 +125,6 @@ def test_answers_and_losses_are_told_by_the_run():
     [(12, 40, False), (4, 40, True), (40, 11, True), (1, 4, True), (0, 40, False), (0, 0, False)],
 )
 def test_intervals_over_few_queries_are_told_as_too_narrow(target, normal, is_told):
-    found = notes.brackets_sentence(
-        {"corpus": {"target_queries": target, "normal_queries": normal}}
-    )
+    found = notes.macros().brackets({"target_queries": target, "normal_queries": normal})
     assert (found != "Brackets: 95 % bootstrap interval over queries.") == is_told
     said(found)
