@@ -36,7 +36,7 @@ _ABOVE = {
     "train": 1543,
     "evaluate": 3948,
     "run": 8828,
-    "report": 3723,
+    "report": 3597,
     "incident": 2409,
 }
 

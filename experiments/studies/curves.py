@@ -10,6 +10,53 @@ from raslik_jax.evaluate.rates import Interval
 from raslik_jax.report import drawing
 
 
+# Curves and dots that are no strategies, in their order: the palette of Okabe and Ito, which stays
+# apart for color-blind readers.
+_COLORS = "#0072B2 #D55E00 #009E73 #CC79A7 #E69F00 #56B4E9 #5B3A8E #7A7A7A"
+_STYLES = tuple(zip(_COLORS.split(), "o^DPvshX", strict=True))
+
+
+def make_axes(
+    size: tuple[float, float], num: int = 1, **options: Any
+) -> tuple[Any, list[Any]]:
+    """Returns a figure and its panels next to each other."""
+    import matplotlib.figure
+
+    figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
+    return figure, list(figure.subplots(1, num, squeeze=False, **options).ravel())
+
+
+@drawing.styled
+def draw_intervals(
+    rows: Mapping[str, Mapping[str, Interval]], *, xlabel: str, title: str
+) -> Any:
+    """Returns the figure of values one below the other with one marker for each variant of a row.
+
+    Args:
+      rows: for each row, from the top, the variants' mean with the ends of a thin bar.
+      xlabel: the name of the value.
+      title: of the figure.
+    """
+    variants = list(dict.fromkeys(name for row in rows.values() for name in row))
+    figure, (axes,) = make_axes((7.6, 1.3 + 0.3 * max(1, len(rows))))
+    axes.set_title(title)
+    handles: dict[str, Any] = {}
+    for row, entries in enumerate(rows.values()):
+        for variant, entry in entries.items():
+            place = variants.index(variant)
+            color, marker = _STYLES[place % len(_STYLES)]
+            at = row + 0.16 * (place - (len(variants) - 1) / 2)
+            axes.plot([entry["low"], entry["high"]], [at, at], color=color, lw=1.1, alpha=0.5)
+            look = {"color": color, "marker": marker, "mec": "white", "mew": 0.8, "ms": 6}
+            (drawn,) = axes.plot(entry["mean"], at, ls="", **look)
+            handles.setdefault(variant, drawn)
+    axes.set_yticks(range(len(rows)), list(rows))
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_xlabel(xlabel)
+    figure.legend(handles.values(), handles, loc="outside upper center", ncols=4)
+    return figure
+
+
 @drawing.styled
 def draw_curves(
     panels: Mapping[str, Mapping[str, Sequence[tuple[float, Interval]]]],
@@ -30,10 +77,10 @@ def draw_curves(
     """
     labels = list(dict.fromkeys(label for curves in panels.values() for label in curves))
     styles = {
-        name: drawing.LINE_STYLES[i % len(drawing.LINE_STYLES)] for i, name in enumerate(labels)
+        name: _STYLES[i % len(_STYLES)] for i, name in enumerate(labels)
     }
     size = (max(6.4, 0.8 + 4.1 * len(panels)), 4.0)
-    figure, all_axes = drawing.make_axes(size, None, max(1, len(panels)))
+    figure, all_axes = make_axes(size, max(1, len(panels)))
     handles: dict[str, Any] = {}
     for axes, (title, curves) in zip(all_axes, panels.items(), strict=False):
         axes.set_title(title)
@@ -87,7 +134,7 @@ def draw_boundary(
       gamma: half the width of the neighborhoods, shaded; the zooms show five of it to each side.
       xlabel: what the scores are.
     """
-    figure, (whole, *zooms) = drawing.make_axes((11.4, 3.6), None, 3)
+    figure, (whole, *zooms) = make_axes((11.4, 3.6), 3)
     whole.set_title("all scores")
     whole.hist(scores_N, bins=60, color=drawing.OTHER_COLOR, alpha=0.45)
     ends = (

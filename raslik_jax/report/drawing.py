@@ -18,10 +18,6 @@ from markupsafe import Markup, escape
 
 from raslik_jax.base import files
 
-# Curves and dots that are no strategies, in their order: the palette of Okabe and Ito, which stays
-# apart for color-blind readers.
-_COLORS = "#0072B2 #D55E00 #009E73 #CC79A7 #E69F00 #56B4E9 #5B3A8E #7A7A7A"
-LINE_STYLES = tuple(zip(_COLORS.split(), "o^DPvshX", strict=True))
 OTHER_COLOR, TARGET_COLOR = "#0072B2", "#D55E00"
 INK, GOLD, _FAINT, SOFT = "#222222", "#F0C000", "#B8B8B8", "#555555"
 _STYLE = {
@@ -84,27 +80,13 @@ def styled(draw: Callable[..., Any]) -> Callable[..., Any]:
     return styled
 
 
-def make_axes(
-    size: tuple[float, float], frame: Frame | None, num: int = 1, columns: int = 0, **options: Any
-) -> tuple[Any, list[Any]]:
-    """Returns a figure and its axes: one panel for the page or several for a file."""
+def make_panel(frame: Frame | None) -> tuple[Any, Any]:
+    """Returns a figure and its axes: a panel for the page, or one for a file."""
     import matplotlib.figure
 
-    if frame:
-        figure, panel = make_panel(frame)
-        return figure, [panel]
-    columns = columns or num
-    figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(-(-num // columns), columns, squeeze=False, **options).ravel()
-    for unused in axes[num:]:
-        unused.set_visible(False)
-    return figure, list(axes[:num])
-
-
-def make_panel(frame: Frame) -> tuple[Any, Any]:
-    """Returns a figure and its axes, a panel for the page."""
-    import matplotlib.figure
-
+    if frame is None:
+        figure = matplotlib.figure.Figure(figsize=(7.6, 3.8), layout="constrained")
+        return figure, figure.subplots()
     figure = matplotlib.figure.Figure(figsize=(_PAGE_WIDTH / 72, frame.height / 72))
     place = frame.left / _PAGE_WIDTH, frame.bottom / frame.height
     width = 1 - (frame.left + frame.right) / _PAGE_WIDTH

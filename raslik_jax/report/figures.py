@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from raslik_jax.evaluate.rates import Interval
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.report import drawing
-from raslik_jax.report.drawing import INK, Frame, make_axes, make_panel, note, styled
+from raslik_jax.report.drawing import INK, Frame, make_panel, note, styled
 from raslik_jax.report.names import strategy_name, strategy_styles
 from raslik_jax.report.tables import format_interval
 from raslik_jax.report.tidy import Model, collect_models, is_probed
@@ -119,59 +119,41 @@ def _tip(name: str, model: Model) -> str:
 
 @styled
 def draw_intervals(
-    rows: Mapping[str, Mapping[str, Interval]],
+    rows: Mapping[str, Interval],
     *,
     xlabel: str,
-    title: str = "",
-    colors: Mapping[str, str] | None = None,
-    start: float | None = None,
-    floor: float | None = None,
-    frame: Frame | None = None,
+    colors: Mapping[str, str],
+    start: float,
+    floor: float | None,
+    frame: Frame,
 ) -> Any:
-    """Returns the figure of values one below the other with one marker for each variant of a row.
+    """Returns the figure of values one below the other, with their means in numbers.
 
     Args:
-      rows: for each row, from the top, the variants' mean with the ends of a thin bar.
+      rows: from the top, each with the ends of a bar.
       xlabel: the name of the value.
-      title: of the figure.
-      colors: of the rows; by default each variant has its own.
-      start: where the axis starts; it then ends at 1.
+      colors: of the rows.
+      start: where the axis starts; it ends at 1.
       floor: the place of a dotted line.
-      frame: of a panel for the page, which also writes the means.
+      frame: of a panel for the page.
     """
-    variants = list(dict.fromkeys(name for row in rows.values() for name in row))
-    figure, (axes,) = make_axes((7.6, 1.3 + 0.3 * max(1, len(rows))), frame)
-    axes.set_title(title)
+    figure, axes = make_panel(frame)
     if floor is not None:
         axes.axvline(floor, color=INK, ls=":", lw=1.5)
-    handles: dict[str, Any] = {}
-    for row, (name, entries) in enumerate(rows.items()):
-        for variant, entry in entries.items():
-            place = variants.index(variant)
-            color, marker = drawing.LINE_STYLES[place % len(drawing.LINE_STYLES)]
-            color = colors[name] if colors else color
-            at = row + 0.16 * (place - (len(variants) - 1) / 2)
-            low, mean, high = (
-                max(entry[end], start or entry[end]) for end in ("low", "mean", "high")
-            )
-            axes.plot([low, high], [at, at], color=color, lw=3.5 if frame else 1.1, alpha=0.5)
-            look = {"marker": marker, "mec": "white", "mew": 0.8, "ms": 10 if frame else 6}
-            tip = f"tip:{name}: {format_interval(entry)}"
-            (drawn,) = axes.plot(mean, at, ls="", color=color, gid=tip, **look)
-            handles.setdefault(variant, drawn)
-            if frame:
-                place_data = "axes fraction", "data"
-                note(axes, f"{entry['mean']:.3f}", (1, at), (10, 0), *place_data, va="center")
+    for row, (name, entry) in enumerate(rows.items()):
+        low, mean, high = (max(entry[end], start) for end in ("low", "mean", "high"))
+        color, tip = colors[name], f"tip:{name}: {format_interval(entry)}"
+        axes.plot([low, high], [row, row], color=color, lw=3.5, alpha=0.5)
+        look = {"marker": "o", "mec": "white", "mew": 0.8, "ms": 10}
+        axes.plot(mean, row, ls="", color=color, gid=tip, **look)
+        place = "axes fraction", "data"
+        note(axes, f"{entry['mean']:.3f}", (1, row), (10, 0), *place, va="center")
     axes.set_yticks(range(len(rows)), list(rows))
     axes.tick_params(axis="y", labelcolor=INK)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlabel(xlabel)
-    if frame:
-        axes.grid(axis="y", visible=False)
-    if start is not None:
-        axes.set_xlim(start, 1)
-    if len(variants) > 1:
-        figure.legend(handles.values(), handles, loc="outside upper center", ncols=4)
+    axes.grid(axis="y", visible=False)
+    axes.set_xlim(start, 1)
     return figure
 
 
@@ -246,7 +228,7 @@ def draw_cut(
     """
     ranked_N = np.sort(score_N[score_N > -np.inf])[::-1]
     rank_N = np.arange(1, len(ranked_N) + 1)
-    figure, (axes,) = make_axes((7.6, 3.8), frame)
+    figure, axes = make_panel(frame)
     if frame:  # a page has no more points than the eye separates
         kept = np.unique(np.geomspace(1, max(len(ranked_N), 1), 600).astype(np.int64)) - 1
         kept = np.union1d(kept, np.arange(num_forget - 1, num_forget + 1)[: 2 * bool(num_forget)])

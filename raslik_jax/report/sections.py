@@ -246,9 +246,9 @@ def _intervals(
         "forget": ("F", "forget rate (lower is better)"),
         "retain": ("R", "retain rate (higher is better)"),
     }[rate]
-    rows = {names.strategy_name(m.strategy): {"": m.joined(rate)} for m in models}
+    rows = {names.strategy_name(m.strategy): m.joined(rate) for m in models}
     styles = names.strategy_styles(strategies) | {"backbone": (drawing.INK, "")}
-    lowest = min(row[""]["low"] for row in rows.values())
+    lowest = min(row["low"] for row in rows.values())
     start = 0.0 if rate == "forget" or lowest < 0.5 else min(0.9, int(lowest * 10) / 10)
     has_floor = models[-1].strategy == "backbone" and rate == "forget"
     figure = figures.draw_intervals(

@@ -32,9 +32,9 @@ def _draw(name: str):
     if name == "cut":
         return figures.draw_cut(_scores()[0], num_forget=20, middle=0.0, edge=0.3)
     if name == "dots":
-        return figures.draw_intervals(
-            {"x": {"a": _entry(0.1)}, "y": {"b": _entry(0.3)}}, xlabel="v"
-        )
+        how = {"colors": {"x": "#000000", "y": "#0072B2"}, "start": 0.0, "floor": 0.2}
+        rows = {"x": _entry(0.1), "y": _entry(0.3)}
+        return figures.draw_intervals(rows, xlabel="v", **how, frame=_FRAME)
     return figures.draw_losses({"raslik": [3.0, 2.0, 1.5]}, ["raslik"], frame=_FRAME)
 
 

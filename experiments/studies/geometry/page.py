@@ -162,11 +162,12 @@ def objective_table(paths: Sequence[Path], step: int, predictors: Sequence[str])
 
 def draw_correlations(paths: Sequence[Path], stem: pathlib.Path) -> None:
     """Draws the correlations over steps, a panel for each kind of rows."""
+    from experiments.studies import curves
     from raslik_jax.report import drawing
 
     @drawing.styled
     def draw() -> Any:
-        figure, panels = drawing.make_axes((10, 3.4), None, len(KINDS), sharey=True)
+        figure, panels = curves.make_axes((10, 3.4), len(KINDS), sharey=True)
         for axes, kind in zip(panels, KINDS, strict=True):
             for number, (name, (color, marker)) in enumerate(_SHOWN.items()):
                 found = [judge(paths, correlation, name, step, kind) for step in STEPS]

@@ -4,11 +4,11 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.studies.curves import draw_curves
+from experiments.studies.curves import draw_curves, draw_intervals
 from experiments.studies.rankings import QUALITY
 from experiments.studies.reports import join_records, section
 from raslik_jax.base.files import write_json, write_text
-from raslik_jax.report import drawing, figures
+from raslik_jax.report import drawing
 
 Entry = Mapping[str, Any]
 Joined = Mapping[str, list[dict[str, Any]]]
@@ -138,7 +138,7 @@ def write_figures(joined: Joined, out: pathlib.Path) -> None:
     main = [e for e in joined["kernels"] if _is_own(e) and _is_simple(e) and e["combine"] == "mean"]
     for entry in _by_auprc(main):
         rows.setdefault(entry["kernel"], {})[entry["centering"]] = entry["auprc"]
-    figure = figures.draw_intervals(
+    figure = draw_intervals(
         rows, xlabel="auPRC of the forget ranking", title="Which gradient"
     )
     drawing.save_figure(figure, out / "kernels")
