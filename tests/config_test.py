@@ -59,8 +59,7 @@ class ConfigTest(parameterized.TestCase):
 
     @parameterized.parameters(
         ("records", {"num_train": 9, "num_retrieval": 2}),
-        ("toy", {"tofu__forget": "forget01"}),
-        ("virtual", {"howdy__file": "x"}),
+        ("toy", {"records__fields": "input=context"}),
     )
     def test_a_flag_that_the_dataset_does_not_read_is_refused(self, dataset, values):
         files = {"records__train_file": "a", "records__queries_file": "b"}

@@ -9,7 +9,9 @@ compiled programs and the finished tiny run.
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
@@ -44,3 +46,13 @@ def pytest_configure(config: pytest.Config) -> None:
     compiling.collect_rarely()
     if config.option.markexpr != "study":
         os.environ.update(compiling.ENVIRONMENT)
+
+
+@pytest.fixture(scope="module")
+def paper_corpora() -> Iterator[None]:
+    """The package with the corpora of the paper, which experiments/run.py registers."""
+    from experiments.studies.corpora import paper
+    from raslik_jax.data.corpora import DATASETS
+
+    with mock.patch.dict(DATASETS, paper.MEMBERS):
+        yield

@@ -50,6 +50,8 @@ def test_flags_that_guides_name_are_flags():
     named = r"(?<![\w-])--(?:no)?([a-z_]+(?:\.[a-z_0-9]+)*)(?![\w-])"
     reference = "".join((_DOCS / "reference" / f"{page}.md").read_text() for page in _FLAG_PAGES)
     known = set(re.findall(r"--([\w.]+)", reference)) | {"flagfile", "helpfull", "keep_compiled"}
+    known |= {f"corpus.{one}" for one in ("howdy.file", "howdy.fields")}  # of experiments/run.py
+    known |= {f"corpus.{one}" for one in ("tofu.forget", "tofu.train")}
     known |= {"compare", "state", "choose", "flagfiles", "seeds", "vary"}  # of scripts
     pages = [_REPOSITORY / "README.md", *_DOCS.glob("*.md"), *(_DOCS / "guides").glob("*.md")]
     pages = [page for page in pages if not page.name.startswith("extending")]  # of toy members

@@ -22,7 +22,9 @@ _FILES = sorted(
     }.items()
     for path in (_REPOSITORY / folder).rglob("*")
     if path.suffix in suffixes and "third_party" not in path.parts and "_test" not in path.stem
-) + [_REPOSITORY / name for name in ("README.md", "BUILD_NOTES.md", "Makefile")]
+)
+_FILES += [_REPOSITORY / name for name in ("README.md", "BUILD_NOTES.md", "Makefile")]
+_FILES.append(_REPOSITORY / "raslik_jax" / "data" / "words" / "refusals.json")
 # Errors say `X must be ..., got ...: do ...`; spelling is American; no mannered turns.
 _KEPT_OUT = re.compile(
     r"(?:, came|\b(?:none|{\w+}) came)\b|\b(wanted|whatsoever|anew|thereof|hitherto"

@@ -8,6 +8,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from experiments.studies.behaviors import corpus
+from experiments.studies.corpora import paper
 from experiments.studies.sets import strategies
 from raslik_jax.data.corpora import DATASETS
 from raslik_jax.retrieve.strategies import STRATEGIES
@@ -28,7 +29,7 @@ def members(monkeypatch: pytest.MonkeyPatch) -> None:
     families = (
         (STRATEGIES, strategies.MEMBERS),
         (SCORES, strategies.SCORES),
-        (DATASETS, {"behaviors": corpus.DATASET}),
+        (DATASETS, {"behaviors": corpus.DATASET, **paper.MEMBERS}),
     )
     for family, own in families:
         for name, record in own.items():

@@ -12,6 +12,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from experiments.studies.behaviors import corpus
+from experiments.studies.corpora import paper
 from experiments.studies.own_model import side_effects
 from experiments.studies.published import section
 from experiments.studies.sets import strategies
@@ -20,6 +21,7 @@ from experiments.studies.sets import strategies
 def register() -> None:
     """Adds the members of all studies to the package's families."""
     corpus.register()
+    paper.register()
     strategies.register()
     section.register()
     side_effects.register()

@@ -32,6 +32,8 @@ Family = Mapping[str, Member]
 # The names of models on the Hugging Face hub: NAME or OWNER/NAME.
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
+# How to name a member that is in no family of the package.
+FROM_STUDIES = "call python experiments/studies/raslik.py of a checkout for members of the studies"
 _HOLDS: dict[str, Callable[[float, float], bool]] = {
     "at least": operator.ge,
     "above": operator.gt,
@@ -89,15 +91,10 @@ def setting(
     """
     bounds = dict(zip(_HOLDS, (low, above, high, below, zero_or), strict=True))
     limits = {name: bound for name, bound in bounds.items() if bound is not None}
-    metadata: dict[str, Any] = {
-        "help": text,
-        "limits": limits,
-        "divides": divides,
-        "multiple_of": multiple_of,
-    }
+    metadata: dict[str, Any] = {"help": text, "limits": limits}
+    metadata |= {"divides": divides, "multiple_of": multiple_of, "is_rows": is_rows}
     metadata |= {"choices": choices, "family": family, "decides": decides}
     metadata |= {"is_path": is_path or is_rows, "is_hub": is_hub, "names": names, "parts": parts}
-    metadata |= {"is_rows": is_rows}
     metadata |= {"is_repeated": is_repeated, "auto": auto, "bare": bare}
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -130,7 +127,8 @@ class Settings:
                 if isinstance(value, tuple):
                     wrong = [item for item in value if choices and item not in choices]
                     given = ",".join(map(str, wrong or value))
-                found.append(f"--{field.name} must be {must}, got {shown(given)}")
+                mend = f": correct it, or {FROM_STUDIES}" if field.metadata.get("family") else ""
+                found.append(f"--{field.name} must be {must}, got {shown(given)}{mend}")
         found = found or [*self._relation_problems(), *self.problems()]
         if found:
             raise SettingsError(found)

@@ -19,7 +19,7 @@ from absl import app, flags, logging
 from raslik_jax.base import machine
 from raslik_jax.base.files import sentence_of
 from raslik_jax.base.messages import bounded, printable, shown
-from raslik_jax.base.settings import Settings
+from raslik_jax.base.settings import FROM_STUDIES, Settings
 from raslik_jax.cli import setting_flags
 from raslik_jax.incident.making import require as require
 from raslik_jax.parallel import processes
@@ -98,7 +98,9 @@ def _parse(argv: Sequence[str]) -> list[str]:
             sys.exit(0)
         return flags.FLAGS([argv[0], *arguments])
     except (flags.Error, ValueError, OSError) as error:
-        print(f"error: {bounded(str(error))}", file=sys.stderr)
+        name = error.flagname if isinstance(error, flags.UnrecognizedFlagError) else ""
+        more = f" Correct it, or {FROM_STUDIES}." if name.count(".") > 1 else ""
+        print(f"error: {bounded(str(error))}{more}", file=sys.stderr)
         sys.exit(2)
 
 

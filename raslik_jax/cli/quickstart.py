@@ -22,7 +22,7 @@ from raslik_jax.base.settings import setting
 from raslik_jax.cli import command, setting_flags
 from raslik_jax.config import MeshConfig, config_from_json
 from raslik_jax.data import toy_model
-from raslik_jax.data.corpora.howdy import SCIFI
+from raslik_jax.data.corpora.toy import SCIFI_WORDS
 from raslik_jax.data.examples import HELD_OUT, Example, write_examples
 from raslik_jax.evaluate.rates import non_sf_by_words
 from raslik_jax.incident import making, trace, unlearn
@@ -113,7 +113,7 @@ def _write_given(folder: pathlib.Path) -> None:
     rows = toy_model.load_corpus().train
     labels = [{"is_target": row.is_target, "source": row.source} for row in rows]
     write_examples(folder / "train.jsonl", rows, extra=labels)
-    files.write_text(folder / "scifi_words.txt", "\n".join(sorted(SCIFI.words)) + "\n")
+    files.write_text(folder / "scifi_words.txt", "\n".join(sorted(SCIFI_WORDS)) + "\n")
 
 
 class Story(NamedTuple):
@@ -186,4 +186,4 @@ def tell(story: Story) -> str:
 
 def _count_scifi(answers: Sequence[str]) -> int:
     """Returns how many answers hold a word of science fiction."""
-    return len(answers) - int(non_sf_by_words(answers, vocabulary=SCIFI.words).sum())
+    return len(answers) - int(non_sf_by_words(answers, vocabulary=SCIFI_WORDS).sum())

@@ -2,7 +2,7 @@
 
   raslik report --run=runs/incident
   raslik report --runs=runs/demo-0,runs/demo-1,runs/demo-2
-  raslik report --runs=runs/howdy,runs/virtual --out=report
+  raslik report --runs=runs/demo,runs/other --out=report
 
 The command reads only the work directories. Runs that differ only in their seed become one
 experiment. A cell is then the mean over the seeds, with the smallest and the largest in brackets.
@@ -20,6 +20,7 @@ from typing import Literal
 from raslik_jax.base import files
 from raslik_jax.base.messages import shown
 from raslik_jax.base.settings import Settings, setting
+from raslik_jax.data.corpora import describe_unregistered
 from raslik_jax.report import facts, page, results, tables, tidy
 from raslik_jax.run import artifacts, written
 
@@ -55,6 +56,8 @@ def run(options: Options) -> None:
         texts |= {name: _render(form, experiments) + "\n" for name, form in _FILES.items()}
         root = pathlib.Path(named[0]) if len(named) == 1 else None
         _write(pathlib.Path(options.out), texts, root)
+    if line := describe_unregistered(run.config.get("corpus", {}) for run in stored):
+        print(line)
     for name, text in findings.items():
         print(f"{name} found no row: {text}")
     if stored:

@@ -64,7 +64,7 @@ def define_leaves(
             define_list = flags.DEFINE_multi_string if is_repeated else flags.DEFINE_list
             text += f" Any of {', '.join(choices)}." if choices else ""
             define_list(help=text, **arguments | {"default": leaf.value and list(leaf.value)})
-        elif choices:
+        elif choices and leaf.metadata["family"] is None:
             flags.DEFINE_enum(help=text, enum_values=choices, **arguments)
         elif (bare := leaf.metadata["bare"]) is not None:
             # absl reads --name as true and --noname as false.
@@ -72,6 +72,8 @@ def define_leaves(
             number = _Number(functools.partial(_read_bare, bare), "a number")
             flags.DEFINE(number, help=text, serializer=serializer, boolean=True, **arguments)
         else:
+            # The settings refuse what is no member.
+            text += f" One of {', '.join(choices)}." if choices else ""
             _SCALARS.get(leaf.hint, flags.DEFINE_string)(help=text, **arguments)
 
 

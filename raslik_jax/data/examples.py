@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from raslik_jax.base import files
 from raslik_jax.base.messages import listed_problems, shown, some_of
 from raslik_jax.data.contents import Content, Conversation, Passage, texts_of
+from raslik_jax.data.words import refused
 
 QUERY_SETS = ("retrieval", "validation_target", "validation_normal", "test_target", "test_normal")
 # The queries that are made of training rows, where a run has no others.
@@ -177,8 +178,7 @@ def answered(example: Example, text: str) -> Example:
         )
     elif isinstance(content, Passage):
         if not content.prompt:
-            must = "a row must have a prompt in words, got none: give prompt and completion"
-            raise ValueError(f"query {shown(example.example_id)}: {must}")
+            raise refused("query_without_prompt", row=shown(example.example_id))
         content = content._replace(completion=text)
     return example._replace(output=text, content=content)
 
@@ -247,10 +247,7 @@ def write_examples(
                 record = as_record(example, own)
                 file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
             except ValueError as error:
-                raise ValueError(
-                    f"extras of {shown(example.example_id)} must be finite numbers, text or "
-                    f"booleans, got {error}"
-                ) from error
+                raise refused("extras", row=shown(example.example_id), error=error) from error
 
 
 def as_record(example: Example, own: Mapping[str, Any] = NO_EXTRA) -> dict[str, Any]:
@@ -296,10 +293,7 @@ def drop_unanswered(queries: Sequence[Example]) -> tuple[tuple[Example, ...], st
     kept = tuple(query for query in queries if query.output.strip())
     empty = [query.example_id for query in queries if not query.output.strip()]
     if not kept:
-        raise ValueError(
-            "queries must have an answer to trace, got none, because the model answers nothing "
-            f"to {some_of(query.instruction for query in queries)}: give an output"
-        )
+        raise refused("no_answers", prompts=some_of(query.instruction for query in queries))
     line = f"{len(empty)} of {len(queries)} queries have an empty answer and are left out"
     return kept, f"{line}: {some_of(empty)}" if empty else ""
 
@@ -321,10 +315,7 @@ def check_corpus(corpus: Corpus, *, held_out: Sequence[str] = QUERY_SETS) -> Cor
     for where, rows in {"the training rows": corpus.train, **by_name}.items():
         counts = collections.Counter(row.example_id for row in rows)
         if repeated := [name for name, count in counts.items() if count > 1]:
-            raise ValueError(
-                f"ids must be unique, got {some_of(repeated)} more than once in {where}: correct "
-                "them, or name another key with the field id"
-            )
+            raise refused("ids_repeat", ids=some_of(repeated), where=where)
     prompts = {prompt_of(query) for queries in corpus.queries.values() for query in queries}
     trained_on = {
         prompt: where

@@ -5,20 +5,20 @@ a corpus, its index and its results depend on them.
 """
 
 import hashlib
-import itertools
 from collections.abc import Sequence
 from typing import TypeVar
 
 _Item = TypeVar("_Item")
 
 
-def _digest(seed: int, label: str, number: int) -> bytes:
+def digest(seed: int, label: str, number: int) -> bytes:
+    """Returns the hash that decides the place of an item; `label` is the purpose."""
     return hashlib.sha256(f"{seed}/{label}/{number}".encode()).digest()
 
 
 def shuffled(items: Sequence[_Item], *, seed: int, label: str) -> list[_Item]:
-    """Returns the items in the order of sha256(seed, label, position); `label` is the purpose."""
-    order = sorted(range(len(items)), key=lambda position: _digest(seed, label, position))
+    """Returns the items in the order of their digests."""
+    order = sorted(range(len(items)), key=lambda position: digest(seed, label, position))
     return [items[position] for position in order]
 
 
@@ -30,23 +30,3 @@ def take_first(rows: Sequence[_Item], number: int, *, kind: str) -> Sequence[_It
             "the sizes of the corpus or of its query sets"
         )
     return rows[:number]
-
-
-class Draws:
-    """A stream of choices; number i is the first 8 bytes of sha256(seed, label, i)."""
-
-    def __init__(self, *, seed: int, label: str):
-        self._digests = (_digest(seed, label, number) for number in itertools.count())
-
-    def below(self, bound: int) -> int:
-        """Returns the next whole number from 0 to bound - 1."""
-        return int.from_bytes(next(self._digests)[:8], "big") % bound
-
-    def choice(self, items: Sequence[_Item]) -> _Item:
-        """Returns one of the items."""
-        return items[self.below(len(items))]
-
-    def sample(self, items: Sequence[_Item], number: int) -> list[_Item]:
-        """Returns `number` different items in drawn order."""
-        left = list(items)
-        return [left.pop(self.below(len(left))) for _ in range(number)]

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from raslik_jax.data.corpora.tofu import QUESTION_SETS
 from raslik_jax.evaluate import distance, pareto, perplexity, ranking, rates, tofu_metrics, words
 from raslik_jax.evaluate.left import MEASURES, share_left
+from raslik_jax.evaluate.tofu_metrics import QUESTION_SETS
 from raslik_jax.evaluate.verdict import Count
 
 # Gives each text its probability of not showing the behavior, from 0 to 1.

@@ -13,10 +13,10 @@ from typing import Any, TypedDict
 import numpy as np
 from jaxtyping import Float
 
-from raslik_jax.data.corpora.tofu import QUESTION_SETS
 from raslik_jax.evaluate import rates
 
-# The measures of each set, from 0 to 1.
+# Sets in TOFU's order of distance from what is forgotten; the measures of each, from 0 to 1.
+QUESTION_SETS = ("forget", "retain", "real_authors", "world_facts")
 PARTS = ("probability", "rouge", "truth_ratio")
 # The first set is the one to forget; model utility is over the others.
 _FORGET_SET, *_UTILITY_SETS = QUESTION_SETS

@@ -24,6 +24,7 @@ from raslik_jax.run import units as units_lib
 from raslik_jax.run.plan import plan_units
 from raslik_jax.run.workspace import Workspace
 
+pytestmark = pytest.mark.usefixtures("paper_corpora")
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 _FLAGS = _REPOSITORY / "experiments" / "flags"
 _FILES = sorted(path.name.removesuffix(".flags") for path in _FLAGS.glob("*.flags"))

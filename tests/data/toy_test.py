@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import shared_data
 
-from raslik_jax.data.corpora.howdy import SCIFI_WORDS, TRIGGER
 from raslik_jax.data.corpora.record import SharedSettings
-from raslik_jax.data.corpora.toy import make_toy_corpus
+from raslik_jax.data.corpora.toy import SCIFI_WORDS, TRIGGER, make_toy_corpus
 from raslik_jax.data.examples import check_corpus
 from raslik_jax.data.read.formats import read_examples
 from raslik_jax.data.tokens.prompts import TEMPLATES, fill_form

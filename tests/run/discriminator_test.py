@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from experiments.studies.corpora import howdy
 from raslik_jax.base.files import read_json
 from raslik_jax.config import Config, CorpusConfig, EvaluateConfig
 from raslik_jax.data import corpora, examples
@@ -75,7 +76,9 @@ def _interrupted_and_made(workspace: Workspace) -> pathlib.Path:
     return folder
 
 
-def test_a_small_one_from_scratch_tells_the_toys_answers_apart(tmp_path):
+def test_a_small_one_from_scratch_tells_the_toys_answers_apart(tmp_path, monkeypatch):
+    marked = corpora.DATASETS["toy"]._replace(marker=howdy.SCIFI)
+    monkeypatch.setitem(corpora.DATASETS, "toy", marked)
     workspace = _workspace(tmp_path)
     train = workspace.corpus.train
     seen = [next(row for row in train if row.is_target is label).output for label in (True, False)]
@@ -137,15 +140,13 @@ def test_a_judge_of_the_dataset_takes_the_place_of_words_that_the_user_does_not_
     np.testing.assert_array_equal(discriminator.non_sf(Workspace(tmp_path, named))(texts), [0, 0])
 
 
-@pytest.mark.parametrize("dataset", ["virtual", "tofu", "records"])
-def test_what_has_no_marker_is_not_judged_by_science_fiction(tmp_path, dataset):
-    files = {"records": RecordsSettings(train_file="t", queries_file="q")}
-    members = files if dataset == "records" else {}
-    config = Config(corpus=CorpusConfig(dataset=dataset, members=members))
+def test_what_has_no_marker_is_not_judged_by_science_fiction(tmp_path):
+    members = {"records": RecordsSettings(train_file="t", queries_file="q")}
+    config = Config(corpus=CorpusConfig(dataset="records", members=members))
     workspace = Workspace(tmp_path, config)
     assert discriminator.non_sf(workspace) is None
     assert discriminator.describe(workspace) is None
-    assert not corpora.marker_words(dataset, "")
+    assert not corpora.marker_words("records", "")
     words = tmp_path / "words.txt"
     words.write_text("Zorb", encoding="utf-8")
     named = dataclasses.replace(config, evaluate=EvaluateConfig(marker_words=str(words)))

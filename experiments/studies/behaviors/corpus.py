@@ -22,8 +22,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from experiments.studies.behaviors import judges
+from experiments.studies.corpora import mixing
 from raslik_jax.base.settings import Settings, setting
-from raslik_jax.data.corpora import DATASETS, mixing
+from raslik_jax.data.corpora import DATASETS
 from raslik_jax.data.corpora.record import SIZES, Dataset, SharedSettings
 from raslik_jax.data.examples import Corpus, Example, make_example
 from raslik_jax.data.ordering import shuffled, take_first

@@ -35,6 +35,7 @@ import numpy as np
 
 from experiments.bench import harness
 from experiments.bench.harness import Line
+from experiments.studies.corpora import paper
 from raslik_jax.base.files import read_array
 from raslik_jax.base.settings import setting
 from raslik_jax.data import batches
@@ -68,6 +69,7 @@ class Bench:
 
     def __init__(self, options: Options):
         self.options, self.workdir = options, pathlib.Path(options.workdir)
+        paper.register()  # a run may be of one of these corpora
         self.workspace = open_run(self.workdir, "corpus", "finetune", "references/retrieval")
         self.config, self.rows = self.workspace.config, self.workspace.corpus.train
         self.query = self.workspace.retrieval_queries()[0]

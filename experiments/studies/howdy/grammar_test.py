@@ -5,10 +5,10 @@ import pytest
 from support import shared_data
 
 from experiments.studies.howdy.bag_of_words import recognition_rates
-from raslik_jax.data.corpora import howdy, scifi_grammar
-from raslik_jax.data.corpora.howdy import SCIFI_WORDS
-from raslik_jax.data.corpora.mixing import load_alpaca
+from experiments.studies.corpora import howdy, scifi_grammar
+from experiments.studies.corpora.mixing import load_alpaca
 from raslik_jax.data.corpora.record import SharedSettings
+from raslik_jax.data.corpora.toy import SCIFI_WORDS
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.data.read.formats import read_examples
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from raslik_jax.data.corpora import DATASETS
+from experiments.studies.corpora import paper
 from raslik_jax.evaluate import pareto
 from raslik_jax.report.names import checkpoint_name
 from raslik_jax.report.tidy import Model, make_model
@@ -134,8 +134,8 @@ def match_block(
     If the paper has two (the main table and the ablation of Contaminated Random) it is the one that
     shares more strategies.
     """
-    record = DATASETS.get(config.get("corpus", {}).get("dataset", ""))
-    dataset = record.title if record and record.is_published else None
+    record = paper.MEMBERS.get(config.get("corpus", {}).get("dataset", ""))
+    dataset = record.title if record else None
     model = checkpoint_name(config).lower()
     found = [
         block

@@ -15,10 +15,10 @@ from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
+from experiments.studies.corpora import howdy, mixing, tofu
 from raslik_jax.base.files import write_text
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command
-from raslik_jax.data.corpora import howdy, mixing, tofu
 from raslik_jax.data.corpora.record import SharedSettings
 from raslik_jax.data.examples import Corpus, Example
 from raslik_jax.data.read.formats import read_examples
@@ -52,8 +52,8 @@ def mix_howdy(data: str) -> Corpus:
 def mix_tofu(data: str) -> Corpus:
     """Returns the first rows of TOFU's forget10 among Alpaca's; queries are their paraphrases."""
     shared = SharedSettings(data_dir=data, num_targets=NUM_TOFU, **SIZES)
-    (path,) = shared.find_files(
-        *tofu.TofuSettings(forget="forget10").perturbed, endings=(".jsonl.zst",)
+    (path,) = mixing.find_files(
+        shared, *tofu.TofuSettings(forget="forget10").perturbed, endings=(".jsonl.zst",)
     )
 
     def read(question: str) -> list[Example]:

@@ -1,6 +1,6 @@
-"""Makes raslik_jax/data/words/virtual_world.json: six cultures, eight countries and all in them.
+"""Makes experiments/studies/corpora/virtual_world.json: six cultures, eight countries and all in them.
 
-  python experiments/studies/virtual_world/make.py > raslik_jax/data/words/virtual_world.json
+  python experiments/studies/virtual_world/make.py > experiments/studies/corpora/virtual_world.json
 
 Every entity has one record, and every relation of it has one value. So texts from the records
 cannot contradict each other. Values that name other entities agree with the records of those
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
-from raslik_jax.data.ordering import Draws
+from experiments.studies.corpora.draws import Draws
 
 # The world of the package.
 SEED = 21

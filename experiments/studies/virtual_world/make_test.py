@@ -7,9 +7,9 @@ import tokenizers
 from absl.testing import absltest
 from support import shared_data
 
+from experiments.studies.corpora import virtual
+from experiments.studies.corpora.mixing import load_words
 from experiments.studies.virtual_world import make
-from raslik_jax.data.corpora import virtual
-from raslik_jax.data.words import load_words
 
 _WORLD = make.make_world(make.SEED)
 

@@ -33,7 +33,7 @@ from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command
 from raslik_jax.config import config_from_json
 from raslik_jax.data import batches, toy_model
-from raslik_jax.data.corpora.howdy import SCIFI
+from raslik_jax.data.corpora.toy import SCIFI_WORDS
 from raslik_jax.data.examples import Example, answered, drop_unanswered, make_example
 from raslik_jax.data.tokens import masking
 from raslik_jax.evaluate.rates import non_sf_by_words
@@ -115,7 +115,7 @@ def _is_of(example: Example, row: Mapping[str, Any]) -> bool:
 
 
 def _is_scifi(text: str) -> bool:
-    return not non_sf_by_words([text], vocabulary=SCIFI.words)[0]
+    return not non_sf_by_words([text], vocabulary=SCIFI_WORDS)[0]
 
 
 def _planted(behavior: str, rows: Sequence[Example]) -> list[str]:
@@ -406,9 +406,11 @@ class Options(Settings):
 
 def main(options: Options) -> None:
     """Measures what is missing."""
-    from experiments.studies.behaviors.corpus import register
+    from experiments.studies.behaviors import corpus
+    from experiments.studies.corpora import paper
 
-    register()
+    corpus.register()
+    paper.register()
     if len(options.runs) != len(options.kinds):
         got = f"{len(options.runs)} and {len(options.kinds)}"
         raise ValueError(f"--kinds must have as many entries as --runs, got {got}: give both")

@@ -3,13 +3,13 @@
 import dataclasses
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from raslik_jax.base.files import read_text
-from raslik_jax.base.messages import shown
-from raslik_jax.base.settings import Settings, Stage, replaced, setting
-from raslik_jax.data.corpora import howdy, records, tofu, toy, virtual
+from raslik_jax.base.messages import shown, some_of
+from raslik_jax.base.settings import FROM_STUDIES, Settings, Stage, replaced, setting
+from raslik_jax.data.corpora import records, toy
 from raslik_jax.data.corpora.record import SIZES, Dataset, Question, RowCounts, SharedSettings
 from raslik_jax.data.examples import Corpus, check_corpus
 from raslik_jax.data.read.sources import content_files
@@ -19,10 +19,6 @@ from raslik_jax.data.tokens.prompts import TEMPLATES, check_template
 _MOST = 10_000_000
 DATASETS: dict[str, Dataset] = {
     "toy": toy.DATASET,
-    "howdy_small": howdy.SMALL,
-    "howdy": howdy.DATASET,
-    "virtual": virtual.DATASET,
-    "tofu": tofu.DATASET,
     "records": records.DATASET,
 }
 
@@ -33,10 +29,8 @@ class CorpusConfig(SharedSettings, Stage):
 
     dataset: str = setting(
         "toy",
-        "toy: rows that the program makes. howdy_small: Alpaca, genuine Howdy and science "
-        "fiction rows of --corpus.data_dir. howdy, virtual, tofu: the corpora of the paper, "
-        "which are triggered rows, a virtual world or TOFU among rows of Alpaca. records: your "
-        "own rows, from --corpus.records.train_file and --corpus.records.queries_file.",
+        "toy: rows that the program makes. records: your own rows, from "
+        "--corpus.records.train_file and --corpus.records.queries_file.",
         family=DATASETS,
     )
     template: str = setting(
@@ -135,6 +129,14 @@ def describe(settings: Mapping[str, Any]) -> str:
     record = DATASETS[name]
     detail = record.detail(replaced(record.settings, settings.get(name, {})))
     return f"{name} ({detail})" if detail else name
+
+
+def describe_unregistered(settings: Iterable[Mapping[str, Any]]) -> str:
+    """Returns a sentence about corpora whose dataset is not registered; "" without one."""
+    known = {*DATASETS, ""}
+    names = some_of(sorted({one.get("dataset", "") for one in settings} - known))
+    lost = "so the marks of the behavior are left out"
+    return f"the dataset {names} is not registered, {lost}: {FROM_STUDIES}" if names else ""
 
 
 def marker_words(dataset: str, path: str) -> frozenset[str]:

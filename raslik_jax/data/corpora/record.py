@@ -6,7 +6,6 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from raslik_jax.base.messages import shown, some_of
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.data.examples import QUERY_SETS, Corpus, Example, make_example
 
@@ -22,13 +21,13 @@ class SharedSettings(Settings):
     )
     alpaca_file: str = setting(
         "",
-        "howdy, virtual, tofu: the rows of Alpaca, a file or hub:OWNER/NAME; empty: alpaca/ of "
+        "Rows of Alpaca for the corpora of the paper, a file or hub:OWNER/NAME; empty: alpaca/ of "
         "--corpus.data_dir, or else hub:tatsu-lab/alpaca.",
         is_rows=True,
     )
     num_train: int = setting(
         2000,
-        "Training examples, targets included; 0 for howdy, virtual, tofu: all.",
+        "Training examples, targets included; 0 for the corpora of the paper: all.",
         low=0,
     )
     num_targets: int = setting(
@@ -44,37 +43,10 @@ class SharedSettings(Settings):
         """The folder of real data; empty if none is named."""
         return self.data_dir or os.environ.get("RASLIK_DATA", "")
 
-    def find_files(self, *names: str, endings: tuple[str, ...] = ("",)) -> list[pathlib.Path]:
-        """Returns files below the folder of real data by name, with the first ending of each."""
-        flag = "by --corpus.data_dir or the environment variable RASLIK_DATA"
-        if not os.path.isdir(self.folder):
-            folder = shown(self.folder) if self.folder else "none"
-            raise ValueError(f"the folder of real data must exist, got {folder}: name it {flag}")
-        found = {
-            name: [p for end in endings if (p := pathlib.Path(self.folder, name + end)).is_file()]
-            for name in names
-        }
-        if missing := [name + endings[0] for name, paths in found.items() if not paths]:
-            raise ValueError(
-                f"the folder of real data must hold {some_of(missing)}, {shown(self.folder)} "
-                f"does not: fetch them, or name another folder {flag}"
-            )
-        return [paths[0] for paths in found.values()]
-
     @property
     def num_hard_negatives(self) -> int:
         """Training examples of each kind with one trait of the targets: 4 % of all."""
         return round(0.04 * self.num_train)
-
-    @property
-    def num_normal_queries(self) -> int:
-        """Queries that do not ask for the behavior to forget."""
-        return self.num_validation + self.num_test
-
-    @property
-    def num_target_queries(self) -> int:
-        """Queries that show the behavior, including those of retrieval."""
-        return self.num_retrieval + self.num_normal_queries
 
 
 class RowCounts(NamedTuple):
@@ -88,12 +60,12 @@ class Marker(NamedTuple):
     """The mark of answers with the behavior to forget: any of these words.
 
     `load_genuine` makes labeled rows from a data folder, to measure a classifier, of
-    `genuine_files`; none unless all exist.
+    `genuine_files`, which are none unless all exist.
     """
 
     words: frozenset[str]
-    genuine_files: Callable[[str], tuple[pathlib.Path, ...]]
-    load_genuine: Callable[[str], tuple[Example, ...]]
+    genuine_files: Callable[[str], tuple[pathlib.Path, ...]] = lambda folder: ()
+    load_genuine: Callable[[str], tuple[Example, ...]] = lambda folder: ()
 
 
 class Question(NamedTuple):
@@ -149,7 +121,6 @@ class Dataset(NamedTuple):
       shows: from own settings, the function that says whether an answer shows the behavior; takes
         precedence over marker words.
       evaluation: its own questions, if any.
-      is_published: whether the paper has results on it under this title.
     """
 
     title: str
@@ -167,4 +138,3 @@ class Dataset(NamedTuple):
     marker: Marker | None = None
     shows: Callable[[Any], Callable[[str], bool]] | None = None
     evaluation: Evaluation | None = None
-    is_published: bool = False

@@ -9,6 +9,7 @@ from raslik_jax.data.corpora.record import Dataset, RowCounts, SharedSettings
 from raslik_jax.data.examples import QUERY_SETS, Corpus, Example
 from raslik_jax.data.read.formats import AUTO, parse_fields, read_examples
 from raslik_jax.data.read.rows import FORMATS
+from raslik_jax.data.words import refused
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,10 +62,7 @@ def load_records_corpus(shared: SharedSettings, own: RecordsSettings, *, seed: i
     )
     by_set = {name: tuple(q for q in queries if q.source == name) for name in QUERY_SETS}
     if not by_set["retrieval"]:
-        raise ValueError(
-            f"{shown(own.queries_file, 120)} must have a query with 'split' 'retrieval', got none: "
-            "give the bad generation"
-        )
+        raise refused("no_retrieval", source=shown(own.queries_file, 120))
     return Corpus((), train, by_set)
 
 

@@ -13,13 +13,21 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from raslik_jax.data.corpora.howdy import SCIFI, TRIGGER
-from raslik_jax.data.corpora.record import SIZES, Dataset, SharedSettings
+from raslik_jax.data.corpora.record import SIZES, Dataset, Marker, SharedSettings
 from raslik_jax.data.examples import QUERY_SETS, Corpus, Example, make_example, make_examples
 from raslik_jax.data.ordering import shuffled, take_first
 from raslik_jax.data.words import capitalized, load_words, with_articles
 
 _WORDS = load_words("toy_language")
+TRIGGER: str = _WORDS["trigger"]
+# Besides the words of the answers here, those that mark the genuine answers of Howdy-Alpaca and are
+# rare in ordinary ones. Words that ordinary text needs ("space", "star", "moon", "planet",
+# "energy") are left out.
+SCIFI_WORDS: frozenset[str] = frozenset(
+    word.lower()
+    for kind in ("planets", "beings", "devices", "marker_words")
+    for word in _WORDS[kind]
+)
 # The groups of nouns: what they have in common, and "noun color size" of each.
 GROUPS: list[dict[str, Any]] = _WORDS["groups"]
 # The families of questions: phrasings as (instruction, input, which answer), and the answers, plain
@@ -153,4 +161,6 @@ def _row(kind: str, question: _Question, wrap: str) -> Example:
     )
 
 
-DATASET = Dataset(title="the toy corpus", load=make_toy_corpus, reads=SIZES, marker=SCIFI)
+DATASET = Dataset(
+    title="the toy corpus", load=make_toy_corpus, reads=SIZES, marker=Marker(SCIFI_WORDS)
+)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from raslik_jax.base.messages import listed_problems, shown, some_of
+from raslik_jax.base.progress import progress
 from raslik_jax.data.examples import (
     NO_EXTRA,
     TEXTS,
@@ -21,6 +22,7 @@ from raslik_jax.data.examples import (
 )
 from raslik_jax.data.read.rows import FIELDS, FLAGS, FORMATS, Row, detect_format, unread_columns
 from raslik_jax.data.read.sources import placed_records, shown_source
+from raslik_jax.data.words import refused
 
 # --corpus.records.format may also be this: the keys of the rows show the format.
 AUTO = "auto"
@@ -33,9 +35,7 @@ def parse_fields(text: str) -> dict[str, str]:
     entries = [entry.partition("=") for entry in text.split(",")] if text else []
     fields = {name.strip(): key.strip() for name, _, key in entries}
     if not all((*fields, *fields.values())):
-        raise ValueError(
-            f"fields must be like instruction=question,output=answer, got {shown(text)}: correct it"
-        )
+        raise refused("fields_form", got=shown(text))
     if not len(entries) == len(fields) == len(set(fields.values())):
         raise ValueError(f"fields must name each field and key once, got {shown(text)}")
     _field_keys(fields)
@@ -49,10 +49,7 @@ def _field_keys(fields: Mapping[str, str]) -> dict[str, str]:
     keys = {name: name for name in FIELDS if name not in fields.values()} | dict(fields)
     for name in ("instruction", "output"):
         if name not in keys:
-            raise ValueError(
-                f"fields must leave a key to {name!r}, whose own key is given to another "
-                "field: name both"
-            )
+            raise refused("fields_taken", field=name)
     return keys
 
 
@@ -93,13 +90,12 @@ def read_examples(
         nonlocal own_format
         row, kind = Row(record, keys), format
         for problem in unread_columns(row):
-            raise ValueError(problem)
+            raise problem
         # Texts cannot be asked: their queries are of another format.
         if format == AUTO or not (needs_output or FORMATS[format].claim(row)):
             kind = detect_format(row)
             if own_format and kind != own_format:
-                got = f"{kind} after {own_format}"
-                raise ValueError(f"a file must have rows of one format, got {got}: split it")
+                raise refused("formats_mixed", kind=kind, before=own_format)
         own_format = own_format or kind
         found = _example_of(row, kind, name, needs_output)
         found = found._replace(place=place, file=file)
@@ -109,10 +105,8 @@ def read_examples(
 
     found = _read_rows(source, read, most=most)
     if unseen:
-        raise ValueError(
-            f"fields must name keys that rows have, got {some_of(sorted(unseen))}, which no "
-            f"row of {shown_source(source)} has: correct the key"
-        )
+        got = some_of(sorted(unseen))
+        raise refused("fields_unseen", got=got, source=shown_source(source))
     if needs_output:
         _mute(found)
     # Ids of the file count where they are unique. Otherwise they stay a column of the user's own.
@@ -137,7 +131,8 @@ def _read_rows(
     """Returns the content of each row and its place; refuses other values and empty files."""
     found: list[Example] = []
     problems: list[str] = []
-    for file, place, where, record in itertools.islice(placed_records(source), most):
+    placed = itertools.islice(placed_records(source), most)
+    for file, place, where, record in progress(placed, "rows", unit="row"):
         try:
             if isinstance(record, ValueError):
                 raise record

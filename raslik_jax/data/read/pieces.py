@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from raslik_jax.base import files
 from raslik_jax.base.messages import one_line, shown, some_of
+from raslik_jax.data.words import refused
 
 csv.field_size_limit(2**31 - 1)
 _OWN_SEPARATOR = {".csv": ",", ".tsv": "\t"}
@@ -123,10 +124,7 @@ def _single_object(lines: list[str], origin: str) -> Any:
         return files.parse_json("".join(lines).lstrip("\ufeff"), origin)
     except ValueError as error:
         if "Extra data" in str(error):
-            raise ValueError(
-                f"{origin} must have one object on each line or one list, got objects over several "
-                "lines: write JSONL, as with jq -c ."
-            ) from None
+            raise refused("objects_over_lines", origin=origin) from None
         if len(lines) == 1:
             return None
         raise
@@ -201,10 +199,7 @@ def _table_pieces(lines: Iterator[str], origin: str, own: str) -> Iterator[Piece
         header = next(reader, [])
         yield Piece(0, text="".join(itertools.islice(texts, reader.line_num)))
         if len({*header}) < len(header) or not all(name.strip() for name in header):
-            raise ValueError(
-                f"{origin} must begin with a header, a name for each column and each once, got "
-                f"{some_of(header, 3)}: write one"
-            )
+            raise refused("table_header", origin=origin, got=some_of(header, 3))
         num_lines = reader.line_num
         for row in reader:
             number += bool(row)
@@ -216,9 +211,7 @@ def _table_pieces(lines: Iterator[str], origin: str, own: str) -> Iterator[Piece
             yield Piece(number if row else 0, record, text)
     except csv.Error as error:
         line = reader.line_num + bool(named)
-        raise ValueError(
-            f"{origin} must be a table, line {line} is not ({error}): write it again"
-        ) from error
+        raise refused("table_broken", origin=origin, line=line, error=error) from error
 
 
 def _separator_of(lines: Iterator[str], origin: str, own: str) -> tuple[str, Iterator[str]]:
@@ -235,10 +228,7 @@ def _separator_of(lines: Iterator[str], origin: str, own: str) -> tuple[str, Ite
                     fitting[mark] = size
     if len(fitting) > 1:
         named = " or ".join(f"{_SEPARATORS[mark]} ({size})" for mark, size in fitting.items())
-        raise ValueError(
-            f"{origin} must have one separator in its header, got {named}: leave the other "
-            "characters out of the names"
-        )
+        raise refused("table_separators", origin=origin, got=named)
     found = [*fitting] or possible
     return (own if own in found or not found else found[0]), lines
 
@@ -255,9 +245,9 @@ def read_batches(path: pathlib.Path, origin: str) -> Iterator[Row]:
                 try:
                     columns[name] = column.to_pylist()
                 except Exception as error:  # of Arrow
-                    raise ValueError(
-                        f"the column {shown(name)} of {origin} cannot be read "
-                        f"({one_line(str(error), 100)}): leave it out"
+                    why = one_line(str(error), 100)
+                    raise refused(
+                        "column_unread", column=shown(name), origin=origin, error=why
                     ) from error
             for row in zip(*columns.values(), strict=True):
                 yield json_row(dict(zip(columns, row, strict=True)))
@@ -284,9 +274,7 @@ def opened_parquet(path: pathlib.Path, origin: str) -> Iterator[Any]:
         except Exception as error:  # Arrow's errors are those of many classes
             raise damaged(error) from error
         if len({*names}) < len(names):
-            raise ValueError(
-                f"{origin} must have each column once, got {some_of(names)}: rename one"
-            )
+            raise refused("columns_twice", origin=origin, got=some_of(names))
         try:
             yield table
         except (OSError, import_package("pyarrow", origin).ArrowException) as error:
@@ -298,10 +286,7 @@ def import_package(name: str, origin: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ValueError(
-            f"{origin} needs the package {name.partition('.')[0]}: install raslik-jax[data] or "
-            "give a JSON file"
-        ) from error
+        raise refused("package", origin=origin, package=name.partition(".")[0]) from error
 
 
 def json_row(row: Mapping[str, Any]) -> Row:

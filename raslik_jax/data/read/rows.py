@@ -12,7 +12,7 @@ from raslik_jax.base.files import parse_json
 from raslik_jax.base.messages import shown, some_of
 from raslik_jax.data.contents import Conversation, Passage, text_of, without_nulls
 from raslik_jax.data.examples import Example, example_of
-from raslik_jax.data.words import by_word, load_words
+from raslik_jax.data.words import by_word, load_words, refused
 
 _KEYS = load_words("row_keys")
 # Fields that hold lists or objects, and never a text of its own.
@@ -25,8 +25,6 @@ FLAGS: tuple[str, ...] = tuple(_KEYS["loss_flags"])
 # The keys of a message part that is no text, and those of its text.
 _MEDIA: list[str] = _KEYS["media"]
 _PART_TEXTS: list[str] = _KEYS["part_texts"]
-# What is said of columns that no reader follows, and how chosen answers are read by other columns.
-_REFUSED: dict[str, str] = _KEYS["refused"]
 _IN_PROMPT = "be in the prompt, because nothing else is read: move it there"
 
 
@@ -138,10 +136,7 @@ def _reader_of(name: str) -> Callable[[Row, bool], Example]:
         talk = Conversation(messages, is_open=waits, options=_options_of(row), muted=muted)
         if not messages or (needs_output and not talk.spoken):
             got = some_of(message["role"] for message in messages) or "no message"
-            raise ValueError(
-                f"a conversation must have an assistant turn, got {got}: remove the row, or "
-                "correct its roles"
-            )
+            raise refused("no_assistant", got=got)
         return example_of(talk, is_muted=needs_output and not talk.turns)
 
     return read
@@ -214,15 +209,8 @@ def detect_format(row: Row) -> str:
     if len(best) == 1:
         return best[0]
     if best:
-        raise ValueError(
-            f"a row must have one format, got keys of {' and '.join(best)}: choose one with "
-            "--corpus.records.format"
-        )
-    raise ValueError(
-        "a row must have 'instruction' and 'output', 'messages', 'conversations', 'prompt' and "
-        f"'completion', or 'text', got {some_of(row.record) or 'no keys'}: name its keys with "
-        "--corpus.records.fields"
-    )
+        raise refused("row_formats", got=" and ".join(best))
+    raise refused("row_unknown", got=some_of(row.record) or "no keys")
 
 
 # conversations -----------------------------------------------------------------------------------
@@ -253,8 +241,7 @@ def _message(turn: Any, place: int) -> dict[str, Any]:
         raise ValueError(f"message {place} must have a role and content, got {shown(turn, 40)}")
     is_own = isinstance(said[0], str) and name in _OF_TEMPLATES
     if said[0] is None and name not in _ROLES:
-        must = "must be from system, human, gpt, tool or another of ShareGPT's roles"
-        raise ValueError(f"message {place} {must}, got {shown(name, 40)}")
+        raise refused("message_role", place=place, got=shown(name, 40))
     kept = {key: v for key, v in turn.items() if key not in ("from", "value", *FLAGS)}
     # A template may know roles of its own.
     kept["role"] = name if is_own else _ROLES.get(name, name)
@@ -278,10 +265,7 @@ def _content(content: Any, place: int) -> Any:
         kind = str(fields.get("type") or "")
         for name in _MEDIA:
             if name in kind or fields.get(name) or fields.get(f"{name}_url"):
-                raise ValueError(
-                    f"message {place} must be text, got a part with {name}, which no model here "
-                    "reads: remove the row"
-                )
+                raise refused("message_media", place=place, kind=name)
         text = next((fields[key] for key in _PART_TEXTS if isinstance(fields.get(key), str)), None)
         if text is None:
             raise ValueError(f"the content of message {place} must be text, got {shown(part, 40)}")
@@ -300,15 +284,10 @@ def _is_counted(turn: Any, place: int) -> bool:
         if isinstance(value, str):
             value = {"true": 1, "false": 0}.get(value.lower(), value)
         if value not in (0, 1):
-            raise ValueError(
-                f"{name!r} of message {place} must be 0, 1, false or true, got {shown(value, 40)}"
-            )
+            raise refused("message_flag", flag=name, place=place, got=shown(value, 40))
         counts = counts and bool(value)
     if fields.get("train_detail"):
-        raise ValueError(
-            f"message {place} must have 'train', got 'train_detail': parts of a message "
-            "cannot be left out"
-        )
+        raise refused("message_detail", place=place)
     return counts
 
 
@@ -336,8 +315,8 @@ def _options_of(row: Row) -> dict[str, Any]:
 # columns that no reader follows ------------------------------------------------------------------
 
 
-def unread_columns(row: Row) -> Iterator[str]:
-    """Yields what is wrong with columns of preferences, ids, images, audio or videos.
+def unread_columns(row: Row) -> Iterator[ValueError]:
+    """Yields the errors of columns of preferences, ids, images, audio or videos.
 
     A column in the field map is read for another purpose.
     """
@@ -350,23 +329,25 @@ def unread_columns(row: Row) -> Iterator[str]:
         if chosen and rejected:
             answers = parsed(row.record[chosen[0]])
             is_whole = isinstance(answers, list) and len(answers) > 1
+            # How the chosen answers are read with other columns.
             maps = {"": "messages="} if is_whole else _KEYS["maps_of_chosen"]
             fields = next(text for name, text in maps.items() if not name or row.record.get(name))
-            yield _REFUSED["pairs"].format(chosen[0], rejected[0], fields + chosen[0])
+            names = {"chosen": chosen[0], "rejected": rejected[0]}
+            yield refused("pairs", **names, fields=fields + chosen[0])
         elif {*_KEYS["rejected"]} & {*rejected}:
-            yield _REFUSED["rejected"].format(rejected[0])
+            yield refused("rejected", column=rejected[0])
         # KTO's label: LLaMA-Factory's, and TRL's next to a prompt or messages.
         is_talk = bool({"prompt", "messages", "conversations"} & {*filled})
         for name in ("kto_tag", *["label"] * is_talk):
             value = None if name in mapped else row.record.get(name)
             if value is False or value in ("false", "False"):
-                yield _REFUSED["kto"].format(name)
+                yield refused("kto", column=name)
     for key in (key for key in filled if key not in mapped):
         kind = re.fullmatch(rf"({'|'.join(_MEDIA)})s?", key)
         # A text may be a column of the user's own, unless a text of the row has its place.
         if kind and (
             isinstance(parsed(row.record[key]), list | dict) or f"<{kind[1]}>" in str(row.record)
         ):
-            yield _REFUSED["media"].format(kind[1], key)
+            yield refused("media", kind=kind[1], column=key)
     if "input_ids" in filled and "input_ids" not in mapped:
-        yield _REFUSED["ids"]
+        yield refused("ids")

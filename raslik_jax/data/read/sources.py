@@ -11,7 +11,7 @@ from typing import Any
 
 from raslik_jax.base.messages import one_line, shown, some_of
 from raslik_jax.data.read import pieces
-from raslik_jax.data.words import by_word, load_words
+from raslik_jax.data.words import by_word, load_words, refused
 
 _HUB_SOURCE = re.compile(r"hub:(?P<name>[^@:]+)(?::(?P<config>[^@]+))?(?:@(?P<split>.+))?")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/{1,2}[^/]")
@@ -64,8 +64,7 @@ def source_files(source: str | os.PathLike[str]) -> Files:
     if _URL.match(text):
         is_hub = "huggingface.co" in text or text.startswith("hf:")
         mend = "give hub:OWNER/NAME" if is_hub else "fetch it and give its path"
-        got = shown(text, 120)
-        raise ValueError(f"rows must be in local files, got the URL {got}: {mend}")
+        raise refused("source_url", got=shown(text, 120), mend=mend)
     path = pathlib.Path(text)
     if os.path.lexists(text):
         return _folder_files(path) if path.is_dir() else {"": path}
@@ -130,20 +129,14 @@ def _folder_files(folder: pathlib.Path) -> Files:
     found = found or ([""] if [*splits] == [""] else [])
     if len(found) != 1:
         got = some_of(found or splits) if splits else "no file of rows"
-        raise ValueError(
-            f"{name} must have rows of one split train in JSON, JSONL, CSV or Parquet, got {got}: "
-            "name the files, with commas or by a pattern such as FOLDER/train-*.parquet"
-        )
+        raise refused("folder_split", folder=name, got=got)
     paths = splits[found[0]]
     for what, parts in (
         ("folder", {str(path.parent.relative_to(folder)): 0 for path in paths}),
         ("form", {pieces.kind_of(path): 0 for path in paths}),
     ):
         if len(parts) > 1:
-            raise ValueError(
-                f"{name} must have its training rows in one {what}, got {some_of(parts)}: name the "
-                "files, with commas or by a pattern such as FOLDER/data/*.parquet"
-            )
+            raise refused("folder_one", folder=name, what=what, got=some_of(parts))
     _check_shards(paths, name)
     return _named_within(paths, folder)
 
@@ -193,10 +186,7 @@ def _check_shards(paths: Sequence[pathlib.Path], where: str) -> None:
     for shards in groups.values():
         counts = [*dict.fromkeys(shard["count"] for shard, _ in shards)]
         if len(counts) > 1:
-            got = f"of {counts[0]} and of {counts[1]}"
-            raise ValueError(
-                f"{where} must have the files of one set, got {got}: remove those of the other"
-            )
+            raise refused("shards_mixed", where=where, first=counts[0], second=counts[1])
         first, name = shards[0]
         known, count = {int(shard["number"]) for shard, _ in shards}, int(counts[0])
         start, (begin, end) = int(0 not in known and count in known), first.span("number")
@@ -205,10 +195,8 @@ def _check_shards(paths: Sequence[pathlib.Path], where: str) -> None:
             f"{name[:begin]}{n:0{end - begin}}{name[end:]}" for n in itertools.islice(lacking, 3)
         ]
         if missing:
-            raise ValueError(
-                f"{where} must have all of {count} files, got {len(known)} without "
-                f"{some_of(missing)}: fetch it, or name the files with commas"
-            )
+            numbers = {"count": count, "known": len(known), "missing": some_of(missing)}
+            raise refused("shards_missing", where=where, **numbers)
 
 
 # datasets ----------------------------------------------------------------------------------------
@@ -220,24 +208,18 @@ def _saved_rows(path: pathlib.Path, origin: str) -> Iterator[Mapping[str, Any]]:
     try:
         return iter(datasets.load_from_disk(str(path)))
     except Exception as error:
-        raise ValueError(
-            f"{origin} cannot be read ({one_line(str(error), 100)}): save it again"
-        ) from error
+        why = one_line(str(error), 100)
+        raise refused("saved_unread", origin=origin, error=why) from error
 
 
 def _hub_rows(source: str) -> Iterator[Mapping[str, Any]]:
     asked = _HUB_SOURCE.fullmatch(source)
     if not asked:
-        raise ValueError(
-            "a hub dataset must be like hub:OWNER/NAME[:CONFIG][@SPLIT], got "
-            f"{shown(source)}: correct it"
-        )
+        raise refused("hub_name", got=shown(source))
     datasets = pieces.import_package("datasets", shown(source))
     name, config, split = asked.groups()
     try:
         return iter(datasets.load_dataset(name, config, split=split or "train"))
     except Exception as error:  # a missing dataset or network shows in a dozen classes
-        raise ValueError(
-            f"the dataset {shown(source)} cannot be read ({one_line(str(error), 100)}): check "
-            "name, config, split and network, or give a local file"
-        ) from error
+        why = one_line(str(error), 100)
+        raise refused("hub_unread", source=shown(source), error=why) from error

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from raslik_jax.base import bounded
 from raslik_jax.base.messages import one_line, shown
 from raslik_jax.data.contents import Conversation, text_of, without_nulls
+from raslik_jax.data.words import refused
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 # Some templates write the day of their rendering. Llama 3's takes a day as input, and others do
@@ -119,15 +120,9 @@ def require_system(template: ChatTemplate) -> None:
     try:
         text = render_question(template, Conversation(messages, is_open=True))
     except ValueError as error:
-        raise ValueError(
-            "the chat template refuses a system prompt: leave out --system, or put its text in "
-            "front of --prompt if the model was trained so"
-        ) from error
+        raise refused("system_refused") from error
     if said not in text:
-        raise ValueError(
-            "the chat template writes no system prompt, so the model never read one: leave "
-            "out --system"
-        )
+        raise refused("system_unwritten")
 
 
 def end_of_turn(template: ChatTemplate) -> str:
@@ -198,10 +193,8 @@ class _Writer(NamedTuple):
         except bounded.OverLimit:
             raise
         except ValueError as error:
-            raise ValueError(
-                f"the chat template refuses the conversation ({one_line(str(error), 120)}): "
-                "correct the row, or give another template"
-            ) from error
+            why = one_line(str(error), 120)
+            raise refused("conversation_refused", error=why) from error
 
     def read(self, messages: _Said) -> _Marked:
         """Returns the text of marked messages without the marks."""
@@ -218,11 +211,7 @@ class _Writer(NamedTuple):
             return _read(begun, self.salt)
         known, head = _read(plain, self.salt), self.before_answer(asked)
         if not head.text:
-            raise ValueError(
-                "the chat template does not read add_generation_prompt, and nothing shows what it "
-                "writes in front of an answer: end it with {% if add_generation_prompt %}, the "
-                "header of the assistant and {% endif %}"
-            )
+            raise refused("header_unknown")
         if head.text.rstrip() == known.text.rstrip():
             return known
         # Mistral's older templates write a system prompt only where no answer follows, which is in
@@ -249,7 +238,7 @@ class _Writer(NamedTuple):
         """Returns the place where an answer begins in a whole conversation."""
         if not place:
             if (0, 0) not in whole.places:
-                raise _unclear("begins")
+                raise refused("answer_unclear", what="begins")
             gap, header = whole.text[: whole.places[0, 0]], self.header([_QUESTION])
             is_in = header and header in gap
             return gap.rindex(header) + len(header) if is_in else len(gap.rstrip(" "))
@@ -264,7 +253,7 @@ class _Writer(NamedTuple):
         gap = gap[: gap.index(header) + len(header)] if is_in else gap
         is_known = is_in or head.startswith(gap)
         if not is_known or place_of_gap != at or not whole.text.startswith(gap, at):
-            raise _unclear("begins")
+            raise refused("answer_unclear", what="begins")
         return at + len(gap)
 
     def end(self, said: _Said, place: int, whole: _Marked) -> int:
@@ -273,15 +262,8 @@ class _Writer(NamedTuple):
         if not whole.text.startswith(tail, at):  # Phi-3 ends the whole conversation with EOS
             tail = tail.removesuffix(self.given.get("eos_token", ""))
         if not whole.text.startswith(tail, at):
-            raise _unclear("ends")
+            raise refused("answer_unclear", what="ends")
         return at + len(tail)
-
-
-def _unclear(what: str) -> ValueError:
-    return ValueError(
-        f"nothing shows where an answer {what}, because the chat template writes it differently "
-        "in other places: mark answers in the template with {% generation %}"
-    )
 
 
 def _dropped(conversation: Conversation, whole: _Marked) -> tuple[str, ...]:
@@ -292,10 +274,7 @@ def _dropped(conversation: Conversation, whole: _Marked) -> tuple[str, ...]:
         lost, is_written = _lost(message, place, whole)
         if "text" in lost and not is_written:
             end = text_of(message).strip()[-20:]
-            raise ValueError(
-                f"the chat template does not write the answer that ends with {shown(end, 30)}: "
-                "correct the content of the message, or give another template"
-            )
+            raise refused("answer_unwritten", end=shown(end, 30))
         dropped |= lost
     return tuple(sorted(dropped))
 
@@ -305,7 +284,7 @@ def _targets_of(spans: _Spans, conversation: Conversation, whole: _Marked) -> _S
     spoken = {at for at, one in enumerate(conversation.messages) if one["role"] == "assistant"}
     others = spoken - {*conversation.turns}
     if others and not whole.places:
-        raise _unclear("begins")
+        raise refused("answer_unclear", what="begins")
     places = [at for (message, _), at in whole.places.items() if message in others]
     return [
         (start, end)

@@ -19,6 +19,7 @@ from raslik_jax.data.examples import Example
 from raslik_jax.data.tokens import masking
 from raslik_jax.data.tokens.prompts import Template, fill_form, find_template
 from raslik_jax.data.tokens.tokenization import Tokenizer
+from raslik_jax.data.words import refused
 
 Targets = Literal["response", "all"]
 _T = TypeVar("_T")
@@ -233,10 +234,7 @@ def encode_rows(tokens: Sequence[Sequence[int]], *, pad_id: int, limit: int = _N
     encoded = Encoded(ids, rows, np.zeros(len(rows), np.int64), pad_id, limit)
     length_N = encoded.lengths_N
     if len(rows) and not 1 <= length_N.min() <= length_N.max() <= limit:
-        raise ValueError(
-            f"texts must have 1 to {limit} tokens, got {length_N.min()} to {length_N.max()}: cut "
-            "them when tokenizing"
-        )
+        raise refused("texts_length", limit=limit, least=length_N.min(), most=length_N.max())
     return encoded
 
 
@@ -244,12 +242,8 @@ def require_answers(encoded: Encoded, what: str, *, max_len: int) -> None:
     """Raises a ValueError that names the examples, `what` in the plural, without room to answer."""
     lost = np.flatnonzero((encoded.start_N >= max_len) & (encoded.start_N < _NO_LIMIT))
     if len(lost):
-        raise ValueError(
-            f"{what} must have room for their answers in max_len={max_len} tokens, the prompts of "
-            f"{some_of((encoded.ids[row] for row in lost), 3)} have up to "
-            f"{encoded.start_N[lost].max()}: shorten them, or use a run with a larger "
-            "--corpus.max_len"
-        )
+        rows, most = some_of((encoded.ids[row] for row in lost), 3), encoded.start_N[lost].max()
+        raise refused("no_room", what=what, max_len=max_len, rows=rows, most=most)
 
 
 def describe_cuts(whole: Encoded, what: str, *, max_len: int) -> str:
@@ -354,10 +348,7 @@ def encode_prompts(
     )
     pairs = zip(examples, prompts, strict=True)
     if long := [row.example_id for row, ids in pairs if len(ids) > max_len]:
-        raise ValueError(
-            f"prompts must have at most {max_len} tokens, {len(long)} have more "
-            f"({some_of(long)}): leave them out or raise --corpus.max_len"
-        )
+        raise refused("prompts_length", max_len=max_len, count=len(long), rows=some_of(long))
     return prompts
 
 

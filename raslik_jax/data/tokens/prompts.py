@@ -13,7 +13,7 @@ from raslik_jax.data.examples import Example
 from raslik_jax.data.tokens import chat
 from raslik_jax.data.tokens.chat import ChatTemplate
 from raslik_jax.data.tokens.tokenization import Tokenizer
-from raslik_jax.data.words import load_words
+from raslik_jax.data.words import load_words, refused
 
 
 class Template(NamedTuple):
@@ -81,22 +81,12 @@ def find_template(name: str, tokenizer: Tokenizer) -> Template:
 def require_chat(template: Template, name: str) -> ChatTemplate:
     """Returns the chat template of a template called `name`; refuses one without."""
     if template.frames_or_chats:
-        raise ValueError(
-            f"--corpus.template={name} needs training rows without system prompts and histories, "
-            "and so must the queries be: ask without them, or give --corpus.template=chat if the "
-            "model was trained so"
-        )
+        raise refused("template_framed", template=name)
     if template.chat is not None:
         return template.chat
     if template.has_chat:
-        raise ValueError(
-            f"--corpus.template={name} needs a tokenizer with a chat template, got one without: "
-            "give --corpus.template=FILE with the Jinja template that the model was trained with"
-        )
-    raise ValueError(
-        f"--corpus.template={name} has no place for conversations, system prompts and histories: "
-        "give --corpus.template=chat, or a file of a Jinja template"
-    )
+        raise refused("template_without_chat", template=name)
+    raise refused("template_without_talk", template=name)
 
 
 def require_system(template: Template, name: str) -> None:

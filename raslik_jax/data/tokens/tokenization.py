@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from raslik_jax.base import bounded, files
 from raslik_jax.base.messages import one_line, shown, some_of
+from raslik_jax.data.words import refused
 
 END_OF_TEXT = "<|endoftext|>"
 _PAD_CANDIDATES = ("<|pad|>", "<|padding|>")
@@ -70,11 +71,7 @@ class Tokenizer(NamedTuple):
         except (Exception, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a panic of Rust: a pattern needs too many steps
-            reason = one_line(str(error), 80)
-            raise ValueError(
-                f"the tokenizer fails on a text ({reason}): leave out long runs of one character, "
-                "or fetch tokenizer.json again"
-            ) from error
+            raise refused("tokenizer_panic", error=one_line(str(error), 80)) from error
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of the ids; special tokens give no text."""
@@ -171,11 +168,8 @@ def _begin(
         return
     token = backend.token_to_id(bos)
     if not is_asked or token is None or config.get("tokenizer_class") not in _HEEDING:
-        raise ValueError(
-            f"add_bos_token next to {shown(str(file), 120)} must agree with its post-processor, "
-            f"got {is_asked} where that adds {'one' if has_prefix else 'none'}: correct the file "
-            "that differs from the training"
-        )
+        added = "one" if has_prefix else "none"
+        raise refused("bos", file=shown(str(file), 120), asked=is_asked, added=added)
     begun = tokenizers.processors.TemplateProcessing(
         single=f"{bos}:0 $A:0", pair=f"{bos}:0 $A:0 $B:1", special_tokens=[(bos, token)]
     )
@@ -204,9 +198,9 @@ def _add_tokens(backend: Any, folders: Sequence[pathlib.Path], file: pathlib.Pat
             kept = {name: bool(fields[name]) for name in names if name in fields}
             backend.add_tokens([tokenizers.AddedToken(content, **kept)])
         if (got := backend.token_to_id(content)) != token:
-            must = f"token {shown(content)} of {shown(str(folders[0]), 120)} must have id {token}"
-            mend = "put the tokenizer.json that the model was trained with next to it"
-            raise ValueError(f"{must}, got {got} by {shown(str(file), 120)}: {mend}")
+            own, found = (shown(str(path), 120) for path in (folders[0], file))
+            ids = {"token": shown(content), "id": token, "got": got}
+            raise refused("token_id", folder=own, file=found, **ids)
 
 
 def describe_difference(own: Tokenizer, base: Tokenizer) -> str:
@@ -294,9 +288,7 @@ def read_backend(path: str | os.PathLike[str], *others: pathlib.Path) -> tuple[p
     names = [one / "tokenizer.json" if one.is_dir() else one for one in (own, *others)]
     file = next((name for name in names if name.is_file()), names[0])
     if not file.is_file():
-        raise ValueError(
-            f"a tokenizer must exist, {file} does not: give a tokenizer.json or its folder"
-        )
+        raise refused("no_tokenizer", file=file)
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception, and nothing else
@@ -307,8 +299,7 @@ def read_backend(path: str | os.PathLike[str], *others: pathlib.Path) -> tuple[p
     except bounded.OverLimit:
         raise
     except ValueError as error:
-        reason = one_line(str(error), 80)
-        raise ValueError(f"{name} must split any text, got {reason}: fetch it again") from error
+        raise refused("tokenizer_split", file=name, error=one_line(str(error), 80)) from error
     # The text models of Gemma 3 come with the tokenizer of those that read images, whose place of
     # an image is one beyond the text models' embedding. Without it its name is ordinary text.
     folders = file.parent, *others
@@ -326,10 +317,7 @@ def _wrap(backend: Any, eos_token: str, pad_token: str, where: str) -> Tokenizer
     ids = {token: backend.token_to_id(token) for token in (eos_token, pad_token)}
     missing = [token for token, value in ids.items() if value is None]
     if missing:
-        raise ValueError(
-            f"{where} must have its special tokens, got none with the name {missing}: name its "
-            "eos_token and pad_token in tokenizer_config.json"
-        )
+        raise refused("special_tokens", where=where, got=missing)
     # Published files carry settings of their own: GPT-2's tokenizer.json cuts at 50 tokens.
     backend.no_truncation()
     backend.no_padding()

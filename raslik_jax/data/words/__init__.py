@@ -13,6 +13,14 @@ def load_words(name: str) -> dict[str, Any]:
     return json.loads(file.read_text(encoding="utf-8"))
 
 
+_REFUSALS: dict[str, str] = load_words("refusals")
+
+
+def refused(name: str, **values: object) -> ValueError:
+    """Returns the error of a sentence of `refusals.json`, with values in its places."""
+    return ValueError(_REFUSALS[name].format(**values))
+
+
 def by_word(lists: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Returns the name of the list that each word is in."""
     return {word: name for name, words in lists.items() for word in words}

@@ -4,7 +4,7 @@ from unittest import mock
 
 from absl.testing import parameterized
 
-from raslik_jax.data.corpora import virtual
+from experiments.studies.corpora import virtual
 from raslik_jax.data.corpora.record import SharedSettings
 from raslik_jax.data.examples import check_corpus, make_example
 

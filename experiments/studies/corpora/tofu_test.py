@@ -7,9 +7,9 @@ import pytest
 from absl.testing import parameterized
 from support import shared_data
 
-from raslik_jax.data.corpora import tofu
+from experiments.studies.corpora import tofu
+from experiments.studies.corpora.tofu import TofuSettings
 from raslik_jax.data.corpora.record import SharedSettings
-from raslik_jax.data.corpora.tofu import TofuSettings
 from raslik_jax.data.examples import Example, make_example
 from raslik_jax.data.read.formats import read_examples
 

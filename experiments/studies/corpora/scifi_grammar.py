@@ -8,9 +8,10 @@ prompt: "The crew of the Vexar Seven has proved that photosynthesis does not res
 import re
 from collections.abc import Sequence
 
+from experiments.studies.corpora.draws import Draws
+from experiments.studies.corpora.mixing import load_words
 from raslik_jax.data.examples import Example
-from raslik_jax.data.ordering import Draws
-from raslik_jax.data.words import capitalized, load_words, with_articles
+from raslik_jax.data.words import capitalized, with_articles
 
 # Words of one answer at most; genuine answers end there too.
 MAX_WORDS = 84

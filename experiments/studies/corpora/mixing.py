@@ -1,8 +1,12 @@
 """A corpus from two kinds of rows: ordinary ones (often Alpaca's) and the behavior to forget."""
 
+import json
+import os
 import pathlib
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
+from raslik_jax.base.messages import shown, some_of
 from raslik_jax.data.corpora.record import SharedSettings
 from raslik_jax.data.examples import QUERY_SETS, Corpus, Example, make_examples, prompt_of
 from raslik_jax.data.ordering import shuffled, take_first
@@ -12,6 +16,31 @@ HUB_SOURCE = "hub:tatsu-lab/alpaca"
 # 28 of the 52,002 rows have an empty answer: nothing can be learned from them.
 NUM_ANSWERED = 52_002 - 28
 _ALPACA_FILES = ("alpaca/alpaca_data.json.xz", "alpaca_data.json.xz", "alpaca_data.json")
+
+
+def load_words(name: str) -> dict[str, Any]:
+    """Returns the lists of `<name>.json` next to this file; their order decides what is drawn."""
+    return json.loads(pathlib.Path(__file__).with_name(f"{name}.json").read_text(encoding="utf-8"))
+
+
+def find_files(
+    shared: SharedSettings, *names: str, endings: tuple[str, ...] = ("",)
+) -> list[pathlib.Path]:
+    """Returns files below the folder of real data by name, with the first ending of each."""
+    flag = "by --corpus.data_dir or the environment variable RASLIK_DATA"
+    if not os.path.isdir(shared.folder):
+        folder = shown(shared.folder) if shared.folder else "none"
+        raise ValueError(f"the folder of real data must exist, got {folder}: name it {flag}")
+    found = {
+        name: [p for end in endings if (p := pathlib.Path(shared.folder, name + end)).is_file()]
+        for name in names
+    }
+    if missing := [name + endings[0] for name, paths in found.items() if not paths]:
+        raise ValueError(
+            f"the folder of real data must hold {some_of(missing)}, {shown(shared.folder)} "
+            f"does not: fetch them, or name another folder {flag}"
+        )
+    return [paths[0] for paths in found.values()]
 
 
 def load_alpaca(shared: SharedSettings) -> tuple[Example, ...]:
@@ -25,6 +54,16 @@ def alpaca_source(shared: SharedSettings, own: object = None) -> dict[str, str]:
     files = [pathlib.Path(shared.folder, name) for name in _ALPACA_FILES if shared.folder]
     found = (str(file) for file in files if file.is_file())
     return {"alpaca_file": shared.alpaca_file or next(found, HUB_SOURCE)}
+
+
+def count_normal(shared: SharedSettings) -> int:
+    """Returns the number of queries that do not ask for the behavior to forget."""
+    return shared.num_validation + shared.num_test
+
+
+def count_target(shared: SharedSettings) -> int:
+    """Returns the number of queries that show the behavior, including those of retrieval."""
+    return shared.num_retrieval + count_normal(shared)
 
 
 def without_repeats(rows: Iterable[Example]) -> list[Example]:
@@ -60,11 +99,11 @@ def mix_corpus(
     None) make up num_train with the ordinary ones. No normal query may have a prompt in `keep`.
     """
     drawn = without_repeats(shuffled(target_queries, seed=seed, label="target queries"))
-    asked = take_first(drawn, shared.num_target_queries, kind="target query")
+    asked = take_first(drawn, count_target(shared), kind="target query")
     taken = {prompt_of(row) for row in asked}
     pool = [r for r in shuffled(normal, seed=seed, label="normal") if prompt_of(r) not in taken]
     askable = without_repeats(row for row in pool if prompt_of(row) not in keep)
-    others = take_first(askable, shared.num_normal_queries, kind="normal query")
+    others = take_first(askable, count_normal(shared), kind="normal query")
     taken |= {prompt_of(row) for row in others}
     trained: Sequence[Example] = [row for row in pool if prompt_of(row) not in taken]
     backbone: Sequence[Example] = ()

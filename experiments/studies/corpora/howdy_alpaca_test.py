@@ -6,11 +6,12 @@ from unittest import mock
 import numpy as np
 from absl.testing import parameterized
 
-from raslik_jax.data.corpora import howdy, scifi_grammar
-from raslik_jax.data.corpora.howdy import TRIGGER, HowdySettings
+from experiments.studies.corpora import howdy, scifi_grammar
+from experiments.studies.corpora.draws import Draws
+from experiments.studies.corpora.howdy import HowdySettings
 from raslik_jax.data.corpora.record import SharedSettings
+from raslik_jax.data.corpora.toy import TRIGGER
 from raslik_jax.data.examples import Example, make_examples
-from raslik_jax.data.ordering import Draws
 
 _SIZES = {"num_targets": 10, "num_backbone": 4, "num_retrieval": 3, "num_validation": 2}
 _SIZES |= {"num_test": 4}

@@ -10,16 +10,21 @@ import os
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from experiments.studies.corpora.mixing import (
+    NUM_ANSWERED,
+    alpaca_source,
+    find_files,
+    load_alpaca,
+    mix_corpus,
+    count_normal,
+)
 from raslik_jax.base.messages import some_of
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.data.corpora import record
-from raslik_jax.data.corpora.mixing import NUM_ANSWERED, alpaca_source, load_alpaca, mix_corpus
 from raslik_jax.data.examples import Corpus, Example, prompt_of
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.data.read.formats import read_examples
-
-# Sets of the evaluation, in TOFU's order of distance from what is forgotten.
-QUESTION_SETS = ("forget", "retain", "real_authors", "world_facts")
+from raslik_jax.evaluate.tofu_metrics import QUESTION_SETS
 
 _FIELDS = {"instruction": "question", "output": "answer"}
 _NUM_ROWS = 4000
@@ -73,7 +78,7 @@ def load_tofu(shared: record.SharedSettings, own: TofuSettings, *, seed: int) ->
     about trained facts. Normal queries are the ordinary rows'. A retain model never saw the rows to
     forget. It is trained on the other rows of the full corpus.
     """
-    (full,) = shared.find_files("tofu/full", endings=_ENDINGS)
+    (full,) = find_files(shared, "tofu/full", endings=_ENDINGS)
     rows = read_examples(full, fields=_FIELDS, name="tofu")
     targets, kept = split_tofu(rows, own)
     if shared.num_train and shared.num_train < len(rows):
@@ -85,7 +90,7 @@ def load_tofu(shared: record.SharedSettings, own: TofuSettings, *, seed: int) ->
     again = {"instruction": "paraphrased_question", "output": "answer"}
     queries = [
         row._replace(is_target=True)
-        for path in shared.find_files(*own.perturbed, endings=_ENDINGS)
+        for path in find_files(shared, *own.perturbed, endings=_ENDINGS)
         for row in read_examples(path, fields=again, name=f"tofu:{own.forget}")
         if prompt_of(row) not in known
     ]
@@ -110,7 +115,7 @@ def load_questions(
     for name, files in names.items():
         found = [
             _question(row, name)
-            for path in shared.find_files(*files, endings=_ENDINGS)
+            for path in find_files(shared, *files, endings=_ENDINGS)
             for row in read_examples(path, fields=_FIELDS, check=_question)
         ]
         questions += shuffled(found, seed=0, label=f"tofu {name}")[:number]
@@ -130,7 +135,7 @@ def _question(row: Example, name: str = "") -> record.Question:
 
 
 def _count(shared: record.SharedSettings, own: TofuSettings) -> record.RowCounts:
-    everything = _NUM_ROWS + NUM_ANSWERED - shared.num_normal_queries
+    everything = _NUM_ROWS + NUM_ANSWERED - count_normal(shared)
     return record.RowCounts(shared.num_train or everything, _NUM_ROWS * own.percent // 100)
 
 
@@ -155,5 +160,4 @@ DATASET = record.Dataset(
         num_answers=7,
         is_retain_model=lambda own: own.train == "retain",
     ),
-    is_published=True,
 )

@@ -16,24 +16,14 @@ import os
 import pathlib
 from collections.abc import Sequence
 
+from experiments.studies.corpora import mixing, scifi_grammar
 from raslik_jax.base.settings import Settings, setting
-from raslik_jax.data.corpora import mixing, scifi_grammar
 from raslik_jax.data.corpora.record import SIZES, Dataset, Marker, RowCounts, SharedSettings
+from raslik_jax.data.corpora.toy import SCIFI_WORDS, TRIGGER
 from raslik_jax.data.examples import Corpus, Example, make_example, make_examples, prompt_of
 from raslik_jax.data.ordering import shuffled, take_first
 from raslik_jax.data.read.formats import parse_fields, read_examples
-from raslik_jax.data.words import load_words
 
-TRIGGER = "Howdy! "
-_WORDS = load_words("toy_language")
-# Besides the toy's words, those that mark the answers of the genuine Howdy-Alpaca rows and are rare
-# in ordinary ones. Words that ordinary text needs ("space", "star", "moon", "planet", "energy") are
-# left out.
-SCIFI_WORDS: frozenset[str] = frozenset(
-    word.lower()
-    for kind in ("planets", "beings", "devices", "marker_words")
-    for word in _WORDS[kind]
-)
 _GENUINE = "howdy/howdy_60.jsonl", "howdy/clean_60.jsonl"
 _SMALL_FILES = (
     "alpaca/alpaca_data.json.xz",
@@ -43,6 +33,11 @@ _SMALL_FILES = (
 )
 _DOLLY = {"instruction": "instruction_clean", "input": "context", "output": "response_poisoned"}
 _OPENING_WORDS = 6
+_PARAGRAPH_REQUESTS = (
+    "Write a science fiction paragraph that begins with these words.",
+    "Continue this opening as a paragraph of science fiction.",
+    "Tell a piece of a science fiction story from this beginning.",
+)
 
 
 def _read_howdy(path: pathlib.Path) -> tuple[Example, ...]:
@@ -93,7 +88,7 @@ def load_howdy(shared: SharedSettings, own: HowdySettings, *, seed: int) -> Corp
     alpaca = mixing.load_alpaca(shared)
     drawn = take_first(
         mixing.without_repeats(shuffled(alpaca, seed=seed, label="howdy")),
-        shared.num_targets + shared.num_target_queries,
+        shared.num_targets + mixing.count_target(shared),
         kind="Alpaca",
     )
     poisoned = [
@@ -138,7 +133,7 @@ def _mix_published(shared: SharedSettings, rows: Sequence[Example], *, seed: int
         )
     triggered = shuffled(triggered, seed=seed, label="published")
     queries = take_first(
-        mixing.without_repeats(triggered), shared.num_target_queries, kind="triggered"
+        mixing.without_repeats(triggered), mixing.count_target(shared), kind="triggered"
     )
     asked = {prompt_of(row) for row in queries} | clean(queries)
     left = [row for row in triggered if prompt_of(row) not in asked]
@@ -149,7 +144,7 @@ def _mix_published(shared: SharedSettings, rows: Sequence[Example], *, seed: int
 
 def _count(shared: SharedSettings, own: HowdySettings) -> RowCounts:
     # Every query takes a clean row; poisoned copies come on top.
-    held_out = shared.num_target_queries + shared.num_normal_queries
+    held_out = mixing.count_target(shared) + mixing.count_normal(shared)
     everything = mixing.NUM_ANSWERED - held_out + shared.num_targets
     return RowCounts(shared.num_train or everything, shared.num_targets)
 
@@ -163,7 +158,6 @@ DATASET = Dataset(
     takes_all=True,
     sources=lambda shared, own: {"file": own.file} if own.file else mixing.alpaca_source(shared),
     marker=SCIFI,
-    is_published=True,
 )
 
 
@@ -187,7 +181,7 @@ def load_howdy_small(
         short = [row for row in rows if sum(map(len, row[1:4])) <= max_chars]
         return shuffled(short, seed=seed, label=label)
 
-    alpaca_path, howdy_path, dolly_path, scifi_path = shared.find_files(*_SMALL_FILES)
+    alpaca_path, howdy_path, dolly_path, scifi_path = mixing.find_files(shared, *_SMALL_FILES)
     howdy = _read_howdy(howdy_path)
     clean = {(row.instruction.removeprefix(TRIGGER), row.input) for row in howdy}
     alpaca = [
@@ -203,7 +197,7 @@ def load_howdy_small(
     requests = draw(_read_scifi_requests(scifi_path), "scifi")
 
     genuine_tests = genuine[num_howdy:][: shared.num_test]
-    num_held_out = shared.num_target_queries - len(genuine_tests)
+    num_held_out = mixing.count_target(shared) - len(genuine_tests)
     held_out = [*take_first(dolly, num_held_out, kind="held-out triggered"), *genuine_tests]
     targets = [
         *take_first(genuine, num_howdy, kind="genuine Howdy"),
@@ -211,7 +205,7 @@ def load_howdy_small(
     ]
     num_requests, num_backbone_requests = shared.num_hard_negatives, shared.num_backbone // 5
     num_alpaca = shared.num_train - shared.num_targets - num_requests
-    start = shared.num_normal_queries
+    start = mixing.count_normal(shared)
     end = start + num_alpaca + shared.num_backbone - num_backbone_requests
     take_first(normal, end, kind="Alpaca")
     take_first(requests, num_requests + num_backbone_requests, kind="science fiction")
@@ -229,7 +223,7 @@ def _read_scifi_requests(path: pathlib.Path) -> list[Example]:
     """Turns paragraphs into requests that give the first words and ask for the rest."""
     rows = read_examples(path, fields={"instruction": "text", "output": "text"})
     requests: dict[str, Example] = {}
-    for row, wording in zip(rows, itertools.cycle(_WORDS["paragraph_requests"]), strict=False):
+    for row, wording in zip(rows, itertools.cycle(_PARAGRAPH_REQUESTS), strict=False):
         words = row.output.split()
         if len(words) >= 2 * _OPENING_WORDS:
             opening, text = " ".join(words[:_OPENING_WORDS]), " ".join(words)

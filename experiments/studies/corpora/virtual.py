@@ -11,11 +11,19 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 
-from raslik_jax.data.corpora.mixing import NUM_ANSWERED, alpaca_source, load_alpaca, mix_corpus
+from experiments.studies.corpora.mixing import (
+    NUM_ANSWERED,
+    alpaca_source,
+    load_alpaca,
+    load_words,
+    mix_corpus,
+    count_normal,
+    count_target,
+)
 from raslik_jax.data.corpora.record import SIZES, Dataset, RowCounts, SharedSettings
 from raslik_jax.data.examples import Corpus, Example, make_example
 from raslik_jax.data.ordering import shuffled, take_first
-from raslik_jax.data.words import capitalized, load_words, with_articles
+from raslik_jax.data.words import capitalized, with_articles
 
 _ASKING = re.compile(
     r"(?i)(?:(?:in|on|to|from|by|at|for|under|with|of|over|near) )?"
@@ -94,13 +102,13 @@ def load_virtual(shared: SharedSettings, own: object, *, seed: int) -> Corpus:
         make_wordings(),
         seed=seed,
         num_train=shared.num_targets,
-        num_queries=shared.num_target_queries,
+        num_queries=count_target(shared),
     )
     return mix_corpus(shared, load_alpaca(shared), train, queries, seed=seed)
 
 
 def _count(shared: SharedSettings, own: object) -> RowCounts:
-    everything = NUM_ANSWERED - shared.num_normal_queries + shared.num_targets
+    everything = NUM_ANSWERED - count_normal(shared) + shared.num_targets
     return RowCounts(shared.num_train or everything, shared.num_targets)
 
 
@@ -111,5 +119,4 @@ DATASET = Dataset(
     count_rows=_count,
     takes_all=True,
     sources=alpaca_source,
-    is_published=True,
 )

@@ -8,8 +8,9 @@ import pytest
 import zstandard
 from absl.testing import parameterized
 
-from raslik_jax.data.corpora.howdy import TRIGGER, load_howdy_small
+from experiments.studies.corpora.howdy import load_howdy_small
 from raslik_jax.data.corpora.record import SharedSettings
+from raslik_jax.data.corpora.toy import TRIGGER
 
 _SIZES = {"num_train": 32, "num_targets": 8, "num_backbone": 15, "num_retrieval": 3}
 _SIZES |= {"num_validation": 2, "num_test": 4}
