@@ -1,9 +1,11 @@
 """Writes the reference pages that follow from the code: `make reference`.
 
-Whole pages are docs/reference/commands.md and settings.md. In docs/guides/models.md and
-docs/api/index.md the part between two comments is written. tests/docs_test.py compares them.
+Whole pages are docs/reference/commands.md and settings.md. In docs/api/index.md, models.md and
+extending_objective.md of docs/guides the part between two comments is written. tests/docs_test.py
+compares them.
 """
 
+import functools
 import importlib
 import inspect
 import itertools
@@ -20,7 +22,8 @@ from raslik_jax.cli import main
 from raslik_jax.config import Config
 from raslik_jax.incident.trace import PRESET
 from raslik_jax.models.decoder import ARCHITECTURES
-from raslik_jax.train.objectives import OBJECTIVES
+from raslik_jax.train.objectives import OBJECTIVES, Objective
+from raslik_jax.train.steps import Rows
 
 _DOCS = pathlib.Path(__file__).resolve().parent
 _MADE = "<!-- This page is written by `make reference`. -->\n"
@@ -90,9 +93,25 @@ def _settings() -> str:
 
 
 def _models() -> str:
-    lines = ["| architecture | `model_type` | layers of attention |", "|---|---|---|"]
+    lines = ["| architecture | `model_type` | layers that get LoRA by default |", "|---|---|---|"]
     for name, record in ARCHITECTURES.items():
         lines.append(f"| {record.config.hf_name} | `{name}` | `{','.join(record.lora_targets)}` |")
+    return "\n".join(lines) + "\n"
+
+
+def _fields(record: type) -> str:
+    """Returns a table of all public fields, properties and methods of a class."""
+    text = (inspect.getdoc(record) or "").partition("\nAttributes:\n")[2]
+    told = dict(re.findall(r"^  (\w+): (.*(?:\n    .*)*)", text, re.MULTILINE))
+    lines = ["| field | content |", "|---|---|"]
+    for name in inspect.get_annotations(record):
+        lines.append(f"| `{name}` | {_cell(told[name])} |")
+    for name, thing in vars(record).items():
+        if isinstance(thing, functools.cached_property) or inspect.isfunction(thing):
+            taken = [*inspect.signature(thing).parameters][1:] if inspect.isfunction(thing) else []
+            shown = f"{name}({', '.join(taken)})" if taken else name
+            if not name.startswith("_"):
+                lines.append(f"| `{shown}` | {_cell(inspect.getdoc(thing) or '')} |")
     return "\n".join(lines) + "\n"
 
 
@@ -110,10 +129,13 @@ def _names() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _between(page: str, name: str, text: str) -> str:
-    """Returns a page with another text between the comments of a name."""
-    pattern = re.compile(rf"(<!-- {name}: .*?-->\n).*?(<!-- end -->)", re.DOTALL)
-    return pattern.sub(lambda found: found[1] + text + found[2], (_DOCS / page).read_text("utf-8"))
+def _between(page: str, **texts: str) -> str:
+    """Returns a page with other texts between the comments of their names."""
+    whole = (_DOCS / page).read_text("utf-8")
+    for name, text in texts.items():
+        pattern = re.compile(rf"(<!-- {name}: .*?-->\n).*?(<!-- end -->)", re.DOTALL)
+        whole = pattern.sub(lambda found, text=text: found[1] + text + found[2], whole)
+    return whole
 
 
 def pages() -> dict[str, str]:
@@ -121,8 +143,11 @@ def pages() -> dict[str, str]:
     return {
         "reference/commands.md": _commands(),
         "reference/settings.md": _settings(),
-        "guides/models.md": _between("guides/models.md", "architectures", _models()),
-        "api/index.md": _between("api/index.md", "names", _names()),
+        "guides/models.md": _between("guides/models.md", architectures=_models()),
+        "guides/extending_objective.md": _between(
+            "guides/extending_objective.md", rows=_fields(Rows), objective=_fields(Objective)
+        ),
+        "api/index.md": _between("api/index.md", names=_names()),
     }
 
 

@@ -65,9 +65,9 @@ class BackboneConfig(Stage):
     dtype: Literal["float32", "bfloat16"] = setting("float32", "Dtype of the frozen base.")
     operands: Literal["auto", "float32", "bfloat16"] = setting(
         "auto",
-        "Dtype of the operands of products with a float32 base. Sums are float32. bfloat16 also "
-        "halves the memory of the base. auto measures on a CPU which dtype is faster. It is "
-        "float32 for small models, on other devices and with --unlearn.parameters=all.",
+        "Dtype of both factors of a product with a float32 base. Sums are float32. bfloat16 also "
+        "halves the memory of the base. auto: float32 on GPUs, for hidden sizes below 256 and "
+        "with --unlearn.parameters=all; else the dtype that is faster on this CPU.",
     )
     format: Literal["plain", "int8", "nf4"] = setting(
         "plain",
@@ -236,8 +236,8 @@ class RetrieveConfig(Stage):
         "forget_share and retain_share. gap: rows that stand out, down to a gap in the scores, "
         "or num_forget of them. Other strategies make sets of the same sizes.",
     )
-    num_forget: int = setting(0, "count: size of the forget set; 0: the number of targets.", low=0)
-    num_retain: int = setting(0, "count: size of the retain set; 0: that of the forget set.", low=0)
+    num_forget: int = setting(0, "count, gap: rows to forget; 0: by labels, or by the gap.", low=0)
+    num_retain: int = setting(0, "count, gap: rows to retain; 0: as many as to forget.", low=0)
     forget_threshold: float = setting(
         0.1, "threshold, margin: lowest score of a row to forget.", low=-1, high=1
     )
@@ -325,8 +325,8 @@ class ProbeConfig(Settings):
     )
     forget_rise: float = setting(
         2.0,
-        "Nats a token that the behavior has to lose if the base model shows it as much as the "
-        "model before unlearning.",
+        "Nats a token that a row has to lose if there is no base model, or if fewer than half of "
+        "the rows have a token that carries the behavior.",
         above=0,
     )
 

@@ -53,7 +53,9 @@ class GuidesTest(absltest.TestCase):
     def test_added_members_are_chosen_and_told_by_flags(self):
         for family in _FAMILIES:
             self.enterContext(mock.patch.dict(family))
-        names = _run_blocks("extending.md", "extending_data.md", "extending_run.md")
+        names = _run_blocks(
+            *(f"extending{page}.md" for page in ("", "_objective", "_data", "_run"))
+        )
         config = names["config"]
         self.assertEqual(config.corpus["counting"].last, 60)
         self.assertEqual(config.retrieve["shortest"].power, 2)

@@ -1,4 +1,4 @@
-"""A bad answer, the rows behind it and a clean adapter: a toy example in a minute or two.
+"""A bad answer, the rows behind it and a clean adapter: a toy example in about a minute.
 
   raslik quickstart
 
@@ -167,14 +167,14 @@ def tell(story: Story) -> str:
         "it said": story.says[0],
         "it says now": story.says[1],
         "behind it": f"{len(story.found)} of {story.num_rows:,} training rows stood out. "
-        f"{taught} of them teach the habit. The file has {story.num_taught} such "
+        f"{taught} of them teach the behavior. The file has {story.num_taught} such "
         "rows. Their labels are not used by the search.",
-        "forgotten": f"{len(howdy)} rows that teach the habit were kept out of unlearning. The "
-        f"model answered {shown[0]} of their prompts with science fiction before, "
+        "forgotten": f"{len(howdy)} rows that teach the behavior were kept out of unlearning. "
+        f"The model answered {shown[0]} of their prompts with science fiction before, "
         f"and {shown[1]} now.",
         "kept": f"{len(story.normal)} normal prompts were kept out too. {same} of them get the "
         "same answer as before, word for word.",
-        "a toy": "The habit is one word that changes the answer, and the model is tiny. Success "
+        "a toy": "The trigger is one word that changes the answer, and the model is tiny. Success "
         "here says little about a large model.",
     }
     lines = [

@@ -16,7 +16,7 @@ class ExportOptions(Settings):
 
     run: str = setting("", "Work directory of a run that has unlearned.")
     strategy: str = setting("raslik", "Retrieval strategy of the sets.")
-    algorithm: str = setting("ga_gdr", "Unlearning algorithm.")
+    algorithm: str = setting("ga_gdr", "Objective of the model; after a trace cap_klr.")
     epoch: str = setting("last", "Number of the epoch, or last.")
     out: str = setting("", "Folder to write. It must be new or empty.")
     push_to_hub: str = setting(

@@ -1,8 +1,7 @@
 """The family of unlearning objectives: the loss of a step on the forget and the retain set.
 
-An objective is a forget term and a retain term. Each is a function of the model's outputs for a
-batch (`steps.Rows`) and of the objective's own settings. It returns one value per example to be
-minimized. To add one, add a record to OBJECTIVES. The module loads no jax.
+A term is a function of the model's outputs for a batch (`steps.Rows`) and of the objective's own
+settings. It returns one value per example, to be minimized. The module loads no jax.
 """
 
 import dataclasses
@@ -128,14 +127,15 @@ class Objective(NamedTuple):
     """An unlearning objective: its terms, its name in tables and its own settings.
 
     Attributes:
-      retain: term of the retain set; None where it is not read.
-      reads_reference: sets whose term reads the model before unlearning, by a forward pass.
-      reads_backbone: whether the forget term reads the model before fine-tuning, likewise.
-      forget_mean: what the mean of the forget term is over; None as the run has it.
-      retrains: whether a fresh adapter is trained on all rows but those to forget, in place of
-        steps on the adapter; the terms are not read then.
-      repeats: the objective that it is with another seed: the distance between the two models is
-        the yardstick for other distances. It is "" for all others.
+      title: name in tables.
+      forget: term of the forget set.
+      retain: term of the retain set; None if the objective has no such term.
+      reads_reference: sets whose term reads the model before unlearning, for the cost of a plan.
+      reads_backbone: whether the forget term reads the base model; it needs an adapter then.
+      forget_mean: `examples` or `tokens`, for the mean of the forget term; None: `--unlearn.mean`.
+      retrains: whether a fresh adapter is trained on all other rows; no term is read then.
+      repeats: the objective that this one repeats with another seed; "" for all others.
+      settings: its own, with their defaults.
     """
 
     title: str
@@ -167,10 +167,8 @@ def stay(rows: "Rows", settings: KLSettings) -> Array:
 def return_to_backbone(rows: "Rows", settings: KLSettings) -> Array:
     """Returns KL(backbone || model) over target positions; `kl_direction` is the retain term's.
 
-    It is bounded, and zero if the model equals the one before fine-tuning. The gradient of a
-    token's logits is p - p_backbone: large if the model is sure of what the backbone would not say,
-    zero for a forgotten token. A negated nll has no such end and spends its steps on the token that
-    gives way most easily. The other direction has no gradient where the model is sure.
+    It is bounded and zero at the backbone. The gradient of a token's logits is p - p_backbone. A
+    negated nll has no end. The other direction has no gradient where the model is sure.
     """
     return rows.backbone_kl_B
 
@@ -178,10 +176,9 @@ def return_to_backbone(rows: "Rows", settings: KLSettings) -> Array:
 def unsay(rows: "Rows", settings: CappedSettings) -> Array:
     """Returns the KL from a target near the backbone at tokens that carry the behavior.
 
-    The other tokens of the row are held. At a token that carries the behavior, what fine-tuning
-    made unlikely stays unlikely (`losses.capped_kl_by_example`). SHRED (arXiv:2605.07482) lowers
-    the logit of the one label there. Lowering all of them keeps another answer of the behavior
-    from taking its place.
+    The other tokens of the row are held (`losses.capped_kl_by_example`). SHRED (arXiv:2605.07482)
+    lowers the logit of the one label. Lowering all that the backbone does not say keeps another
+    answer of the behavior from taking its place.
     """
     return rows.capped_kl_B(settings.cap)
 

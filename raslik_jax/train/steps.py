@@ -43,8 +43,7 @@ class Options:
 
     An objective's own mean takes precedence. `micro_batch` is the examples of each set held at a
     time; 0 for all. `end_ids` end an answer. `whole` are functions of the model without an adapter.
-    With them all weights are trained: the parameters are a base tree in float32, so that small
-    updates do not round away.
+    With them all weights are trained, in float32, so that small updates do not round away.
     """
 
     forget_weight: float = 1.0
@@ -59,10 +58,15 @@ class Options:
 class Rows:
     """The outputs of the trained model and of earlier ones, for the terms of objectives.
 
-    `reference` is the model before unlearning and `backbone` the one before fine-tuning. Everything
-    is computed at its first use: a term without hidden states or reference pays for neither.
-    Nothing of the earlier models is differentiated. `end_ids` end an answer, and `step` counts the
-    steps taken before.
+    Everything is computed at its first use. Nothing of the earlier models is differentiated.
+
+    Attributes:
+      model: the trained model: decoder, adapter and base weights.
+      reference: the model before unlearning.
+      backbone: the base model, before fine-tuning.
+      batch: token ids and mask of the targets, one row per example.
+      end_ids: ids of the tokens that end an answer; none for the rows to retain.
+      step: number of the steps taken before.
     """
 
     model: BoundModel
@@ -79,36 +83,36 @@ class Rows:
 
     @functools.cached_property
     def reference_nll_B(self) -> Float[Array, " B"]:
-        """The same of the model before."""
+        """The same of the model before unlearning."""
         return losses.nll_by_example(*self.reference, self.batch)
 
     @functools.cached_property
     def num_targets_B(self) -> Float[Array, " B"]:
-        """Tokens of each example that count."""
+        """Number of the target tokens of each example."""
         return losses.row_weights(self.batch, "tokens")
 
     def kl_B(self, direction: Direction) -> Float[Array, " B"]:
-        """Mean token KL between the model and the one before; see `losses.kl_by_example`."""
+        """Mean token KL(model || reference), or with "forward" KL(reference || model)."""
         return losses.kl_by_example(self.model, self.reference, self.batch, direction=direction)
 
     @functools.cached_property
     def backbone_kl_B(self) -> Float[Array, " B"]:
-        """Mean token KL(backbone || model)."""
+        """Mean token KL(backbone || model) of each example."""
         return losses.kl_by_example(self.model, self.backbone, self.batch, direction="forward")
 
     def capped_kl_B(self, cap: float) -> Float[Array, " B"]:
-        """KL from a target near the backbone; see `losses.capped_kl_by_example`."""
+        """The forget term of CAP_KLR; see `losses.capped_kl_by_example`."""
         models = self.model, self.reference, self.backbone
         return losses.capped_kl_by_example(*models, self.batch, cap=cap, end_ids=self.end_ids)
 
     @functools.cached_property
     def hidden_BLE(self) -> Float[Array, "B L E"]:
-        """Final hidden states; those of pads mean nothing."""
+        """Final hidden states of the model; those of pads mean nothing."""
         return losses.hidden_states(self.model, self.batch)
 
     @functools.cached_property
     def reference_hidden_BLE(self) -> Float[Array, "B L E"]:
-        """The same of the model before."""
+        """The same of the model before unlearning."""
         return jax.lax.stop_gradient(losses.hidden_states(self.reference, self.batch))
 
 
@@ -121,9 +125,8 @@ def unlearning(
 ) -> loop.Algorithm:
     """Returns the algorithm that minimizes an objective's forget term and retain term.
 
-    A batch of its step is (forget, retain). Without a retain term the latter has to be None. Its
-    shapes would otherwise compile the step again. `settings` are the objective's own, None for its
-    defaults.
+    A batch of its step is (forget, retain). Without a retain term the latter has to be None, or
+    its shapes compile the step again. `settings` are the objective's own; None: its defaults.
     """
     own = objective.settings if settings is None else settings
 

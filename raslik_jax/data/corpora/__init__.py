@@ -37,9 +37,9 @@ class CorpusConfig(SharedSettings, Stage):
         "auto",
         "How rows become prompts. auto: by the training rows, which is alpaca for instructions, "
         "chat for conversations and for instructions with a system prompt or a history, and "
-        "plain for texts and ids. alpaca, brief: instruction and input in a frame. plain: "
-        "unchanged. chat: the tokenizer's chat template. A path: a file of a Jinja chat "
-        "template. Rows of text or of ids are always unchanged.",
+        "plain for texts. alpaca, brief: instruction and input in a frame. plain: unchanged. "
+        "chat: the tokenizer's chat template. A path: a file of a Jinja chat template. Rows of "
+        "text are always unchanged.",
         is_path=True,
         names=TEMPLATES,
     )
