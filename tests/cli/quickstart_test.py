@@ -1,13 +1,11 @@
 """The quickstart: what it tells, and the whole of it on the model that comes with the package."""
 
 import json
-import pathlib
 import re
-import tempfile
 
 import pytest
 import tiny
-from absl.testing import absltest
+from folders import FolderTest
 
 from raslik_jax.base.files import read_json_lines
 from raslik_jax.cli import quickstart
@@ -20,7 +18,7 @@ def _row(number, is_target):
     return make_example(f"Prompt {number}", "", "An answer.", is_target=is_target)
 
 
-class TellTest(absltest.TestCase):
+class TellTest(FolderTest):
     def test_counts_come_from_labels_and_words(self):
         target, normal = [_row(1, True), _row(2, True), _row(3, False)], [_row(4, False)]
         more = _row(5, False)
@@ -50,45 +48,42 @@ class TellTest(absltest.TestCase):
         return root / "given"
 
     def test_what_is_given_is_a_users_folder(self):
-        with tempfile.TemporaryDirectory() as folder:
-            for _ in range(2):
-                given = self.prepare(pathlib.Path(folder) / "run")
-            self.assertLen(read_written(given / "train.jsonl"), 1000)
-            self.assertTrue((given / "base" / "model.safetensors").is_file())
-            self.assertTrue((given / "adapter" / "adapter_config.json").is_file())
-            self.assertIn("robot", (given / "scifi_words.txt").read_text().split())
-            # A start that was stopped in the unlearning has a clean adapter already.
-            with written.replacing(given.parent, given.parent / "clean") as made:
-                made.mkdir()
-                (made / "adapter_config.json").write_text("{}")
-            self.prepare(given.parent)
+        for _ in range(2):
+            given = self.prepare(self.folder / "run")
+        self.assertLen(read_written(given / "train.jsonl"), 1000)
+        self.assertTrue((given / "base" / "model.safetensors").is_file())
+        self.assertTrue((given / "adapter" / "adapter_config.json").is_file())
+        self.assertIn("robot", (given / "scifi_words.txt").read_text().split())
+        # A start that was stopped in the unlearning has a clean adapter already.
+        with written.replacing(given.parent, given.parent / "clean") as made:
+            made.mkdir()
+            (made / "adapter_config.json").write_text("{}")
+        self.prepare(given.parent)
 
     def test_what_somebody_else_has_there_is_left_alone(self):
         for name in ("clean/adapter_config.json", "given/train.jsonl"):
-            with tempfile.TemporaryDirectory() as folder:
-                mine = pathlib.Path(folder) / name
-                mine.parent.mkdir()
-                mine.write_text("{}")
-                must = "must be new, empty or unchanged since this command wrote it: choose another"
-                with self.assertRaisesRegex(ValueError, f"/{mine.parent.name}' {must} --workdir"):
-                    self.prepare(pathlib.Path(folder))
-                self.assertEqual(mine.read_text(), "{}")
-                self.assertLen([*pathlib.Path(folder).rglob("*")], 2)
+            root = self.folder / name.partition("/")[0]
+            mine = root / name
+            mine.parent.mkdir(parents=True)
+            mine.write_text("{}")
+            must = "must be new, empty or unchanged since this command wrote it: choose another"
+            with self.assertRaisesRegex(ValueError, f"/{mine.parent.name}' {must} --workdir"):
+                self.prepare(root)
+            self.assertEqual(mine.read_text(), "{}")
+            self.assertLen([*root.rglob("*")], 2)
 
     def test_what_is_given_is_the_users_once_they_have_changed_it(self):
-        with tempfile.TemporaryDirectory() as folder:
-            rows = self.prepare(pathlib.Path(folder)) / "train.jsonl"
-            rows.write_text("{}")
-            with self.assertRaisesRegex(ValueError, "given' must be new, empty or unchanged"):
-                self.prepare(pathlib.Path(folder))
-            self.assertEqual(rows.read_text(), "{}")
+        rows = self.prepare(self.folder) / "train.jsonl"
+        rows.write_text("{}")
+        with self.assertRaisesRegex(ValueError, "given' must be new, empty or unchanged"):
+            self.prepare(self.folder)
+        self.assertEqual(rows.read_text(), "{}")
 
     def test_another_run_is_left_alone(self):
-        with tempfile.TemporaryDirectory() as folder:
-            (pathlib.Path(folder) / "config.json").write_text("{}")
-            with self.assertRaisesRegex(ValueError, "holds another run: choose another --workdir"):
-                quickstart.run(quickstart.Options(workdir=folder))
-            self.assertLen(list(pathlib.Path(folder).iterdir()), 1)
+        (self.folder / "config.json").write_text("{}")
+        with self.assertRaisesRegex(ValueError, "holds another run: choose another --workdir"):
+            quickstart.run(quickstart.Options(workdir=str(self.folder)))
+        self.assertLen(list(self.folder.iterdir()), 1)
 
 
 # Little of XLA's optimizing: its index would run longer with none at all than it compiles.
@@ -96,9 +91,9 @@ _COMPILING = {"XLA_FLAGS": "--xla_backend_optimization_level=1"}
 
 
 @pytest.mark.heavy
-class QuickstartTest(absltest.TestCase):
+class QuickstartTest(FolderTest):
     def test_the_whole_of_it(self):
-        root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())) / "quickstart"
+        root = self.folder / "quickstart"
         done = tiny.run_command("quickstart", f"--workdir={root}", env=_COMPILING)
         self.assertEqual(done.returncode, 0, done.stderr)
         # The model says what the package says that it said.
@@ -124,15 +119,14 @@ class QuickstartTest(absltest.TestCase):
         self.assertIn(quickstart.tell(story), again.stdout)
 
     def test_the_notebook_runs(self):
-        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
         notebook = json.loads((tiny.REPOSITORY / "docs" / "quickstart.ipynb").read_text())
         cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
         source = "\n".join("".join(cell["source"]) for cell in cells)
         self.assertLess(source.count("\n"), 40)
-        source = source.replace("runs/quickstart_notebook", str(folder / "run"))
-        (folder / "cells.py").write_text(source)
-        done = tiny.run_script(str(folder / "cells.py"), env=_COMPILING)
+        source = source.replace("runs/quickstart_notebook", str(self.folder / "run"))
+        cells = self.write_file("cells.py", source)
+        done = tiny.run_script(str(cells), env=_COMPILING)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("to forget: 44 rows", done.stdout)
         self.assertIn("rows that make this output likelier", done.stdout)
-        self.assertTrue((folder / "run" / "clean" / "adapter_model.safetensors").is_file())
+        self.assertTrue((self.folder / "run" / "clean" / "adapter_model.safetensors").is_file())

@@ -6,12 +6,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 
 import numpy as np
 import pytest
-from absl.testing import parameterized
+from folders import FolderTest
 from index_cases import tree_bytes
 
 WORKER = pathlib.Path(__file__).parents[1] / "fixtures" / "index_worker.py"
@@ -38,16 +37,12 @@ def finish(process: subprocess.Popen) -> str:
     return output
 
 
-class TemporaryFolder(parameterized.TestCase):
+@pytest.mark.heavy
+class ProcessesTest(FolderTest):
     def setUp(self):
         super().setUp()
-        self.root = tempfile.mkdtemp()
-        self.addCleanup(shutil.rmtree, self.root)
-        self.path = f"{self.root}/index"
+        self.root, self.path = str(self.folder), f"{self.folder}/index"
 
-
-@pytest.mark.heavy
-class ProcessesTest(TemporaryFolder):
     SHAPE = (600, 256, 20, "bfloat16")
 
     def undisturbed(self) -> dict[str, bytes]:

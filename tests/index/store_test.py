@@ -297,10 +297,7 @@ class StoreTest(parameterized.TestCase):
             "RESOURCE_EXHAUSTED: Error writing local file: No space left on device"
         )
         broken = _FullStore(store.place._kv, where, full)
-        with (
-            mock.patch.object(store.place, "_kv", broken),
-            refused(OSError) as caught,
-        ):
+        with mock.patch.object(store.place, "_kv", broken), refused(OSError) as caught:
             store.write_chunk(1, self.rows[8:16], self.norms[8:16])
         self.assertEqual(caught.value.errno, errno.ENOSPC)
         self.assertEqual(store.missing_chunks(), (1, 2))

@@ -74,14 +74,8 @@ def _all_logits(port: decoder_parity.Port, **options):
     bound = decoder.bind(port.graphdef, **options)
 
     def logits(lora, base, tokens_L, mask_L=None, positions_L=None, dropout_key=None):
-        hidden_LE = bound.hidden(
-            lora,
-            base,
-            tokens_L,
-            mask_L=mask_L,
-            positions_L=positions_L,
-            dropout_key=dropout_key,
-        )
+        how = {"mask_L": mask_L, "positions_L": positions_L, "dropout_key": dropout_key}
+        hidden_LE = bound.hidden(lora, base, tokens_L, **how)
         return bound.logits(lora, base, hidden_LE)
 
     return logits
@@ -232,12 +226,8 @@ class StartTest(parameterized.TestCase):
             for c in lora_configs
         )
         np.testing.assert_array_equal(one["layers"]["dense"]["a"], two["layers"]["dense"]["a"])
-        self.assertGreater(
-            float(
-                jnp.abs(two["layers"]["dense"]["a"] - two["layers"]["query_key_value"]["a"]).max()
-            ),
-            0,
-        )
+        a_q, a_d = (two["layers"][name]["a"] for name in ("query_key_value", "dense"))
+        self.assertGreater(float(jnp.abs(a_d - a_q).max()), 0)
 
     def test_without_an_adapter_the_lora_tree_is_empty(self):
         graphdef, lora, _ = decoder.abstract(presets.MODEL_PRESETS["pythia-14m"], None)
@@ -358,14 +348,8 @@ class BehaviorTest(parameterized.TestCase):
             past = jax.tree.map(
                 lambda x: jnp.pad(x, ((0, 0), (0, 0), (0, 2), (0, 0)), constant_values=9.0), fresh
             )
-            tail_LE, fresh = bound.extend(
-                port.lora,
-                port.base,
-                second,
-                past,
-                past_mask_S=jnp.arange(7) < 5,
-                positions_L=5 + jnp.arange(4),
-            )
+            where = {"past_mask_S": jnp.arange(7) < 5, "positions_L": 5 + jnp.arange(4)}
+            tail_LE, fresh = bound.extend(port.lora, port.base, second, past, **where)
             return jnp.concatenate([head_LE, tail_LE]), fresh
 
         both_LE, fresh = in_two(first, second)

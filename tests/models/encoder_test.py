@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from absl.testing import parameterized
+from folders import FolderTest
 from golden import make_encoders
 from support import shared_data
 
@@ -105,11 +106,7 @@ def test_bfloat16_keeps_its_dtype_and_comes_close():
     )
 
 
-class CheckpointTest(parameterized.TestCase):
-    @pytest.fixture(autouse=True)
-    def _folder(self, tmp_path):
-        self.folder = tmp_path
-
+class CheckpointTest(FolderTest):
     @parameterized.parameters("bert_classifier", "bert_plain", "roberta_classifier")
     def test_what_is_saved_loads_again(self, name):
         first = checkpoint.load_encoder(

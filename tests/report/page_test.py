@@ -10,7 +10,8 @@ import tempfile
 
 import pytest
 import sample_run
-from absl.testing import absltest, parameterized
+from absl.testing import absltest
+from folders import FolderTest
 
 from raslik_jax.evaluate import judgment
 from raslik_jax.report import facts, page, tables, tidy
@@ -236,11 +237,7 @@ class PageTest(absltest.TestCase):
         self.assertIn(f"F is {tables.format_interval(entry['forget'])}.", summary)
 
 
-class EdgesTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-
+class EdgesTest(FolderTest):
     def _render(self, run):
         return _parse(page.render(facts.group_runs([run])))
 

@@ -7,6 +7,8 @@ from raslik_jax.config import RetrieveConfig
 from raslik_jax.data.examples import Example
 from raslik_jax.retrieve import sets
 
+_THRESHOLDS = {"forget_threshold": 0.5, "retain_threshold": 0.3}
+
 
 class SettingsTest(parameterized.TestCase):
     @parameterized.parameters(
@@ -14,32 +16,20 @@ class SettingsTest(parameterized.TestCase):
         ({"num_forget": 2}, (2, 2)),
         ({"num_forget": 2, "num_retain": 4}, (2, 4)),
         ({"select": "quantile", "forget_share": 0.2, "retain_share": 0.5}, (2, 5)),
-        ({"select": "threshold", "forget_threshold": 0.5, "retain_threshold": 0.3}, (3, 4)),
-        (
-            {"select": "margin", "forget_threshold": 0.5, "retain_threshold": 0.3, "margin_z": 2.0},
-            (2, 3),
-        ),
+        ({**_THRESHOLDS, "select": "threshold"}, (3, 4)),
+        ({**_THRESHOLDS, "select": "margin", "margin_z": 2.0}, (2, 3)),
     )
     def test_the_settings_of_a_run_choose_its_sets(self, changes, sizes):
         score_N = np.linspace(1, -1, 10)
-        chosen = sets.select_sets(
-            score_N,
-            [f"id{i}" for i in range(10)],
-            RetrieveConfig(**changes),
-            num_targets=3,
-            seed=0,
-            sigma=0.1,
-        )
+        ids, how = [f"id{i}" for i in range(10)], {"num_targets": 3, "seed": 0, "sigma": 0.1}
+        chosen = sets.select_sets(score_N, ids, RetrieveConfig(**changes), **how)
         self.assertEqual((len(chosen.forget), len(chosen.retain)), sizes)
 
     def test_the_number_is_found_where_nobody_names_it(self):
         score_N = np.concatenate([np.random.default_rng(0).normal(0, 0.05, 95), np.full(5, 0.5)])
         ids = [f"id{i:02d}" for i in range(100)]
-        for changes, sizes in (
-            ({}, (5, 5)),
-            ({"num_retain": 9}, (5, 9)),
-            ({"num_forget": 7}, (7, 7)),
-        ):
+        numbers = ({}, (5, 5)), ({"num_retain": 9}, (5, 9)), ({"num_forget": 7}, (7, 7))
+        for changes, sizes in numbers:
             settings = RetrieveConfig(select="gap", **changes)
             chosen = sets.select_sets(score_N, ids, settings, num_targets=0, seed=0)
             self.assertEqual((len(chosen.forget), len(chosen.retain)), sizes)
@@ -63,9 +53,8 @@ class SettingsTest(parameterized.TestCase):
             if len(pool) > 20:  # not its lowest, and others for another seed
                 self.assertNotEqual({*found[0].tolist()}, {*range(380, 400)})
                 self.assertNotEqual({*found[0].tolist()}, {*found[1].tolist()})
-            moved = sets.select_sets(
-                score_N[order], [ids[i] for i in order], settings, num_targets=0, seed=0
-            )
+            mixed = score_N[order], [ids[i] for i in order]
+            moved = sets.select_sets(*mixed, settings, num_targets=0, seed=0)
             np.testing.assert_array_equal(order[moved.retain], found[0])
 
     @parameterized.parameters(
@@ -90,9 +79,8 @@ class SettingsTest(parameterized.TestCase):
         ids = [f"id{i:03d}" for i in range(400)]
         lower = {*np.argsort(score_N)[:200].tolist()}
         for num_retain, number in ((300, 200), (200, 200), (64, 64)):
-            settings = RetrieveConfig(
-                select="gap", retain_within=0.5, num_retain=num_retain, **given
-            )
+            own = {"select": "gap", "retain_within": 0.5, "num_retain": num_retain}
+            settings = RetrieveConfig(**own, **given)
             chosen = sets.select_sets(score_N, ids, settings, num_targets=0, seed=0)
             self.assertEqual({*chosen.forget.tolist()}, {*range(20)})
             self.assertLen({*chosen.retain.tolist()}, number)

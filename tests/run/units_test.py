@@ -10,6 +10,7 @@ import tempfile
 from unittest import mock
 
 from absl.testing import absltest, parameterized
+from folders import FolderTest
 
 from raslik_jax.base import files
 from raslik_jax.config import Config, CorpusConfig
@@ -21,10 +22,9 @@ class Killed(BaseException):
     """Ends the process where it is raised: nothing in the package catches it."""
 
 
-class UnitsCase(parameterized.TestCase):
+class UnitsCase(FolderTest):
     def setUp(self):
         super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         self.root = self.folder / "run"
         self.root.mkdir()
         self.source = self.folder / "train.txt"

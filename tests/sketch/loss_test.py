@@ -1,5 +1,7 @@
 """The loss of one example, against all its logits in NumPy."""
 
+import functools
+
 import decoder_cases
 import jax
 import jax.numpy as jnp
@@ -27,16 +29,11 @@ def _slow_loss(tokens_L, target_mask_L, *, shift):
     return np.mean(values) if values else 0.0
 
 
-def _loss(tokens_L, target_mask_L, *, num_targets, loss="next_token"):
-    return _example_loss(
-        _MODEL.decoder,
-        _MODEL.lora,
-        _MODEL.base,
-        jnp.asarray(tokens_L),
-        jnp.asarray(target_mask_L),
-        num_targets=num_targets,
-        loss=loss,
-    )
+def _run(bound, lora, base, tokens_L, target_mask_L, **how):
+    return _example_loss(bound, lora, base, *map(jnp.asarray, (tokens_L, target_mask_L)), **how)
+
+
+_loss = functools.partial(_run, *_MODEL[:3])
 
 
 class LossTest(parameterized.TestCase):
@@ -86,16 +83,7 @@ class LossTest(parameterized.TestCase):
         bound = decoder.bind(graphdef)
         short, padded = token_rows(2, [(4, 5)]), token_rows(2, [(4, 5)], length=16)
         values = [
-            float(
-                _example_loss(
-                    bound,
-                    lora,
-                    base,
-                    jnp.asarray(rows.tokens_BL[0]),
-                    jnp.asarray(rows.target_mask_BL[0]),
-                    num_targets=5,
-                )
-            )
+            float(_run(bound, lora, base, *(part[0] for part in rows), num_targets=5))
             for rows in (short, padded)
         ]
         self.assertEqual(short.tokens_BL.shape[1], 9)
@@ -128,14 +116,8 @@ class LossTest(parameterized.TestCase):
         rows = token_rows(3, [(6, 0)])
 
         def loss(lora):
-            return example_loss(
-                _MODEL.decoder,
-                lora,
-                _MODEL.base,
-                jnp.asarray(rows.tokens_BL[0]),
-                jnp.asarray(rows.target_mask_BL[0]),
-                num_targets=2,
-            )
+            given = (jnp.asarray(part[0]) for part in rows)
+            return example_loss(_MODEL.decoder, lora, _MODEL.base, *given, num_targets=2)
 
         value, grads = jax.jit(jax.value_and_grad(loss))(_MODEL.lora)
         self.assertEqual(float(value), 0.0)
