@@ -13,6 +13,7 @@ import pytest
 import support
 from absl.testing import absltest, parameterized
 from jax.sharding import AbstractMesh
+from snapshots import refused
 from tiny import finished_run, run_command, run_script, tiny_config
 
 from raslik_jax.base import settings
@@ -26,10 +27,7 @@ from raslik_jax.run import checking
 from raslik_jax.train import loop
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-_WORKER = {
-    "JAX_NUM_CPU_DEVICES": "4",
-    "PYTHONPATH": f"{_ROOT}:{_ROOT / 'tests' / 'fixtures'}",
-}
+_WORKER = {"JAX_NUM_CPU_DEVICES": "4", "PYTHONPATH": f"{_ROOT}:{_ROOT / 'tests' / 'fixtures'}"}
 
 
 def _mesh(devices):
@@ -40,16 +38,15 @@ def _mesh(devices):
 class MeshesTest(parameterized.TestCase):
     def test_a_mesh_that_does_not_divide_the_devices_is_refused(self):
         have = len(jax.devices())
-        with self.assertRaisesRegex(
-            ValueError, rf"--mesh.data must divide .* {have} \(CPU\), got {have + 1}: leave it out"
-        ):
+        must = rf"--mesh.data must divide .* {have} \(CPU\), got {have + 1}: leave it out"
+        with self.assertRaisesRegex(ValueError, must):
             meshes.make_mesh(have + 1)
 
     def test_a_job_of_several_processes_takes_all_devices(self):
         with (
             mock.patch.object(jax, "process_count", lambda: 2),
             mock.patch.object(jax, "devices", lambda: [None] * 8),
-            self.assertRaisesRegex(ValueError, "must be all 8 devices of a job of 2 .*, got 4"),
+            refused(),
         ):
             meshes.make_mesh(4)
 
@@ -138,9 +135,7 @@ class MeshesTest(parameterized.TestCase):
     def test_a_kernel_that_cannot_be_split_is_refused(self):
         _, _, base = decoder.abstract(support.tiny_model_config(), None)
         sharding.check(base, 8)
-        with self.assertRaisesRegex(
-            ValueError, "must split embed/embedding of 61 x 16 into 7 equal parts .*replicated"
-        ):
+        with refused():
             sharding.check(base, 7)
 
     @parameterized.parameters(
@@ -163,9 +158,7 @@ class MeshesTest(parameterized.TestCase):
         parts, held = sharding.lay_out("auto", base, "plain", memory=whole - 1, **how)
         self.assertEqual(parts, 4)
         for kind, memory in (("replicated", whole - 1), ("sharded", whole // 4)):
-            with self.assertRaisesRegex(
-                ValueError, "weights that a device holds must take less .* on each of 4: use more"
-            ):
+            with refused():
                 sharding.lay_out(kind, base, "plain", memory=memory, **how)
         parts, held = sharding.lay_out("replicated", base, "int8", memory=whole - 1, **how)
         self.assertEqual(jax.tree.leaves(held), jax.tree.leaves(quantize_shapes(base)))

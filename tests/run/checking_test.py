@@ -6,12 +6,13 @@ import io
 import json
 import pathlib
 import shutil
-import tempfile
 from unittest import mock
 
 import jax
 from absl.testing import absltest, parameterized
+from folders import FolderTest
 from jax.sharding import AbstractMesh
+from snapshots import refused
 
 from raslik_jax.base.settings import replaced
 from raslik_jax.config import (
@@ -63,7 +64,7 @@ _CONFIG = Config(
 )
 
 
-class CheckCorpusTest(parameterized.TestCase):
+class CheckCorpusTest(FolderTest):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
@@ -88,7 +89,7 @@ class CheckCorpusTest(parameterized.TestCase):
         base = str(toy_model.model_folder() / "base")  # of 192 positions
         settings = {"backbone": BackboneConfig(checkpoint=base), "stages": ("sketch",)}
         found = _CORPUS._replace(train=(_CORPUS.train[0]._replace(output="steam " * 300),))
-        with self.assertRaisesRegex(ValueError, "--corpus.max_len must be at most 192, .*got 250"):
+        with refused():
             self.check(found, corpus=CorpusConfig(template="brief", max_len=250), **settings)
         self.check(found, corpus=CorpusConfig(template="brief", max_len=192), **settings)
         self.check(_CORPUS, corpus=CorpusConfig(template="brief", max_len=250), **settings)
@@ -100,17 +101,14 @@ class CheckCorpusTest(parameterized.TestCase):
         found = _CORPUS._replace(train=(*_CORPUS.train, long))
         for stage, own in (("finetune", FinetuneConfig), ("unlearn", UnlearnConfig)):
             settings[stage] = own(max_len=250)
-            with self.assertRaisesRegex(ValueError, f"--{stage}.max_len must be .* 192, .*got 250"):
+            with refused():
                 self.check(found, stages=(stage,), **settings)
             self.check(found, stages=("sketch",), **settings)
             self.check(_CORPUS, stages=(stage,), **settings)
 
     def test_strategies_that_need_labels_are_named_together(self):
         unlabeled = _CORPUS._replace(train=_rows(40, label=False))
-        with self.assertRaisesRegex(
-            ValueError,
-            "--retrieve.strategies=random,oracle,cr_50,raslik_f: .*is_target, 40 of 40 have none",
-        ):
+        with refused():
             self.check(
                 unlabeled,
                 retrieve=RetrieveConfig(
@@ -124,7 +122,7 @@ class CheckCorpusTest(parameterized.TestCase):
                 strategies=("random_anywhere", "raslik", "bm25", "embedding", "exact"), num_forget=4
             ),
         )
-        with self.assertRaisesRegex(ValueError, "--retrieve.num_forget must be given"):
+        with refused():
             self.check(unlabeled, retrieve=RetrieveConfig(strategies=("raslik",)))
 
     @parameterized.parameters(
@@ -145,20 +143,19 @@ class CheckCorpusTest(parameterized.TestCase):
     def test_rows_of_a_file_are_named_by_what_they_say(self):
         rows = [row._replace(output=f"steam {n}") for n, row in enumerate(_CORPUS.train)]
         corpus = _CORPUS._replace(train=tuple(rows))
-        with tempfile.TemporaryDirectory() as folder:
-            path = pathlib.Path(folder) / "mine.jsonl"
-            given = GivenSettings(forget_file=str(path))
-            own = RetrieveConfig(strategies=("given",), members={"given": given})
-            path.write_text('{"instruction": "boil a kettle", "output": "steam 3"}')
+        path = self.folder / "mine.jsonl"
+        given = GivenSettings(forget_file=str(path))
+        own = RetrieveConfig(strategies=("given",), members={"given": given})
+        path.write_text('{"instruction": "boil a kettle", "output": "steam 3"}')
+        self.check(corpus, retrieve=own)
+        path.write_text('{"instruction": "boil a kettle", "output": "water"}')
+        with refused():
             self.check(corpus, retrieve=own)
-            path.write_text('{"instruction": "boil a kettle", "output": "water"}')
-            with self.assertRaisesRegex(ValueError, "by id, place or text, line 1 of"):
-                self.check(corpus, retrieve=own)
-            # A prompt that fills max_len leaves no answer to forget.
-            long = _rows(1, prefix="long", instruction="q" * 80)
-            path.write_text('{"id": "long0"}')
-            with self.assertRaisesRegex(ValueError, "must name rows that can be in a set.*long0"):
-                self.check(corpus._replace(train=corpus.train + long), retrieve=own)
+        # A prompt that fills max_len leaves no answer to forget.
+        long = _rows(1, prefix="long", instruction="q" * 80)
+        path.write_text('{"id": "long0"}')
+        with refused():
+            self.check(corpus._replace(train=corpus.train + long), retrieve=own)
 
     def test_shares_are_of_the_rows_that_can_be_chosen(self):
         # Two prompts fill max_len: the shares of the other 38 are 19 and 19.
@@ -166,17 +163,12 @@ class CheckCorpusTest(parameterized.TestCase):
         corpus = _CORPUS._replace(train=_CORPUS.train[:38] + long)
         shares = {"select": "quantile", "forget_share": 0.5, "retain_share": 0.5}
         self.check(corpus, retrieve=RetrieveConfig(**shares, strategies=("raslik",)))
-        with self.assertRaisesRegex(
-            ValueError, "--retrieve.forget_share must be one example or more"
-        ):
+        with refused():
             self.check(retrieve=RetrieveConfig(select="quantile", forget_share=0.01))
 
     def test_a_corpus_of_targets_alone_has_nothing_to_retain(self):
         targets = _CORPUS._replace(train=_rows(40, targets=40))
-        with self.assertRaisesRegex(
-            ValueError,
-            "--retrieve.strategies=random,oracle,raslik_f: num_retain .* must be 0 to the 0",
-        ):
+        with refused():
             self.check(targets, retrieve=RetrieveConfig(num_forget=4))
         self.check(targets, retrieve=RetrieveConfig(num_forget=4, strategies=("raslik",)))
 
@@ -185,25 +177,25 @@ class CheckCorpusTest(parameterized.TestCase):
         corpus = _CORPUS._replace(train=_CORPUS.train[1:] + long)
         self.check(corpus)
         unlearn = UnlearnConfig(max_len=48)
-        with self.assertRaisesRegex(ValueError, "--unlearn.max_len=48 leaves 1 .*long0"):
+        with refused():
             self.check(corpus, unlearn=unlearn)
         self.check(corpus, unlearn=unlearn, stages=("finetune", "retrieve"))
         # Of the others it is not known yet whether any is chosen.
         others = _rows(1, targets=0, prefix="long", instruction="q" * 20)
         self.check(_CORPUS._replace(train=_CORPUS.train + others), unlearn=unlearn)
-        with self.assertRaisesRegex(ValueError, "--finetune.max_len=8 leaves no training example"):
+        with refused():
             self.check(finetune=FinetuneConfig(max_len=8))
 
     def test_training_that_learns_nothing_by_construction(self):
         settings = FinetuneConfig(epochs=1, batch_size=40)
-        with self.assertRaisesRegex(ValueError, "must take 2 steps or more"):
+        with refused():
             self.check(finetune=settings)
         self.check(finetune=dataclasses.replace(settings, warmup=0.0))
-        with self.assertRaisesRegex(ValueError, "no rows to pretrain a model on"):
+        with refused():
             self.check(_CORPUS._replace(backbone=()))
 
     def test_a_classifier_needs_both_labels(self):
-        with self.assertRaisesRegex(ValueError, "each label, got 0 targets and 40 others"):
+        with refused():
             self.check(
                 _CORPUS._replace(train=_rows(40)),
                 evaluate=EvaluateConfig(non_sf="classifier"),
@@ -211,7 +203,7 @@ class CheckCorpusTest(parameterized.TestCase):
             )
 
     def test_problems_of_all_kinds_come_in_one_error(self):
-        with self.assertRaisesRegex(ValueError, "finetune.max_len=8.*no rows to pretrain.*30 and"):
+        with refused():
             self.check(
                 _CORPUS._replace(backbone=()),
                 finetune=FinetuneConfig(max_len=8),
@@ -226,13 +218,12 @@ class CheckCorpusTest(parameterized.TestCase):
         self.assertFalse(checking.is_measurable(_CONFIG, _CORPUS._replace(queries=queries)))
 
 
-class RunTest(absltest.TestCase):
+class RunTest(FolderTest):
     """The order of a run: corpus, checks, and only then the rest."""
 
     def run_stages(self, config, stages=STAGES):
         """Returns the units that would run after a corpus that is really made."""
-        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        later = []
+        folder, later = self.folder / "-".join(stages), []
 
         def run_units(root, units, *, stages, on_start=None, **options):
             if stages == ("corpus",):
@@ -269,7 +260,7 @@ class RunTest(absltest.TestCase):
         self.assertNotIn("nothing is measured", said)
 
     def test_rows_longer_than_the_positions_of_a_model_from_the_hub(self):
-        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        folder = self.folder
         found = folder / "models--me--tiny" / "snapshots" / "abc"
         shutil.copytree(toy_model.model_folder() / "base", found)
         (found.parents[1] / "refs").mkdir()
@@ -339,11 +330,11 @@ class CheckInputsTest(absltest.TestCase):
             making = _units(Config(backbone=small), unit)
             with jax.sharding.use_abstract_mesh(AbstractMesh((7,), (meshes.DATA,))):
                 checking.check_inputs(Config(backbone=small), making=making, layout="auto")
-                with self.assertRaisesRegex(ValueError, "sharded must split .* into 7 equal parts"):
+                with refused():
                     checking.check_inputs(Config(backbone=small), making=making, layout="sharded")
             with (
                 mock.patch.object(meshes, "device_memory", lambda: 1000),
-                self.assertRaisesRegex(ValueError, "weights that a device holds must take less"),
+                refused(),
             ):
                 checking.check_inputs(Config(backbone=small), making=making)
 
@@ -356,7 +347,7 @@ class CheckInputsTest(absltest.TestCase):
         )
         with mock.patch.object(meshes, "device_memory", lambda: 2_500_000):
             checking.check_inputs(same, making=_units(same, "sketch"))
-            with self.assertRaisesRegex(ValueError, "weights that a device holds must take less"):
+            with refused():
                 checking.check_inputs(plain, making=_units(plain, "sketch"))
 
     def test_a_model_that_nothing_reads_again_may_be_gone(self):
@@ -365,22 +356,21 @@ class CheckInputsTest(absltest.TestCase):
             retrieve=_with_encoder("/no/such/encoder"),
         )
         checking.check_inputs(config, making=_units(config, "evaluate", "report"))
-        with self.assertRaisesRegex(ValueError, "/no/such/place"):
+        with refused():
             checking.check_inputs(config, making=_units(config, "finetune"))
 
 
-class CheckModelTest(absltest.TestCase):
+class CheckModelTest(FolderTest):
     def test_an_adapter_on_layers_that_the_model_lacks(self):
         small = BackboneConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
         checking.check_model(Config(backbone=small))
-        with self.assertRaisesRegex(ValueError, "targets must be .*q_proj"):
+        with refused():
             checking.check_model(
                 Config(backbone=small, finetune=FinetuneConfig(lora_targets=("q_proj",)))
             )
 
     def test_an_architecture_that_is_not_supported(self):
-        folder = self.enter_context(tempfile.TemporaryDirectory())
-        with open(f"{folder}/config.json", "w") as file:
-            file.write('{"model_type": "mamba", "architectures": ["MambaForCausalLM"]}')
-        with self.assertRaisesRegex(ValueError, "mamba"):
-            checking.check_model(Config(backbone=BackboneConfig(checkpoint=folder)))
+        config = '{"model_type": "mamba", "architectures": ["MambaForCausalLM"]}'
+        self.write_file("config.json", config)
+        with refused():
+            checking.check_model(Config(backbone=BackboneConfig(checkpoint=str(self.folder))))

@@ -1,11 +1,11 @@
 """Rows in the formats that other tools write become one of three contents, and files again."""
 
 import json
-import pathlib
 from typing import Any
 
-import pytest
 from absl.testing import parameterized
+from folders import FolderTest
+from snapshots import refused
 
 from raslik_jax.data import examples as ex
 from raslik_jax.data.contents import Conversation, Passage
@@ -17,6 +17,11 @@ _MORE = [{"role": "system", "content": "Be brief."}, _USER, _YES, {**_USER, "con
 _TALK = [*_MORE, {"role": "assistant", "content": "I am."}]
 _LINES = "system: Be brief.\nuser: Is it?\nassistant: Yes.\nuser: Sure?"
 
+_SURE = (_LINES, "", "I am."), Conversation(tuple(_TALK))
+_SHARED = [{"from": "human", "value": "Is it?"}, {"from": "gpt", "value": "Yes."}]
+_SHARED += [{"from": "human", "value": "Sure?"}, {"from": "gpt", "value": "I am."}]
+_ASKED = {"instruction": "Sure?", "output": "I am.", "system": "Be brief."}
+
 # A row of each as LLaMA-Factory, TRL and axolotl write them, its texts and its content.
 _ROWS: dict[str, tuple[dict[str, Any], tuple[str, str, str], Any]] = {
     "alpaca": (
@@ -24,44 +29,15 @@ _ROWS: dict[str, tuple[dict[str, Any], tuple[str, str, str], Any]] = {
         ("Add.", "1 2", "3"),
         None,
     ),
-    "alpaca, system and history": (
-        {
-            "instruction": "Sure?",
-            "output": "I am.",
-            "system": "Be brief.",
-            "history": [["Is it?", "Yes."]],
-        },
-        (_LINES, "", "I am."),
-        Conversation(tuple(_TALK)),
-    ),
-    "messages": (
-        {"messages": _TALK, "prompt": "Is it?", "score": 2},
-        (_LINES, "", "I am."),
-        Conversation(tuple(_TALK)),
-    ),
+    "alpaca, system and history": ({**_ASKED, "history": [["Is it?", "Yes."]]}, *_SURE),
+    "messages": ({"messages": _TALK, "prompt": "Is it?", "score": 2}, *_SURE),
     "messages, key of axolotl": (
         {"conversations": _TALK[1:3]},
         ("Is it?", "", "Yes."),
         Conversation(tuple(_TALK[1:3])),
     ),
-    "messages, as a cell of a table": (
-        {"messages": json.dumps(_TALK), "tools": ""},
-        (_LINES, "", "I am."),
-        Conversation(tuple(_TALK)),
-    ),
-    "sharegpt": (
-        {
-            "conversations": [
-                {"from": "human", "value": "Is it?"},
-                {"from": "gpt", "value": "Yes."},
-                {"from": "human", "value": "Sure?"},
-                {"from": "gpt", "value": "I am."},
-            ],
-            "system": "Be brief.",
-        },
-        (_LINES, "", "I am."),
-        Conversation(tuple(_TALK)),
-    ),
+    "messages, as a cell of a table": ({"messages": json.dumps(_TALK), "tools": ""}, *_SURE),
+    "sharegpt": ({"conversations": _SHARED, "system": "Be brief."}, *_SURE),
     "prompt_completion": (
         {"prompt": "The sky", "completion": " is blue."},
         ("The sky", "", " is blue."),
@@ -76,15 +52,7 @@ _ROWS: dict[str, tuple[dict[str, Any], tuple[str, str, str], Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _folder(request, tmp_path):
-    if request.cls is not None:
-        request.cls.folder = tmp_path
-
-
-class FormatsBase(parameterized.TestCase):
-    folder: pathlib.Path
-
+class FormatsBase(FolderTest):
     def _read(self, *rows, **options):
         path = self.folder / "rows.jsonl"
         path.write_text("\n".join(map(json.dumps, rows)))
@@ -240,12 +208,12 @@ class FormatsTest(FormatsBase):
 
     @parameterized.parameters("Hi", None)
     def test_turns_that_are_no_list_are_refused(self, value):
-        with self.assertRaisesRegex(ValueError, "'conversations' must be a list of messages"):
+        with refused():
             self._read({"conversations": value}, format="sharegpt")
 
     def test_what_has_no_prompt_cannot_be_answered(self):
         (row,) = self._read(_ROWS["text"][0])
-        with self.assertRaisesRegex(ValueError, "a prompt in words"):
+        with refused():
             answered(row, "Yes.")
 
 
@@ -279,9 +247,7 @@ class FlagsTest(FormatsBase):
 
     @parameterized.parameters(0.5, 2, -1, "half")
     def test_a_fraction_is_refused_with_message_and_field(self, value):
-        with self.assertRaisesRegex(
-            ValueError, r":1: 'weight' of message 2 must be 0, 1, false or true"
-        ):
+        with refused():
             self._read({"messages": [_USER, {**_YES, "weight": value}]})
 
     @parameterized.parameters(
@@ -299,25 +265,23 @@ class FlagsTest(FormatsBase):
 
 class UnreadTest(FormatsBase):
     @parameterized.parameters(
-        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "chosen", "completion=chosen"),
-        ({"chosen": _TALK, "rejected": _TALK}, "rejected", "messages=chosen"),
-        ({"prompt": "a", "chosen": _TALK, "rejected": _TALK, "messages": _TALK}, "chosen",
-         "messages=chosen"),
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "completion=chosen"),
+        ({"chosen": _TALK, "rejected": _TALK}, "messages=chosen"),
+        ({"prompt": "a", "chosen": _TALK, "rejected": _TALK, "messages": _TALK}, "messages=chosen"),
         ({"instruction": "a", "input": "", "chosen": "b", "rejected": "c", "output": ["b", "c"]},
-         "chosen", "output=chosen"),
+         "output=chosen"),
         ({"conversations": [{"from": "human", "value": "Is it?"}],
           "chosen": {"from": "gpt", "value": "Yes."}, "rejected": {"from": "gpt", "value": "No."}},
-         "chosen", "prompt=conversations,completion=chosen"),
+         "prompt=conversations,completion=chosen"),
         ({"question": "Is it?", "chosen": "Yes.", "rejected": "No.", "instruction": "", "id": 1},
-         "chosen", "prompt=question,completion=chosen"),
-        ({"chosen": "Human: a", "rejected": "Human: b"}, "rejected", "text=chosen"),
+         "prompt=question,completion=chosen"),
+        ({"chosen": "Human: a", "rejected": "Human: b"}, "text=chosen"),
     )  # fmt: skip
     def test_preferences_are_refused_by_name_and_read_by_the_map_that_is_named(
-        self, record, column, fields
+        self, record, fields
     ):
-        with self.assertRaisesRegex(
-            ValueError, rf":1: .*{column}.*--corpus.records.fields={fields}"
-        ):
+        said = rf":1: .*\(.*chosen.*--corpus.records.fields={fields}"
+        with self.assertRaisesRegex(ValueError, said):
             self._read(record)
         (row,) = self._read(record, fields=parse_fields(fields))
         texts_ = [row.output, getattr(row.content, "completion", None)]
@@ -352,7 +316,7 @@ class UnreadTest(FormatsBase):
         {"messages": [{"role": "user", "content": [{"image_url": "a"}]}, _YES]},
     )  # fmt: skip
     def test_rows_with_media_are_refused_by_name(self, **record):
-        with self.assertRaisesRegex(ValueError, ":1: .*(image|audio)"):
+        with refused():
             self._read(record)
 
     def test_empty_media_and_a_column_of_names_are_read(self):
