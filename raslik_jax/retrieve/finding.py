@@ -38,7 +38,7 @@ def why_none(
         )
     if not cut.num_forget:
         highest = f"the highest score is {score_N.max():.3g}"
-        return f"no row stands out: {highest}, unrelated rows reach {cut.edge:.3g}{more}"
+        return f"no row stands out: {highest}, unrelated rows reach {min(cut.edge, 1):.3g}{more}"
     level = TAUGHT_LEVEL if is_taught else chance.LEVEL
     best = np.argsort(-score_N, kind="stable")[: cut.num_forget]
     if q_N is not None and not np.isnan(q_N[best]).all():

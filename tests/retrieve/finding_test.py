@@ -58,3 +58,8 @@ def test_where_nothing_stands_out_there_is_no_find_whatever_the_base_says():
     said = [_why(None, is_taught, cut=none) for is_taught in (False, True)]
     assert all("0.5" in text and "0.6" in text for text in said)
     assert len(said[1]) > len(said[0])  # fine-tuning taught it: what may be the reason
+
+
+def test_no_cosine_of_unrelated_rows_is_above_one():
+    # The band of a few rows is as vague as their spread.
+    assert "unrelated rows reach 1" in _why(None, False, cut=Cut(0, 0.0, 2.95, 0.0, 0))
