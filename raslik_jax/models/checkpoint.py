@@ -213,8 +213,7 @@ def save_model(
 ) -> None:
     """Writes a decoder or an encoder as a Hugging Face checkpoint that transformers loads.
 
-    A model that also reads images is written as its text part, a checkpoint of its own kind. An
-    encoder's pooling is written in the format of sentence-transformers.
+    A model that also reads images is written as its text part, a checkpoint of its own kind.
 
     Args:
       folder: A directory that is not there yet or empty.
@@ -230,16 +229,10 @@ def save_model(
     key_map.check_tree(weights, shapes, f"a {config.model_type} of this config")
     names = {**decoders.ARCHITECTURES, **encoders.ENCODERS}[config.model_type].key_map
     dtype = np.dtype(weights[table]["embedding"].dtype).name
-    pooling = getattr(config, "pooling", None)
     with storage.new_folder(folder) as partial:
         key_map.write_weights(partial, key_map.plan(names, weights), weights, shard_bytes)
         fields = {**config.to_hf(), "dtype": dtype, "torch_dtype": dtype}
         files.write_json(partial / "config.json", fields)
-        if pooling is not None:
-            modes = {f"pooling_mode_{name}": pooling == _POOLINGS[name] for name in _POOLINGS}
-            (partial / _POOLING).parent.mkdir()
-            width = {"word_embedding_dimension": config.hidden_size}
-            files.write_json(partial / _POOLING, width | modes)
 
 
 def load_encoder(

@@ -162,7 +162,7 @@ def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
         num_found=sum(len(part.find(root) or ()) for part in found),
         num_rows=len(rows),
         entry=entry,
-        ended=ending_sentence(metrics.get("probes", ()), strategy, algorithm),
+        ended=read_ending(root, strategy, algorithm),
         warning=doubt_sentence(traced),
         costs=tuple(filter(None, costs)),
         chances=tuple(filter(None, told_chances)),
@@ -193,10 +193,9 @@ def recipe_sentence(root: pathlib.Path, algorithm: str) -> str:
 
 def read_ending(root: pathlib.Path, strategy: str, algorithm: str) -> str:
     """Returns `ending_sentence` of what a run's probes found."""
-    found = artifacts.probes(artifacts.Variant(strategy, algorithm)).find(root)
-    names = {"strategy": strategy, "algorithm": algorithm}
-    probes = [names | found] if found else []
-    return ending_sentence(probes, strategy, algorithm)
+    return ending_sentence(
+        artifacts.probes(artifacts.Variant(strategy, algorithm)).find(root) or {}
+    )
 
 
 def _read_traced_answers(root: pathlib.Path, strategy: str, algorithm: str) -> tuple[Traced, ...]:

@@ -50,25 +50,22 @@ def gone_sentence(traced: Sequence[Traced]) -> str:
     return text
 
 
-def ending_sentence(probes: Sequence[Mapping[str, Any]], strategy: str, algorithm: str) -> str:
+def ending_sentence(found: Mapping[str, Any]) -> str:
     """Returns that unlearning ended before enough was gone, and why; "" where it did not.
 
-    Also where no probe ended it: without --unlearn.probe.stop nothing was to end it in time. The
-    probes are those of `Metrics`.
+    Also where no probe ended it: without --unlearn.probe.stop nothing was to end it in time.
+    `found` is what its probes left (`artifacts.probes`).
     """
-    for one in probes:
-        is_it = (one["strategy"], one["algorithm"]) == (strategy, algorithm)
-        if not is_it or one.get("end", stopping.DONE) == stopping.DONE:
-            continue
-        kept = next(probe for probe in one["probes"] if probe["step"] == one["kept"])
-        if verdict.is_enough(kept["gone"]):  # and no second probe in a row
-            continue
-        return (
-            f"Not forgotten: unlearning ended because {stopping.SAID[one['end']]}. The model "
-            f"after step {one['kept']} is kept ({verdict.describe_progress(kept['gone'])}). "
-            "Expect the behavior in the same or in other words."
-        )
-    return ""
+    if found.get("end", stopping.DONE) == stopping.DONE:
+        return ""
+    gone = next(probe["gone"] for probe in found["probes"] if probe["step"] == found["kept"])
+    if verdict.is_enough(gone):  # and no second probe in a row
+        return ""
+    return (
+        f"Not forgotten: unlearning ended because {stopping.SAID[found['end']]}. The model after "
+        f"step {found['kept']} is kept ({verdict.describe_progress(gone)}). Expect the behavior "
+        "in the same or in other words."
+    )
 
 
 def doubt_sentence(traced: Sequence[Traced]) -> str:

@@ -108,22 +108,18 @@ def test_unlearning_that_ended_too_early_is_told_as_not_forgotten(end, why):
         {"step": 5 * n, "gone": {"forget": {"way": way, "gone": 10 * way, "of": 10}}}
         for n, way in enumerate((0, 0.2, 0.6))
     ]
-    one = {"strategy": "raslik", "algorithm": "ga_gdr", "probes": probes}
-    probes = [one if end is None else one | {"kept": 5, "end": end}]
-    found = traced.ending_sentence(probes, "raslik", "ga_gdr")
+    one = {"probes": probes}
+    found = traced.ending_sentence(one if end is None else one | {"kept": 5, "end": end})
     if why is None:
         assert found == ""
     else:
         assert found.startswith("Not forgotten: unlearning")
         assert why in found
         assert "step 5 is kept (gone: 2.0 of 10 rows to forget; 80% of each are enough)" in found
-    assert traced.ending_sentence(probes, "raslik", "ga_klr") == ""
+    assert traced.ending_sentence({}) == ""
 
 
 def test_an_end_at_which_enough_is_gone_once_is_not_told_as_too_early():
     gone = {"forget": {"way": 0.9, "gone": 8, "of": 10}, "behavior": {"way": 1, "gone": 1, "of": 1}}
-    one = {"strategy": "raslik", "algorithm": "ga", "kept": 5, "end": ""}
-    assert (
-        traced.ending_sentence([one | {"probes": [{"step": 5, "gone": gone}]}], "raslik", "ga")
-        == ""
-    )
+    one = {"kept": 5, "end": "", "probes": [{"step": 5, "gone": gone}]}
+    assert traced.ending_sentence(one) == ""
