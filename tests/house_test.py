@@ -28,14 +28,14 @@ BUDGETS = {
 _PACKAGE, _EXPERIMENTS, _TESTS = 31_000, 2_000, 27_000
 # Rooms above their budget, and the size that each may not exceed. Sizes here only become smaller.
 _ABOVE = {
-    "base": 1187,
+    "base": 1185,
     "config.py": 551,
-    "models": 5459,
+    "models": 5452,
     "retrieve": 1485,
     "train": 1543,
-    "evaluate": 3948,
+    "evaluate": 3917,
     "run": 8828,
-    "report": 3597,
+    "report": 3579,
     "incident": 2409,
 }
 

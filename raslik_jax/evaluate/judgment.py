@@ -11,7 +11,6 @@ from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
 from raslik_jax.evaluate import left, verdict
 from raslik_jax.evaluate.metrics import look_up
 from raslik_jax.evaluate.verdict import (
-    DEFINITIONS,
     LEAST_LEARNED,
     LEAST_WAY,
     Count,
@@ -24,7 +23,7 @@ By = Literal["words", "judge", "classifier", "likelihood"]
 # The entry of one model in metrics.json.
 Entry = Mapping[str, Any]
 
-# Limits of the signs of damage that RULE_TEXT says in words.
+# Limits of the signs of damage.
 LEAST_DISTINCT, MOST_REPEATED, MOST_EMPTY, MOST_PERPLEXED, MOST_UNLIKELY = 0.5, 0.2, 0.1, 2.0, 3.0
 # The behavior was there where this share of the answers to target queries shows it.
 LEAST_SHOWN = 0.5
@@ -33,21 +32,6 @@ LEAST_SHOWN = 0.5
 LEAST_QUERIES = 3
 # Texts of a class from which on a classifier's score says something.
 LEAST_TEXTS = 30
-RULE_TEXT = (
-    f"Damaged: F lies below the backbone's, interval below interval; or, against the fine-tuned "
-    f"model, distinct-2 of the answers to one kind of queries is below {LEAST_DISTINCT:g} of "
-    f"its own, repetition-4 above it by more than {MOST_REPEATED:g}, more than "
-    f"{MOST_EMPTY:.0%} of the answers become empty, held-out perplexity is more than "
-    f"{MOST_PERPLEXED:g} times its own, or the answers' perplexity under the backbone more "
-    f"than {MOST_UNLIKELY:g} times that of its answers. "
-    + " ".join(
-        f"{name.capitalize()}: {text}." for name, text in DEFINITIONS.items() if name != "damaged"
-    )
-    + " A prompt shows the behavior by words, a judge or a classifier. Without them it still shows "
-    "it where its F is less than half of the way to the backbone's. Without prompts each bad "
-    f"output counts in their place: it is gone at {verdict.MEAN_WAY:.0%} of the way of its "
-    "likelihood."
-)
 
 
 class JudgmentEntry(TypedDict):
@@ -106,7 +90,7 @@ def judge(
     behavior: BehaviorEntry | None = None,
     gone: Mapping[str, Progress] | None = None,
 ) -> JudgmentEntry:
-    """Returns what became of an unlearned model, by the rule that `RULE_TEXT` says in words.
+    """Returns what became of an unlearned model, by the rule below the table of checks.
 
     Damage comes first: a low F of a model that babbles says nothing of what it forgot. Then what
     makes the data say nothing. Then the prompts decide, or without any the bad outputs one by one.

@@ -18,21 +18,6 @@ SETS = ("forget", "behavior", "retain", "kept")
 FORGOTTEN = ("forget", "behavior")
 # Probes in a row that have to find enough gone, or others beyond the bound: one may be chance.
 _PATIENCE = 2
-RULE_TEXT = (
-    f"Enough is gone if {verdict.LEAST_ROWS:.0%} of the rows to forget, of the answers that show "
-    "the behavior, and of the answers that the model gives to such prompts are gone. An answer "
-    f"that it gives is gone if its ROUGE-L to the one before went {verdict.HALF:.0%} of the way "
-    "to the base's. A token carries the behavior if the backbone finds it half as "
-    f"likely or less. It is gone if it went {verdict.ENOUGH:.0%} of the way from its likelihood "
-    "before unlearning to that under the backbone, or became four times less likely. A row is gone "
-    f"if its heaviest tokens are, and if all of them together went {verdict.ENOUGH:.0%} of their "
-    "way or became a hundred times less likely. If half of a set's rows have no such token, three "
-    "quarters of a row's tokens have to lose forget_rise nats each. A probe is within the bound if "
-    "the other rows lost at most max_rise nats a token, in the mean of the middle half of them. "
-    "Unlearning ends at the second probe in a row within the bound at which enough is gone. It "
-    "also ends at the second probe in a row beyond the bound, or if the training diverges. The run "
-    "keeps the step within the bound that went furthest."
-)
 
 Levels = Mapping[str, float]
 DONE: Literal["forgotten"] = "forgotten"

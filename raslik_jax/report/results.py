@@ -240,7 +240,7 @@ def probes_table(metrics: Metrics) -> Table | None:
             add(f"step {probe['step']}", probe["levels"], probe["gone"])
     titles = [*sets, *(f"{name},\ngone" for name in counted)]
     columns = (Column("Model"), *(Column(name, "right") for name in titles))
-    return Table(columns, tuple(rows), (stopping.RULE_TEXT,)) if unlearned else None
+    return Table(columns, tuple(rows), write_notes("probes")) if unlearned else None
 
 
 def details(metrics: Metrics) -> dict[str, Table]:

@@ -3,19 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from raslik_jax.report.notes import write_notes
 from raslik_jax.report.tables import NOT_KNOWN, Column, Table, format_interval
-
-_QLD = (
-    "QLD: loss of the traced answers after retraining without {top:,} of {rows:,} rows, minus "
-    "their loss without as many random rows (nats a token). Brackets: Student's 95 % interval of "
-    "the paired differences of {seeds} seeds. With all rows the loss has a standard deviation of "
-    "{noise:.3f} between seeds."
-)
-_LDS = (
-    "LDS: Spearman's correlation of the sum of the scores and the likelihood of the answer, over "
-    "retrainings on {subsets} random subsets with {share:.0%} of the rows. Brackets: 95 % "
-    "bootstrap interval over subsets and queries."
-)
 
 
 def table_of(found: Mapping[str, Any]) -> Table:
@@ -32,8 +21,7 @@ def table_of(found: Mapping[str, Any]) -> Table:
         ]
         rows.append((title, *cells))
     heads = ("Ranking", "QLD", "Rise over\nnothing removed", "LDS")
-    notes = [_QLD.format(**found, **qld)] if qld else []
-    notes += [_LDS.format(**found)] if lds else []
+    notes = write_notes("validation", found=found, qld=qld, lds=lds)
     kept = [0, *(n for n in (1, 2, 3) if any(row[n] != NOT_KNOWN for row in rows))]
     columns = tuple(Column(heads[n]) for n in kept)
-    return Table(columns, tuple(tuple(row[n] for n in kept) for row in rows), tuple(notes))
+    return Table(columns, tuple(tuple(row[n] for n in kept) for row in rows), notes)

@@ -138,9 +138,9 @@ def test_a_validation_that_was_killed_ends_with_the_same_bytes(validated, tmp_pa
 def test_the_table_is_on_the_page(validated):
     found = artifacts.VALIDATION.current(validated.workdir)
     assert tables.render_terminal(validation.table_of(found)) in str(validated)
-    run = facts.Facts({}, (), {}, {}, None, {}, frozenset(), validation=found)
-    views = [sections.View(facts.Experiment((run,)), "mine", "", (), (), {}, {})]
-    shown = sections.SECTIONS["validation"].facts(sections.Page(views, (), False))
+    run = facts.Facts({}, (), {}, {}, {}, frozenset(), validation=found)
+    views = [sections.View(facts.Experiment((run,)), "mine", "", (), {}, {})]
+    shown = sections.SECTIONS["validation"].facts(sections.Page(views))
     assert shown["views"][0]["table"] == validation.table_of(found)
     interval = {"mean": 0.25, "low": -0.125, "high": 0.625}
     qld = {"rise": {"raslik": interval}, "noise": 0.0625}
