@@ -295,7 +295,9 @@ class MaskTest(parameterized.TestCase):
         )
         self.assertIn("3 rows of conversations", describe_rows(mixed, "chat"))
         muted = [framed[0], framed[1]._replace(is_muted=True)]
-        self.assertIn("2 rows of instructions", describe_rows(muted, "auto"))
+        self.assertIn(
+            "2 rows of instructions, by the template alpaca", describe_rows(muted, "auto")
+        )
         self.assertIn("1 of them", describe_rows(muted, "auto"))
         # A query that a frame does not say would be asked in a rendering that no row has.
         for query in (mixed[2], *_rows("messages", {"messages": _messages("hi", "no")})):
