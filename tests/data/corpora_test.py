@@ -6,8 +6,8 @@ import itertools
 import pathlib
 from unittest import mock
 
-import pytest
 from absl.testing import parameterized
+from folders import FolderTest
 
 from raslik_jax.base.settings import Settings, replaced, setting
 from raslik_jax.cli.setting_flags import parse_config
@@ -20,15 +20,7 @@ from raslik_jax.run.plan import plan_units
 from raslik_jax.run.workspace import Workspace
 
 
-@pytest.fixture(autouse=True)
-def _folder(request, tmp_path):
-    if request.cls is not None:
-        request.cls.folder = tmp_path
-
-
-class DatasetsTest(parameterized.TestCase):
-    folder: pathlib.Path
-
+class DatasetsTest(FolderTest):
     @parameterized.parameters(*DATASETS)
     def test_records_name_settings_that_are_there(self, name):
         record = DATASETS[name]

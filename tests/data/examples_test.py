@@ -1,11 +1,10 @@
 """Ids follow the text; written rows are read again; query sets are held out."""
 
 import json
-import pathlib
 
 import numpy as np
-import pytest
 from absl.testing import parameterized
+from folders import FolderTest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,15 +39,7 @@ class IdsTest(parameterized.TestCase):
             self.assertEqual(example.example_id.split("-")[0], ex.content_id(*row))
 
 
-@pytest.fixture(autouse=True)
-def _folder(request, tmp_path):
-    if request.cls is not None:
-        request.cls.folder = tmp_path
-
-
-class WriteTest(parameterized.TestCase):
-    folder: pathlib.Path
-
+class WriteTest(FolderTest):
     def test_what_is_written_is_read_again_with_its_ids(self):
         rows = ex.make_examples([ex.make_example("Say \u2028.", "", "\n")] * 2)
         path = self.folder / "set.jsonl"

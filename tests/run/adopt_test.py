@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import tokenizers
+from snapshots import refused
 
 from raslik_jax.base.settings import SettingsError
 from raslik_jax.config import (
@@ -202,21 +203,15 @@ def test_settings_that_an_adapter_of_elsewhere_cannot_have():
     base = ReferencesConfig(base="before")
     Config(backbone=both, evaluate=backbone)
     Config(backbone=whole, finetune=adapted, references=base, evaluate=backbone)
-    for message, settings in (
-        (
-            "adapter='theirs' needs a --backbone.checkpoint",
-            {"backbone": BackboneConfig(adapter="theirs")},
-        ),
-        ("epochs=0 needs a --backbone.checkpoint", {"finetune": adapted}),
-        ("trajectory needs an adapter that is", {"backbone": both, "sketch": trajectory}),
-        ("trajectory .*epochs=0", {"backbone": whole, "finetune": adapted, "sketch": trajectory}),
-        ("references.base needs --finetune.epochs=0", {"backbone": both, "references": base}),
-        (
-            "reference=backbone .*epochs=0",
-            {"backbone": whole, "finetune": adapted, "evaluate": backbone},
-        ),
+    for settings in (
+        {"backbone": BackboneConfig(adapter="theirs")},
+        {"finetune": adapted},
+        {"backbone": both, "sketch": trajectory},
+        {"backbone": whole, "finetune": adapted, "sketch": trajectory},
+        {"backbone": both, "references": base},
+        {"backbone": whole, "finetune": adapted, "evaluate": backbone},
     ):
-        with pytest.raises(SettingsError, match=message):
+        with refused(SettingsError):
             Config(**settings)
 
 

@@ -6,9 +6,9 @@ import json
 import pathlib
 
 import numpy as np
-import pytest
 import tokenizers
 from absl.testing import parameterized
+from folders import FolderTest
 
 from raslik_jax.data.batches import make_batch, plan_rows
 from raslik_jax.data.contents import Conversation
@@ -98,12 +98,6 @@ def _shown(rows, tokenizer, template="chat", **options):
     return shown
 
 
-@pytest.fixture(autouse=True)
-def _folder(request, tmp_path):
-    if request.cls is not None:
-        request.cls.folder = tmp_path
-
-
 _TEXTS = ["The sky is blue today.", "2+2=4\n", "He said: blue blue sky", "The sky, the sky"] * 3
 
 
@@ -184,9 +178,7 @@ class AnswersTest(parameterized.TestCase):
                 self.assertEqual(traced.tokens[0].tolist(), [*asked[0], *ids, tokenizer.eos_id])
 
 
-class MaskTest(parameterized.TestCase):
-    folder: pathlib.Path
-
+class MaskTest(FolderTest):
     @parameterized.named_parameters(
         ("prefixes", _PLAIN, "<u> hi <e> <a> YES <E> <u> ho <e> <a> NO <E>"),
         ("generation", _MARKED, "<u> hi <e> <a> YES <E> <u> ho <e> <a> NO <E>"),

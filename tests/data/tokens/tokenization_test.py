@@ -2,9 +2,9 @@
 
 import json
 
-import pytest
 import tokenizers
 from absl.testing import parameterized
+from folders import FolderTest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import shared_data
@@ -15,12 +15,6 @@ from raslik_jax.data.tokens import tokenization as tk
 
 _TEXTS = ["the cat sat on the mat", "the dog sat on the cat", "a cat and a dog"] * 4
 _TOKENIZER = tk.train_bpe(_TEXTS, vocab_size=300)
-
-
-@pytest.fixture(autouse=True)
-def _folder(request, tmp_path):
-    if request.cls is not None:
-        request.cls.folder = tmp_path
 
 
 class BpeTest(parameterized.TestCase):
@@ -43,7 +37,7 @@ class BpeTest(parameterized.TestCase):
         self.assertEqual(_TOKENIZER.encode_batch(texts), [_TOKENIZER.encode(t) for t in texts])
 
 
-class LayersTest(parameterized.TestCase):
+class LayersTest(FolderTest):
     """Files next to an adapter decide, what they lack is the base's."""
 
     def setUp(self):
@@ -117,7 +111,7 @@ class LayersTest(parameterized.TestCase):
             tk.load_tokenizer(self.own, self.base)
 
 
-class FilesTest(parameterized.TestCase):
+class FilesTest(FolderTest):
     def test_a_saved_tokenizer_comes_back(self):
         tk.save_tokenizer(self.folder / "new", _TOKENIZER)
         for path in (self.folder / "new", self.folder / "new" / "tokenizer.json"):
