@@ -1,13 +1,11 @@
 """The report script: what it prints and writes, and its sentences for wrong input."""
 
 import csv
-import pathlib
 import subprocess
-import tempfile
 
 import sample_run
 import tiny
-from absl.testing import absltest
+from folders import FolderTest
 
 from raslik_jax.base.files import read_json
 from raslik_jax.report import results, tables
@@ -17,10 +15,9 @@ def _report(*flags: str) -> subprocess.CompletedProcess:
     return tiny.run_command("report", *flags)
 
 
-class ReportTest(absltest.TestCase):
+class ReportTest(FolderTest):
     def setUp(self):
         super().setUp()
-        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
         for seed in (0, 1):
             sample_run.write_run(self.folder / str(seed), seed=seed)
         self.runs = f"--runs={self.folder / '0'},{self.folder / '1'}"
@@ -43,8 +40,7 @@ class ReportTest(absltest.TestCase):
         done = _report(self.runs, f"--out={out}", "--format=markdown")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertContainsSubset(
-            ("report.html", "tables.md", "tables.csv"),
-            {path.name for path in out.iterdir()},
+            ("report.html", "tables.md", "tables.csv"), {path.name for path in out.iterdir()}
         )
         self.assertEqual((out / "tables.md").read_text(), done.stdout)
         with (out / "tables.csv").open() as file:

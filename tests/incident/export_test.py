@@ -14,6 +14,7 @@ import stored_run
 import tiny
 from absl.testing import parameterized
 from finished import write_manifest
+from folders import FolderTest
 from support import all_logits
 
 from raslik_jax.config import Config, config_from_json, to_json
@@ -48,16 +49,12 @@ def _change_metrics(run, change, **how):
     stored_run.finish(run.root, **how)
 
 
-class ExportTest(parameterized.TestCase):
+class ExportTest(FolderTest):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
         folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
         cls.run_ = stored_run.write_stored_run(folder / "run")
-
-    def setUp(self):
-        super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
 
     def _export(self, name="out", **options):
         return export_model(self.run_.root, self.folder / name, **(_NAMES | options))

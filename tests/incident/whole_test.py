@@ -116,13 +116,8 @@ class ThreeCommandsTest(parameterized.TestCase):
                 shares = [share for _, share in one[name] if share is not None]
                 self.assertAlmostEqual(sum(shares), score, places=5)
         page = (self.run_dir / "report" / "report.html").read_text()
-        for words in (
-            "What happened",
-            "What it says now",
-            str(self.clean),
-            "cleaned_train.jsonl",
-            "rows/rows.parquet",
-        ):
+        told = ["What happened", "What it says now", str(self.clean), "cleaned_train.jsonl"]
+        for words in (*told, "rows/rows.parquet"):
             self.assertIn(words, page)
 
     def test_the_rows_of_a_wished_answer_are_those_that_favor_it_most(self):
@@ -197,10 +192,8 @@ class ThreeCommandsTest(parameterized.TestCase):
         self.assertContainsSubset({"adapter_config.json", "README.md", "tokenizer.json"}, names)
 
     def test_the_training_file_without_what_was_found_keeps_its_bytes(self):
-        found = (
-            *self.rows("retrieve/raslik/forget.jsonl"),
-            *self.rows("retrieve/sizes/target.jsonl"),
-        )
+        found = self.rows("retrieve/raslik/forget.jsonl")
+        found += self.rows("retrieve/sizes/target.jsonl")
         places = {row["place"] for row in found}
         self.assertLen(places, 10)
         left = [line for number, line in enumerate(self.lines, 1) if number not in places]
@@ -213,16 +206,9 @@ class ThreeCommandsTest(parameterized.TestCase):
         self.assertNotIn("done in", again.stdout)
 
     def test_another_trace_does_not_take_the_place_of_one_by_itself(self):
-        refused = _script(
-            "trace",
-            *self.model,
-            f"--train_file={self.train}",
-            "--prompt=another",
-            f"--workdir={self.run_dir}",
-            "--retrieve.num_forget=10",
-            f"--wished={_WISHED}",
-            *_TINY,
-        )
+        where = f"--train_file={self.train}", f"--workdir={self.run_dir}", f"--wished={_WISHED}"
+        asked = "--prompt=another", "--retrieve.num_forget=10"
+        refused = _script("trace", *self.model, *where, *asked, *_TINY)
         self.assertEqual(refused.returncode, 1)
         self.assertRegex(refused.stderr, "holds the trace of another answer: choose another")
 

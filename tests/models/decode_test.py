@@ -93,16 +93,9 @@ class GreedyTest(parameterized.TestCase):
         folder = shared_data() / "models" / "stories260k"
         expected = json.loads((folder / "expected.json").read_text())["greedy_from_bos_60"]
         model = checkpoint.load_model(folder, dtype=jnp.float32)
-        new = decode.generate(
-            decoder.bind(model.graphdef),
-            model.lora,
-            model.base,
-            [expected[:1], expected[:5]],
-            max_new_tokens=60,
-            eos_id=None,
-            pad_id=0,
-            batch_size=2,
-        )
+        bound, starts = decoder.bind(model.graphdef), [expected[:1], expected[:5]]
+        how = {"max_new_tokens": 60, "eos_id": None, "pad_id": 0, "batch_size": 2}
+        new = decode.generate(bound, model.lora, model.base, starts, **how)
         self.assertEqual(expected[:1] + new[0], expected)
         self.assertEqual(expected[:5] + new[1][:56], expected)
 

@@ -134,11 +134,7 @@ class DecoderParityTest(parameterized.TestCase):
                         rows_M = np.ones(len(given), bool)
                     ours = run(jnp.asarray(given), layer, shared.of_layer(own), kind=kind)
                     np.testing.assert_allclose(
-                        np.asarray(ours)[rows_M],
-                        output[rows_M],
-                        rtol=1e-5,
-                        atol=1e-5,
-                        err_msg=path,
+                        np.asarray(ours)[rows_M], output[rows_M], rtol=1e-5, atol=1e-5, err_msg=path
                     )
         self.assertContainsSubset({"embed", "final_norm", "attention", "mlp", "block"}, seen)
         norms = {name for name in port.base["layers"] if name.endswith("norm")}
@@ -169,13 +165,9 @@ class DecoderParityTest(parameterized.TestCase):
         expected = []
         for prompt in prompts:
             row = torch.tensor([prompt])
+            how = {"do_sample": False, "eos_token_id": end, "pad_token_id": 0}
             output = model.generate(
-                input_ids=row,
-                attention_mask=torch.ones_like(row),
-                do_sample=False,
-                max_new_tokens=num_new,
-                eos_token_id=end,
-                pad_token_id=0,
+                input_ids=row, attention_mask=torch.ones_like(row), max_new_tokens=num_new, **how
             )
             new = output[0, len(prompt) :].tolist()
             expected.append(new[: new.index(end)] if end in new else new)
@@ -183,15 +175,9 @@ class DecoderParityTest(parameterized.TestCase):
         bound = decoder.bind(port.graphdef)
         # Together, and the first three (of one bucket) alone.
         for count, batch_size in ((5, 8), (3, 1)):
+            how = {"eos_id": end, "pad_id": 0, "batch_size": batch_size}
             ours = decode.generate(
-                bound,
-                port.lora,
-                port.base,
-                prompts[:count],
-                max_new_tokens=num_new,
-                eos_id=end,
-                pad_id=0,
-                batch_size=batch_size,
+                bound, port.lora, port.base, prompts[:count], max_new_tokens=num_new, **how
             )
             self.assertEqual(ours, expected[:count])
 
@@ -205,9 +191,7 @@ class DecoderParityTest(parameterized.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             checkpoint.save_model(pathlib.Path(folder, "saved"), port.graphdef.config, port.base)
             saved, report = transformers.AutoModelForCausalLM.from_pretrained(
-                pathlib.Path(folder, "saved"),
-                output_loading_info=True,
-                attn_implementation="eager",
+                pathlib.Path(folder, "saved"), output_loading_info=True, attn_implementation="eager"
             )
         self.assertFalse(any(report.values()), report)
         row = torch.from_numpy(tokens_L[None])

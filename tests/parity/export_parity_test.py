@@ -19,15 +19,8 @@ def test_another_library_gives_the_same_logits_and_the_same_ids(merged, tmp_path
     import transformers
 
     run = stored_run.write_stored_run(tmp_path / "run")
-    folder = export_model(
-        run.root,
-        tmp_path / "out",
-        strategy="raslik",
-        algorithm="ga_gdr",
-        epoch=None,
-        merged=merged,
-        shard_bytes=30_000,
-    )
+    what = {"strategy": "raslik", "algorithm": "ga_gdr", "epoch": None}
+    folder = export_model(run.root, tmp_path / "out", **what, merged=merged, shard_bytes=30_000)
     assert (folder / "model.safetensors.index.json").exists() == merged
     # An adapter of a model that this project trained names no base: whoever loads it has it.
     base = folder if merged else run.root / "backbone" / "model"

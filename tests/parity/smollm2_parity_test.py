@@ -59,16 +59,9 @@ def test_alpaca_prompts_are_answered_as_under_transformers(folder, monkeypatch):
     ]
     config = json.loads((folder / "config.json").read_text())
     model = checkpoint.load_model(folder, dtype=jnp.float32)
-    ours = decode.generate(
-        decoder.bind(model.graphdef),
-        model.lora,
-        model.base,
-        encoded,
-        max_new_tokens=_NEW_TOKENS,
-        eos_id=config["eos_token_id"],
-        pad_id=config["eos_token_id"],
-        batch_size=8,
-    )
+    end, bound = config["eos_token_id"], decoder.bind(model.graphdef)
+    how = {"max_new_tokens": _NEW_TOKENS, "eos_id": end, "pad_id": end, "batch_size": 8}
+    ours = decode.generate(bound, model.lora, model.base, encoded, **how)
     torch_model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     differing = []
     for number, (ids, new) in enumerate(zip(encoded, ours, strict=True)):
@@ -78,11 +71,10 @@ def test_alpaca_prompts_are_answered_as_under_transformers(folder, monkeypatch):
                 attention_mask=torch.ones(1, len(ids), dtype=torch.long),
                 max_new_tokens=_NEW_TOKENS,
                 do_sample=False,
-                pad_token_id=config["eos_token_id"],
+                pad_token_id=end,
             )
         theirs = output[0, len(ids) :].tolist()
-        if config["eos_token_id"] in theirs:
-            theirs = theirs[: theirs.index(config["eos_token_id"])]
+        theirs = theirs[: theirs.index(end)] if end in theirs else theirs
         if theirs != new:
             differing.append((number, tokenizer.decode(theirs), tokenizer.decode(new)))
     assert not differing, differing

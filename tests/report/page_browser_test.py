@@ -117,21 +117,11 @@ class BrowserTest(absltest.TestCase):
         return self.browser.execute_script(text, *arguments)
 
     def show(self, width=1280, scheme="light", media="", is_alive=True, is_open=True):
-        self.command(
-            "Emulation.setEmulatedMedia",
-            media=media,
-            features=[
-                {"name": "prefers-color-scheme", "value": scheme},
-                {"name": "prefers-reduced-motion", "value": "reduce"},
-            ],
-        )
-        self.command(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=840,
-            deviceScaleFactor=1,
-            mobile=False,
-        )
+        features = {"prefers-color-scheme": scheme, "prefers-reduced-motion": "reduce"}
+        features = [{"name": name, "value": value} for name, value in features.items()]
+        self.command("Emulation.setEmulatedMedia", media=media, features=features)
+        screen = {"width": width, "height": 840, "deviceScaleFactor": 1, "mobile": False}
+        self.command("Emulation.setDeviceMetricsOverride", **screen)
         self.browser.get(self.file.as_uri())
         if is_alive:  # the rows are shown when all else is
             self.wait("return !document.querySelector('[data-controls]').hidden")

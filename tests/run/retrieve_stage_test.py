@@ -188,42 +188,19 @@ def test_every_strategy_and_every_rule_of_selection(tmp_path):
     np.testing.assert_allclose(each_NQ.mean(axis=1), influence_N, atol=1e-6)
 
     strategies = "--retrieve.strategies=random,raslik"
-    for options, sizes in (
-        (
-            (
-                "--retrieve.select=quantile",
-                "--retrieve.forget_share=0.05",
-                "--retrieve.retain_share=0.2",
-            ),
-            (6, 24),
-        ),
-        (
-            (
-                "--retrieve.select=threshold",
-                "--retrieve.forget_threshold=0.05",
-                "--retrieve.retain_threshold=0.1",
-            ),
-            None,
-        ),
-        (
-            (
-                "--retrieve.select=margin",
-                "--retrieve.forget_threshold=0.05",
-                "--retrieve.retain_from=anywhere",
-            ),
-            None,
-        ),
-        (("--retrieve.select=quantile", "--retrieve.aggregate=mean_rank"), (12, 12)),
+    threshold = ("--retrieve.forget_threshold=0.05",)
+    for rule, options, sizes in (
+        ("quantile", ("--retrieve.forget_share=0.05", "--retrieve.retain_share=0.2"), (6, 24)),
+        ("threshold", (*threshold, "--retrieve.retain_threshold=0.1"), None),
+        ("margin", (*threshold, "--retrieve.retain_from=anywhere"), None),
+        ("quantile", ("--retrieve.aggregate=mean_rank",), (12, 12)),
     ):
+        options = f"--retrieve.select={rule}", *options
         done = _run(tmp_path, "retrieve", strategies, *options)
         assert done.returncode == 0, (options, done.stderr)
         found = {name: tuple(map(len, _sets(tmp_path, name))) for name in ("random", "raslik")}
         assert found["random"] == found["raslik"]
         assert found["raslik"] == (sizes or found["raslik"])
-    overlapping = (
-        "--retrieve.select=threshold",
-        "--retrieve.forget_threshold=0",
-        "--retrieve.retain_threshold=-0.1",
-    )
-    done = _run(tmp_path, "retrieve", strategies, *overlapping)
+    overlapping = "--retrieve.forget_threshold=0", "--retrieve.retain_threshold=-0.1"
+    done = _run(tmp_path, "retrieve", strategies, "--retrieve.select=threshold", *overlapping)
     assert done.returncode == 1 and "must be above the negated" in done.stderr

@@ -3,15 +3,14 @@
 import dataclasses
 import hashlib
 import json
-import pathlib
-import tempfile
 from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
+from folders import FolderTest
 from support import tiny_model_config
 
 from raslik_jax import config as config_lib
@@ -37,28 +36,15 @@ _ROWS = tuple(
     )
     for n, word in enumerate(("red", "green", "blue", "gray", "pink") * 4)
 )
-_FINETUNE = config_lib.FinetuneConfig(
-    lora_rank=2,
-    lora_dropout=0.3,
-    lora_targets=("dense",),
-    epochs=3,
-    batch_size=8,
-    micro_batch_size=4,
-    schedule="cosine",
-    fixed_padding=True,
-    trajectory_points=2,
-)
-_UNLEARN = config_lib.UnlearnConfig(
-    algorithms=("ga_gdr", "npo_klr"),
-    epochs=3,
-    batch_size=4,
-    micro_batch_size=2,
-    fixed_padding=True,
-    members={
-        name: dataclasses.replace(OBJECTIVES[name].settings, learning_rate=1e-2)
-        for name in ("ga_gdr", "npo_klr")
-    },
-)
+_LORA = {"lora_rank": 2, "lora_dropout": 0.3, "lora_targets": ("dense",)}
+_LORA |= {"batch_size": 8, "micro_batch_size": 4, "schedule": "cosine", "trajectory_points": 2}
+_FINETUNE = config_lib.FinetuneConfig(**_LORA, epochs=3, fixed_padding=True)
+_MEMBERS = {
+    name: dataclasses.replace(OBJECTIVES[name].settings, learning_rate=1e-2)
+    for name in ("ga_gdr", "npo_klr")
+}
+_SIZES = {"epochs": 3, "batch_size": 4, "micro_batch_size": 2, "fixed_padding": True}
+_UNLEARN = config_lib.UnlearnConfig(algorithms=(*_MEMBERS,), members=_MEMBERS, **_SIZES)
 
 
 def _workspace(root, *, base_format="plain", finetune=_FINETUNE, unlearn=_UNLEARN):
@@ -106,12 +92,18 @@ def _bytes(folder):
     }
 
 
-class TrainingStageTest(parameterized.TestCase):
+class TrainingStageTest(FolderTest):
     def setUp(self):
         super().setUp()
-        self.root = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        self.root = self.folder
         # Optax's AdamW raises float32 to an integer power, which strict promotion refuses.
         self.enter_context(jax.numpy_dtype_promotion("standard"))
+
+    def made(self, name):
+        """Returns a new folder."""
+        folder = self.root / name
+        folder.mkdir(parents=True)
+        return folder
 
     def run_and_kill(self, stage, after, *, damage=False):
         """Runs a stage whole and, elsewhere, killed after a checkpoint and begun again.
@@ -121,10 +113,7 @@ class TrainingStageTest(parameterized.TestCase):
           after: number of the checkpoint after which it is killed.
           damage: flip a byte of that checkpoint, so that the one before is gone on from.
         """
-        folders = []
-        for name in ("undisturbed", "killed"):
-            folders.append(self.root / name)
-            folders[-1].mkdir()
+        folders = [self.made(name) for name in ("undisturbed", "killed")]
         # One workspace, so that a step compiles once; processes are killed in run_test.
         workspace = _workspace(self.root)
         stage(workspace, folders[0])
@@ -138,7 +127,7 @@ class TrainingStageTest(parameterized.TestCase):
                 raise KeyboardInterrupt
 
         save = resuming.save_progress
-        self.enter_context(absltest.mock.patch.object(resuming, "save_progress", save_and_die))
+        self.enter_context(mock.patch.object(resuming, "save_progress", save_and_die))
         with self.assertRaises(KeyboardInterrupt):
             stage(workspace, folders[1])
         self.assertTrue((folders[1] / "resume").is_dir())
@@ -197,8 +186,7 @@ class TrainingStageTest(parameterized.TestCase):
 
         first, variant = at("trained"), Variant("raslik", "retrain")
         write_examples(self.root / "trained/retrieve/raslik/forget.jsonl", [])  # on all rows
-        folder = self.root / "trained" / "unlearn" / str(variant)
-        folder.mkdir(parents=True)
+        folder = self.made(f"trained/unlearn/{variant}")
         retrain_stage.retrain(first, variant, folder)
         losses = [entry["loss"] for entry in json.loads((folder / "steps.json").read_text())]
         logged = [{"step": n, "loss": losses[n - 1] + losses[n - 2]} for n in (2, 4, 6, 8, 10)]
@@ -284,9 +272,7 @@ class TrainingStageTest(parameterized.TestCase):
         return np.mean(found)
 
     def test_a_probe_finds_what_the_obvious_computation_finds_and_changes_nothing(self):
-        plain, folder = self.root / "plain", self.root / "probed"
-        for path in (plain, folder):
-            path.mkdir()
+        plain, folder = self.made("plain"), self.made("probed")
         unlearn_stage.unlearn(_workspace(self.root), Variant("raslik", "ga_gdr"), plain)
         self.probed(answers=1, answer_tokens=4)(None, folder)
         found = json.loads((folder / "probes.json").read_text())
@@ -325,8 +311,7 @@ class TrainingStageTest(parameterized.TestCase):
         self.assertGreater(found["kept"], 0)
 
     def test_it_ends_where_the_rule_says_and_the_model_before_is_kept_where_nothing_helped(self):
-        folder = self.root / "short"
-        folder.mkdir()
+        folder = self.made("short")
         # Ascent raises some tokens of so small a model: half of what the rule asks is enough here.
         with mock.patch.object(
             verdict, "is_enough", lambda gone: min(one["way"] for one in gone.values()) > 0.2
@@ -339,8 +324,7 @@ class TrainingStageTest(parameterized.TestCase):
         self.assertIn(found["kept"], [probe["step"] for probe in found["probes"][-2:]])
         self.assertLen(json.loads((folder / "steps.json").read_text()), last)
         self.assertLess(last, 9)
-        none = self.root / "none"
-        none.mkdir()
+        none = self.made("none")
         self.probed(stop="forgotten", max_rise=1e-9, forget_rise=50.0)(None, none)
         found = json.loads((none / "probes.json").read_text())
         self.assertEqual((found["end"], found["kept"]), ("others lose too much", 0))
@@ -361,11 +345,8 @@ class TrainingStageTest(parameterized.TestCase):
             return loop.State(params, (), jnp.int32(0))
 
         algorithm = loop.Algorithm(init, step, steps.Info._fields)
-        self.enter_context(
-            absltest.mock.patch.object(Workspace, "unlearning", lambda *names: algorithm)
-        )
-        folder = self.root / "unlearn"
-        folder.mkdir()
+        self.enter_context(mock.patch.object(Workspace, "unlearning", lambda *names: algorithm))
+        folder = self.made("unlearn")
         with self.assertRaisesRegex(
             ValueError,
             f"unlearning .* diverged: .*{what}.* step {last}.*--unlearn.ga_gdr.learning_rate",
@@ -388,11 +369,8 @@ class TrainingStageTest(parameterized.TestCase):
         algorithm = loop.Algorithm(
             lambda params: loop.State(params, (), jnp.int32(0)), step, steps.Info._fields
         )
-        self.enter_context(
-            absltest.mock.patch.object(Workspace, "unlearning", lambda *names: algorithm)
-        )
-        folder = self.root / what
-        folder.mkdir()
+        self.enter_context(mock.patch.object(Workspace, "unlearning", lambda *names: algorithm))
+        folder = self.made(what)
         self.probed(stop="forgotten", steps=1, max_rise=50.0, forget_rise=50.0)(None, folder)
         found = json.loads((folder / "probes.json").read_text())
         self.assertEqual(found["end"], "diverged")
@@ -409,8 +387,7 @@ class TrainingStageTest(parameterized.TestCase):
     def test_all_parameters_leave_whole_models(self):
         settings = dataclasses.replace(_UNLEARN, parameters="all", epochs=1)
         workspace = _workspace(self.root, unlearn=settings)
-        folder = self.root / "unlearn" / "raslik-ga_gdr"
-        folder.mkdir(parents=True)
+        folder = self.made("unlearn/raslik-ga_gdr")
         unlearn_stage.unlearn(workspace, Variant("raslik", "ga_gdr"), folder)
         model = workspace.unlearned("raslik", "ga_gdr", 1)
         self.assertEqual(model.lora, {})
@@ -431,8 +408,7 @@ class TrainingStageTest(parameterized.TestCase):
             ("finetune", finetune_stage.make_adapter),
             ("unlearn", lambda w, f: unlearn_stage.unlearn(w, Variant("raslik", "ga_gdr"), f)),
         ):
-            (self.root / name).mkdir()
-            stage(workspace, self.root / name)
+            stage(workspace, self.made(name))
         losses = json.loads((self.root / "finetune" / "losses.json").read_text())
         self.assertTrue(np.isfinite(losses).all())
         self.assertTrue((self.root / "unlearn" / "epoch-1" / "adapter_config.json").is_file())

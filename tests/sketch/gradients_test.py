@@ -133,14 +133,8 @@ class GradientsTest(parameterized.TestCase):
     def test_refuses_an_empty_micro_batch(self):
         rows = token_rows(0, _SHAPES[:1])
         with self.assertRaisesRegex(ValueError, "micro_tokens=0"):
-            gradients.sketch_gradients(
-                _loss(),
-                _projection(),
-                (_MODEL.lora,),
-                _MODEL.base,
-                *map(jnp.asarray, rows[:2]),
-                micro_tokens=0,
-            )
+            given = _loss(), _projection(), (_MODEL.lora,), _MODEL.base
+            gradients.sketch_gradients(*given, *map(jnp.asarray, rows[:2]), micro_tokens=0)
 
     def test_a_dummy_row_is_zero(self):
         got = _sketch(token_rows(0, [(4, 5), (9, 0)]), _projection(), (_MODEL.lora,))
@@ -177,12 +171,7 @@ class GradientsTest(parameterized.TestCase):
             }
         }
         rows = token_rows(0, _SHAPES[:1])
-        grads = _GRADIENT(
-            initial,
-            _MODEL.base,
-            jnp.asarray(rows.tokens_BL[0]),
-            jnp.asarray(rows.target_mask_BL[0]),
-        )
+        grads = _GRADIENT(initial, _MODEL.base, *(jnp.asarray(part[0]) for part in rows))
         for leaves in grads["layers"].values():
             np.testing.assert_array_equal(leaves["a"], 0.0)
             self.assertGreater(float(jnp.abs(leaves["b"]).max()), 0.0)

@@ -7,12 +7,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 
 import pytest
 import tiny
-from absl.testing import absltest
+from folders import FolderTest
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 _TINY = (
@@ -23,10 +22,9 @@ _TINY = (
 
 
 @pytest.mark.heavy
-class InterruptTest(absltest.TestCase):
+class InterruptTest(FolderTest):
     def setUp(self):
         super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         model = tiny.own_model(self.folder)
         rows = tiny.finished_run() / "corpus" / "train.jsonl"
         self.train = shutil.copy(rows, self.folder / "train.jsonl")

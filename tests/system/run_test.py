@@ -14,6 +14,7 @@ import time
 import pytest
 import tiny
 from absl.testing import absltest, parameterized
+from folders import FolderTest
 
 from raslik_jax.base import files
 from raslik_jax.evaluate import verdict
@@ -277,11 +278,7 @@ class TinyRunTest(absltest.TestCase):
         self.assertEqual(_run("--verify", f"--workdir={root}").returncode, 0)
 
 
-class WrongInputTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-
+class WrongInputTest(FolderTest):
     def fails(self, *arguments, message, env=None):
         """Checks that a run ends with one sentence, which this pattern finds."""
         result = _run(*arguments, env=env)

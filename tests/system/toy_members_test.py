@@ -177,15 +177,9 @@ MEMBERS = (
     ),
 )
 FLAGS = (
-    "--corpus.dataset=added",
-    "--corpus.added.last=60",
-    "--retrieve.strategies=added",
-    "--retrieve.added.power=2",
-    "--unlearn.algorithms=added",
-    "--unlearn.added.bound=4",
-    "--unlearn.epochs=1",
-    "--sketch.projection=added",
-    "--evaluate.robustness=added",
+    *("--corpus.dataset=added", "--corpus.added.last=60", "--retrieve.strategies=added"),
+    *("--retrieve.added.power=2", "--unlearn.algorithms=added", "--unlearn.added.bound=4"),
+    *("--unlearn.epochs=1", "--sketch.projection=added", "--evaluate.robustness=added"),
 )
 # The sizes of made corpora have no effect on this one.
 SIZES = tuple(f for f in tiny.FLAGS if f.startswith("--corpus.num_") or "dataset" in f)

@@ -13,17 +13,9 @@ from raslik_jax.data.tokens import encoding
 from raslik_jax.models import encoder
 from raslik_jax.train import classifier, loop
 
-_CONFIG = encoder.RobertaConfig(
-    vocab_size=20,
-    hidden_size=8,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    intermediate_size=16,
-    max_position_embeddings=40,
-    type_vocab_size=1,
-    pad_token_id=1,
-    num_labels=2,
-)
+_SIZES = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+_SIZES |= {"intermediate_size": 16, "max_position_embeddings": 40, "type_vocab_size": 1}
+_CONFIG = encoder.RobertaConfig(**_SIZES, pad_token_id=1, num_labels=2)
 _SILENT = dataclasses.replace(_CONFIG, hidden_dropout_prob=0.0)
 
 

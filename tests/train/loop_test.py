@@ -2,14 +2,13 @@
 
 import contextlib
 import itertools
-import pathlib
-import tempfile
 from unittest import mock
 
 import jax.numpy as jnp
 import numpy as np
 import optax
 from absl.testing import parameterized
+from folders import FolderTest
 
 from raslik_jax.parallel import processes
 from raslik_jax.train import loop
@@ -21,16 +20,9 @@ def _fit(num_steps, tx, **options):
         lambda frozen, batch, step: (lambda params, frozen, part: (params["w"].sum(), None), batch),
         tx,
     )
-    return loop.fit(
-        algorithm,
-        {"w": jnp.ones(3)},
-        {},
-        lambda start: itertools.repeat(jnp.ones(2)),
-        num_steps=num_steps,
-        what="fine-tuning",
-        rate_flag="--rate",
-        **options,
-    )
+    told, rows = {"what": "fine-tuning", "rate_flag": "--rate"}, itertools.repeat(jnp.ones(2))
+    start = {"w": jnp.ones(3)}
+    return loop.fit(algorithm, start, {}, lambda _: rows, num_steps=num_steps, **told, **options)
 
 
 class MicroBatchTest(parameterized.TestCase):
@@ -54,11 +46,7 @@ class MicroBatchTest(parameterized.TestCase):
         np.testing.assert_allclose(gradient["w"], 2 * product_N @ batch_NE, rtol=1e-5)
 
 
-class LoopTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-
+class LoopTest(FolderTest):
     def test_weights_that_the_last_step_makes_infinite_are_no_result(self):
         tx = optax.sgd(lambda step: jnp.where(step == 2, jnp.inf, 1e-3))
         with self.assertRaisesRegex(
