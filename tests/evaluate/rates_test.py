@@ -3,6 +3,7 @@
 import numpy as np
 from absl.testing import parameterized
 from rouge_score import rouge_scorer
+from snapshots import refused
 
 from raslik_jax.evaluate import rates
 
@@ -92,13 +93,13 @@ class ScorePairsTest(parameterized.TestCase):
         np.testing.assert_array_equal(dropped.rouge_Q, [1.0, 0.0])
 
     @parameterized.named_parameters(
-        ("missing", {"a": "x"}, {"a": "x", "q7": "y"}, False, r"1 missing \('q7'\)"),
-        ("extra", {"a": "x", "q8": "y"}, {"a": "x"}, False, r"1 without a reference \('q8'\)"),
-        ("none", {}, {}, False, "at least one prediction"),
-        ("nothing_left", {"a": ""}, {"a": "x"}, True, "got 1, all empty"),
+        ("missing", {"a": "x"}, {"a": "x", "q7": "y"}),
+        ("extra", {"a": "x", "q8": "y"}, {"a": "x"}),
+        ("none", {}, {}),
+        ("nothing_left", {"a": ""}, {"a": "x"}, True),
     )
-    def test_refuses(self, predictions, references, drop_empty, message):
-        with self.assertRaisesRegex(ValueError, message):
+    def test_refuses(self, predictions, references, drop_empty=False):
+        with refused():
             rates.score_pairs(predictions, references, drop_empty=drop_empty)
 
 

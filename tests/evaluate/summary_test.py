@@ -30,12 +30,8 @@ def _measure(evidence, *, resamples=50):
 class MeasureTest(parameterized.TestCase):
     def test_the_model_before_unlearning_remembers_and_keeps_all(self):
         entry = _measure(_evidence(**_REFERENCES))
-        for name, value in (
-            ("forget", 1.0),
-            ("retain", 1.0),
-            ("non_sf_target", 0.0),
-            ("non_sf_normal", 1.0),
-        ):
+        expected = {"forget": 1.0, "retain": 1.0, "non_sf_target": 0.0, "non_sf_normal": 1.0}
+        for name, value in expected.items():
             self.assertEqual(entry[name], {"mean": value, "low": value, "high": value})
         self.assertEqual(entry["euclidean"], 1.0)
         self.assertEqual((entry["empty"], entry["empty_references"]), (0, 0))
@@ -142,34 +138,20 @@ class CompareMethodsTest(parameterized.TestCase):
         retain_M = np.array([entry["retain"]["mean"] for entry in entries])
         forget_M = np.array([entry["forget"]["mean"] for entry in entries])
         found = pareto.mahalanobis_to_ideal(retain_M, forget_M)
-        self.assertEqual(
-            [entry["pareto"] for entry in entries],
-            pareto.pareto_mask(retain_M, forget_M).tolist(),
-        )
-        self.assertEqual(
-            [entry["tie"] for entry in entries], pareto.rounding_ties(retain_M, forget_M).tolist()
-        )
-        np.testing.assert_allclose(
-            [entry["euclidean"] for entry in entries],
-            pareto.euclidean_to_ideal(retain_M, forget_M),
-        )
-        np.testing.assert_allclose(
-            [entry["mahalanobis"]["distance"] for entry in entries], found.distance_M
-        )
-        self.assertEqual(
-            {entry["mahalanobis"]["is_negative"] for entry in entries}, {found.is_negative}
-        )
+        for name, rule in (
+            ("pareto", pareto.pareto_mask),
+            ("tie", pareto.rounding_ties),
+            ("euclidean", pareto.euclidean_to_ideal),
+        ):
+            np.testing.assert_allclose([one[name] for one in entries], rule(retain_M, forget_M))
+        apart = [entry["mahalanobis"] for entry in entries]
+        np.testing.assert_allclose([one["distance"] for one in apart], found.distance_M)
+        self.assertEqual({one["is_negative"] for one in apart}, {found.is_negative})
 
     def test_a_damaged_model_is_no_candidate_for_the_frontier(self):
         entries = _compare(self._evaluations(("random", "oracle", "bm25", "raslik")))
-        points = {
-            "random": (0.9, 0.8),
-            "oracle": (0.8, 0.3),
-            "bm25": (0.7, 0.4),
-            "raslik": (0.7, 0.1),
-        }
-        for entry in entries:
-            retain, forget = points[entry["strategy"]]
+        points = (0.9, 0.8), (0.8, 0.3), (0.7, 0.4), (0.7, 0.1)
+        for entry, (retain, forget) in zip(entries, points, strict=True):
             entry["retain"]["mean"], entry["forget"]["mean"] = retain, forget
         marked = [entry["pareto"] for entry in summary.mark_frontier(entries)]
         self.assertEqual(marked, [True, True, False, True])
