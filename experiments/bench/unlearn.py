@@ -34,6 +34,7 @@ import numpy as np
 
 from experiments.bench import harness
 from experiments.bench.harness import Line
+from raslik_jax.base.axes import Tree
 from raslik_jax.base.settings import setting
 from raslik_jax.data.batches import Batch
 from raslik_jax.models import decoder as decoders
@@ -93,9 +94,12 @@ def measure(options: Options) -> Iterator[Line]:
             frozen,
             (forget, retain if OBJECTIVES[name].retain else None),
         )
-    nll_B = jax.jit(functools.partial(losses.nll_by_example, decoder))(
-        model.lora, model.base, forget
-    )
+
+    def nll(lora: Tree, base: Tree, batch: Batch) -> jax.Array:
+        outputs = losses.Outputs(losses.BoundModel(decoder, lora, base), batch)
+        return losses.nll_by_example(outputs)
+
+    nll_B = jax.jit(nll)(model.lora, model.base, forget)
     expected = float(losses.weighted_mean(nll_B, forget))
     for name in options.algorithms:
         loss = float(calls[name]()[1].forget_nll)

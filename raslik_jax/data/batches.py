@@ -30,13 +30,15 @@ class Batch:
 
     `target_mask_BL` is True if the prediction of a token counts in the loss. `num_targets` is T, at
     least the target tokens of any row. `row_B` is the position of each row in the corpus, or
-    DUMMY_ROW. A dummy row has no targets.
+    DUMMY_ROW. A dummy row has no targets. `known` has final hidden states at the targets, [B, T, E]
+    each, by the names of frozen models.
     """
 
     tokens_BL: Any
     target_mask_BL: Any
     num_targets: int = dataclasses.field(metadata={"static": True})
     row_B: Any = None
+    known: Any = None
 
 
 def real_tokens(batch: Batch) -> Bool[Array, "B L"]:
@@ -144,6 +146,11 @@ def next_rung(count: int) -> int:
     """Returns the least of 16, 24, 32, 48, 64, 96, ... that is not below a count."""
     power = 1 << max(count - 1, 15).bit_length()
     return power if count > power // 4 * 3 else max(power // 4 * 3, 16)
+
+
+def next_count(count: int) -> int:
+    """Returns the least of 1, 2, 4, 8, 16, 24, 32, 48, ... rows that is not below a count."""
+    return next_rung(count) if count > 16 else 1 << (count - 1).bit_length()
 
 
 def plan_rows(encoded: Encoded, rows: Int[np.ndarray, " B"]) -> BatchPlan:

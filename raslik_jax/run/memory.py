@@ -33,6 +33,15 @@ def device_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def rows_held(tokens: int, hidden_size: int) -> int:
+    """Returns the rows of so many tokens that a CPU holds at a time while it trains; 0 for all.
+
+    A narrow model keeps little of them for the way back. One of 576 units keeps 1 MB a token.
+    """
+    is_alone = meshes.platform() == "cpu" and meshes.num_shards() == 1
+    return max(1024 // tokens, 1) if tokens and is_alone and hidden_size >= 512 else 0
+
+
 def lay_out(settings: BackboneConfig, shapes: decoder.ModelConfig, kind: str) -> tuple[int, Tree]:
     """Returns the parts of a model's weights on the mesh and their shapes, marked as split.
 

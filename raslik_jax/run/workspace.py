@@ -492,15 +492,19 @@ class Workspace:
 
     @functools.cache  # noqa: B019  one workspace lives as long as its run
     def unlearning(
-        self, name: str, learning_rate: float, end_ids: tuple[int, ...] = ()
+        self, name: str, learning_rate: float, end_ids: tuple[int, ...] = (), longest: int = 0
     ) -> loop.Algorithm:
-        """Returns an objective's algorithm; one for all strategies, so its step compiles once."""
+        """Returns an objective's algorithm; one for all strategies, so its step compiles once.
+
+        `longest` is the tokens of the longest row; 0 holds all rows of a batch in memory.
+        """
         settings, objective = self.config.unlearn, OBJECTIVES[name]
         tx = loop.adamw(learning_rate, weight_decay=settings.weight_decay, clip=settings.clip)
         whole = self._whole if settings.parameters == "all" else None
         names = ("mean", "forget_weight", "retain_weight")
         given: dict[str, Any] = {name: getattr(settings, name) for name in names}
-        given |= {"micro_batch": settings.micro_batch_size, "end_ids": end_ids}
+        held = memory.rows_held(2 * longest, self.model.decoder.config.hidden_size)
+        given |= {"micro_batch": settings.micro_batch_size or held, "end_ids": end_ids}
         options = steps.Options(**given, whole=whole)
         bound = self.model.decoder_for(remat=settings.remat)
         return steps.unlearning(objective, bound, tx, options, settings[name])

@@ -35,6 +35,7 @@ def find_targets(
     num_targets: int,
     loss: SketchLoss = "next_token",
     dropout_key: jax.Array | None = None,
+    hidden_TE: Float[Array, "T E"] | None = None,
 ) -> Targets:
     """Returns the positions whose loss counts, so that the head runs there and nowhere else.
 
@@ -46,17 +47,17 @@ def find_targets(
       target_mask_L: True where a token is a target; position 0 can be none for `next_token`.
       num_targets: rows of the result, no fewer than targets; static.
       loss: `next_token` predicts token t from position t - 1; `unshifted` from t itself.
+      hidden_TE: the result's hidden states; None to compute them.
     """
-    hidden_LE = hidden_of_row(decoder, lora, base, tokens_L, target_mask_L, dropout_key=dropout_key)
     is_counted_T = jnp.arange(num_targets) < jnp.sum(target_mask_L)
     order_L = counted_first(target_mask_L)
     order_T = jnp.pad(order_L, (0, max(num_targets - len(order_L), 0)))[:num_targets]
     position_T = jnp.where(is_counted_T, order_T, 1)
-    return Targets(
-        hidden_TE=hidden_LE[position_T - 1 if loss == "next_token" else position_T],
-        label_T=tokens_L[position_T],
-        is_counted_T=is_counted_T,
-    )
+    if hidden_TE is None:
+        row = tokens_L, target_mask_L
+        hidden_LE = hidden_of_row(decoder, lora, base, *row, dropout_key=dropout_key)
+        hidden_TE = hidden_LE[position_T - 1 if loss == "next_token" else position_T]
+    return Targets(hidden_TE, label_T=tokens_L[position_T], is_counted_T=is_counted_T)
 
 
 def hidden_of_row(

@@ -179,7 +179,8 @@ class _Log:
     def add(self, info: Any, *, is_whole: bool) -> None:
         """Takes the numbers of a step; with `is_whole` all that are unread are read."""
         self._unread.append(info)
-        ahead = len(self._unread) - _IN_FLIGHT
+        # A CPU takes the memory of a step when it is called, so the host does not run ahead of it.
+        ahead = len(self._unread) - (0 if meshes.platform() == "cpu" else _IN_FLIGHT)
         if ahead > 0:  # else the host runs ahead, and what is shown is old
             jax.block_until_ready(self._unread[ahead - 1])
         # Processes have clocks of their own, and all of a job have to end at the same step.

@@ -4,6 +4,7 @@ By default every mean is over the token means of the examples, as in Eq. (1) of 
 gradient of GA_GDR over the whole sets is then the paper's update direction Delta.
 """
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from jaxtyping import Array, Float
 from raslik_jax.base.axes import Tree
 from raslik_jax.data.batches import Batch
 from raslik_jax.models.decoder import Decoder
-from raslik_jax.sketch.loss import find_targets, hidden_of_row, mean_over_targets
+from raslik_jax.sketch.loss import Targets, find_targets, hidden_of_row, mean_over_targets
 from raslik_jax.train.objectives import LEAST_CARRIED, LONGEST_WAY, Direction, Mean
 
 
@@ -44,33 +45,6 @@ def weighted_mean(
     return jnp.sum(jnp.where(weight_B > 0, weight_B * value_B, 0.0)) / jnp.maximum(total, 1.0)
 
 
-def nll_by_example(
-    decoder: Decoder,
-    lora: Tree,
-    base: Tree,
-    batch: Batch,
-    *,
-    dropout_keys: jax.Array | None = None,
-) -> Float[Array, " B"]:
-    """Returns each example's mean token negative log likelihood in nats; 0 for a dummy row.
-
-    `lora` is `{}` for no adapter. Dropout keys, one for each example, turn its dropout on.
-    """
-
-    def of_example(tokens_L: Array, target_mask_L: Array, key: jax.Array | None) -> Array:
-        num_targets = batch.num_targets
-        targets = find_targets(
-            decoder, lora, base, tokens_L, target_mask_L, num_targets=num_targets, dropout_key=key
-        )
-        logits_TV = decoder.logits(lora, base, targets.hidden_TE)
-        nll_T = optax.softmax_cross_entropy_with_integer_labels(logits_TV, targets.label_T)
-        return mean_over_targets(nll_T, targets.is_counted_T)
-
-    return jax.vmap(of_example, in_axes=(0, 0, None if dropout_keys is None else 0))(
-        batch.tokens_BL, batch.target_mask_BL, dropout_keys
-    )
-
-
 class BoundModel(NamedTuple):
     """A decoder with an adapter (`{}` for none) and base weights."""
 
@@ -79,14 +53,49 @@ class BoundModel(NamedTuple):
     base: Tree
 
 
-def hidden_states(model: BoundModel, batch: Batch) -> Float[Array, "B L E"]:
-    """Returns the final hidden states of every token; those of pads mean nothing."""
-    of_example = functools.partial(hidden_of_row, *model)
-    return jax.vmap(of_example)(batch.tokens_BL, batch.target_mask_BL)
+@dataclasses.dataclass(frozen=True)
+class Outputs:
+    """A model's outputs for a batch, each computed at its first use and then shared.
+
+    Dropout keys, one for each example, turn its dropout on. With `known_BTE`, the final hidden
+    states at the targets, there is no forward pass for them.
+    """
+
+    model: BoundModel
+    batch: Batch
+    dropout_keys: jax.Array | None = None
+    known_BTE: Float[Array, "B T E"] | None = None
+
+    @functools.cached_property
+    def targets(self) -> Targets:
+        """Targets of each example with the hidden states that predict them."""
+        find = functools.partial(find_targets, *self.model, num_targets=self.batch.num_targets)
+        rows = self.batch.tokens_BL, self.batch.target_mask_BL
+        options = {"dropout_key": self.dropout_keys, "hidden_TE": self.known_BTE}
+        return jax.vmap(lambda row, options: find(*row, **options))(rows, options)
+
+    @functools.cached_property
+    def logits_BTV(self) -> Float[Array, "B T V"]:
+        """Logits at the targets."""
+        decoder, lora, base = self.model
+        return jax.vmap(functools.partial(decoder.logits, lora, base))(self.targets.hidden_TE)
+
+    @functools.cached_property
+    def hidden_BLE(self) -> Float[Array, "B L E"]:
+        """Final hidden states of every token; those of pads mean nothing."""
+        of_example = functools.partial(hidden_of_row, *self.model)
+        return jax.vmap(of_example)(self.batch.tokens_BL, self.batch.target_mask_BL)
+
+
+def nll_by_example(model: Outputs) -> Float[Array, " B"]:
+    """Returns each example's mean token negative log likelihood in nats; 0 for a dummy row."""
+    of_tokens = optax.softmax_cross_entropy_with_integer_labels
+    nll_BT = of_tokens(model.logits_BTV, model.targets.label_T)
+    return jax.vmap(mean_over_targets)(nll_BT, model.targets.is_counted_T)
 
 
 def kl_by_example(
-    model: BoundModel, reference: BoundModel, batch: Batch, *, direction: Direction
+    model: Outputs, reference: Outputs, *, direction: Direction
 ) -> Float[Array, " B"]:
     """Returns each example's mean token KL between two models in nats; 0 for a dummy row.
 
@@ -96,27 +105,21 @@ def kl_by_example(
     open-unlearning.
     """
 
-    def log_probabilities(bound: BoundModel, *row: Array) -> tuple[Array, Array]:
-        targets = find_targets(*bound, *row, num_targets=batch.num_targets)
-        logits_TV = bound.decoder.logits(bound.lora, bound.base, targets.hidden_TE)
-        return jax.nn.log_softmax(logits_TV), targets.is_counted_T
-
-    def of_example(*row: Array) -> Array:
-        log_p_TV, is_counted_T = log_probabilities(model, *row)
-        log_q_TV = jax.lax.stop_gradient(log_probabilities(reference, *row)[0])
+    def of_example(logits_TV: Array, other_TV: Array, is_counted_T: Array) -> Array:
+        log_p_TV, log_q_TV = map(jax.nn.log_softmax, (logits_TV, jax.lax.stop_gradient(other_TV)))
         if direction == "forward":
             log_p_TV, log_q_TV = log_q_TV, log_p_TV
         kl_T = jnp.sum(jnp.exp(log_p_TV) * (log_p_TV - log_q_TV), axis=-1)
         return mean_over_targets(kl_T, is_counted_T)
 
-    return jax.vmap(of_example)(batch.tokens_BL, batch.target_mask_BL)
+    logits = model.logits_BTV, reference.logits_BTV
+    return jax.vmap(of_example)(*logits, model.targets.is_counted_T)
 
 
 def capped_kl_by_example(
-    model: BoundModel,
-    reference: BoundModel,
-    backbone: BoundModel,
-    batch: Batch,
+    model: Outputs,
+    reference: Outputs,
+    backbone: Outputs,
     *,
     cap: float,
     end_ids: Sequence[int] = (),
@@ -131,19 +134,13 @@ def capped_kl_by_example(
     || model) over the tokens that carry the behavior, each weighing the nats that it learned, plus
     the part of the others in the mean over all. Only the model is differentiated.
     """
-    bounds = (model, reference, backbone)
 
-    def of_example(*row: Array) -> Array:
-        found = [find_targets(*bound, *row, num_targets=batch.num_targets) for bound in bounds]
-        log_p_TV, log_r_TV, log_b_TV = (
-            jax.nn.log_softmax(bound.decoder.logits(bound.lora, bound.base, part.hidden_TE))
-            for bound, part in zip(bounds, found, strict=True)
-        )
-        log_r_TV, log_b_TV = jax.lax.stop_gradient((log_r_TV, log_b_TV))
-        is_counted_T, label_T1 = found[0].is_counted_T, found[0].label_T[:, None]
-        learned_T = jnp.take_along_axis(log_r_TV - log_b_TV, label_T1, axis=-1)[:, 0]
+    def of_example(targets: Targets, *logits_TV: Array) -> Array:
+        log_p_TV, log_r_TV, log_b_TV = map(jax.nn.log_softmax, logits_TV)
+        label_T, is_counted_T = targets.label_T, targets.is_counted_T
+        learned_T = jnp.take_along_axis(log_r_TV - log_b_TV, label_T[:, None], axis=-1)[:, 0]
         carries_T = is_counted_T & (learned_T >= LEAST_CARRIED)
-        carries_T &= ~jnp.isin(found[0].label_T, jnp.array([*end_ids], jnp.int32))
+        carries_T &= ~jnp.isin(label_T, jnp.array([*end_ids], jnp.int32))
         capped_TV = jax.nn.log_softmax(jnp.minimum(log_r_TV, log_b_TV + jnp.log(cap)))
         log_q_TV = jnp.where(carries_T[:, None], capped_TV, log_r_TV)
         kl_T = jnp.sum(jnp.exp(log_q_TV) * (log_q_TV - log_p_TV), axis=-1)
@@ -151,4 +148,5 @@ def capped_kl_by_example(
         weight_T = jnp.where(carries_T, jnp.minimum(learned_T, LONGEST_WAY), 0.0)
         return weight_T @ kl_T / jnp.maximum(jnp.sum(weight_T), LEAST_CARRIED) + held
 
-    return jax.vmap(of_example)(batch.tokens_BL, batch.target_mask_BL)
+    earlier = jax.lax.stop_gradient((reference.logits_BTV, backbone.logits_BTV))
+    return jax.vmap(of_example)(model.targets, model.logits_BTV, *earlier)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,8 +13,9 @@ from jaxtyping import Array, Float
 from raslik_jax.base.axes import Tree
 from raslik_jax.data.batches import Batch
 from raslik_jax.models.decoder import Decoder
+from raslik_jax.parallel import meshes
 from raslik_jax.train import loop, losses
-from raslik_jax.train.losses import BoundModel
+from raslik_jax.train.losses import BoundModel, Outputs
 from raslik_jax.train.objectives import Direction, Mean, Objective, ObjectiveSettings
 
 
@@ -69,9 +71,9 @@ class Rows:
       step: number of the steps taken before.
     """
 
-    model: BoundModel
-    reference: BoundModel
-    backbone: BoundModel
+    model: Outputs
+    reference: Outputs
+    backbone: Outputs
     batch: Batch
     end_ids: tuple[int, ...] = ()
     step: Array | int = 0
@@ -79,12 +81,12 @@ class Rows:
     @functools.cached_property
     def nll_B(self) -> Float[Array, " B"]:
         """Mean token negative log likelihood of each example in nats; 0 for a dummy row."""
-        return losses.nll_by_example(*self.model, self.batch)
+        return losses.nll_by_example(self.model)
 
     @functools.cached_property
     def reference_nll_B(self) -> Float[Array, " B"]:
         """The same of the model before unlearning."""
-        return losses.nll_by_example(*self.reference, self.batch)
+        return losses.nll_by_example(self.reference)
 
     @functools.cached_property
     def num_targets_B(self) -> Float[Array, " B"]:
@@ -93,27 +95,53 @@ class Rows:
 
     def kl_B(self, direction: Direction) -> Float[Array, " B"]:
         """Mean token KL(model || reference), or with "forward" KL(reference || model)."""
-        return losses.kl_by_example(self.model, self.reference, self.batch, direction=direction)
+        return losses.kl_by_example(self.model, self.reference, direction=direction)
 
     @functools.cached_property
     def backbone_kl_B(self) -> Float[Array, " B"]:
         """Mean token KL(backbone || model) of each example."""
-        return losses.kl_by_example(self.model, self.backbone, self.batch, direction="forward")
+        return losses.kl_by_example(self.model, self.backbone, direction="forward")
 
     def capped_kl_B(self, cap: float) -> Float[Array, " B"]:
         """The forget term of CAP_KLR; see `losses.capped_kl_by_example`."""
         models = self.model, self.reference, self.backbone
-        return losses.capped_kl_by_example(*models, self.batch, cap=cap, end_ids=self.end_ids)
+        return losses.capped_kl_by_example(*models, cap=cap, end_ids=self.end_ids)
 
-    @functools.cached_property
+    @property
     def hidden_BLE(self) -> Float[Array, "B L E"]:
         """Final hidden states of the model; those of pads mean nothing."""
-        return losses.hidden_states(self.model, self.batch)
+        return self.model.hidden_BLE
 
-    @functools.cached_property
+    @property
     def reference_hidden_BLE(self) -> Float[Array, "B L E"]:
         """The same of the model before unlearning."""
-        return jax.lax.stop_gradient(losses.hidden_states(self.reference, self.batch))
+        return jax.lax.stop_gradient(self.reference.hidden_BLE)
+
+
+def _rows(
+    models: Sequence[BoundModel], batch: Batch, step: Array, end_ids: tuple[int, ...] = ()
+) -> Rows:
+    """Returns the outputs of the model, the reference and the backbone, as far as not known."""
+    known, names = batch.known or {}, ("model", "reference", "backbone")
+    model, reference, backbone = (
+        Outputs(one, batch, known_BTE=known.get(name))
+        for name, one in zip(names, models, strict=True)
+    )
+    return Rows(model, reference, backbone, batch, end_ids, step)
+
+
+@functools.cache
+def find_states(decoder: Decoder) -> Callable[[Tree, Tree, Batch], Array]:
+    """Returns the jitted function from `(lora, base, batch)` to its states in `Batch.known`."""
+
+    def of_rows(lora: Tree, base: Tree, batch: Batch) -> Array:
+        return Outputs(BoundModel(decoder, lora, base), batch).targets.hidden_TE
+
+    @jax.jit
+    def states(lora: Tree, base: Tree, batch: Batch) -> Array:
+        return meshes.by_rows(of_rows, lora, base, rows=batch)
+
+    return states
 
 
 def unlearning(
@@ -149,20 +177,18 @@ def unlearning(
             params: Tree, frozen: Frozen, part: tuple[Batch, Batch | None]
         ) -> tuple[Array, Any]:
             forget, retain = part
-            model = model_of(params, frozen)
-            reference = BoundModel(decoder, frozen.reference, frozen.base)
             # An adapter of zeros is none.
             none = jax.tree.map(jnp.zeros_like, frozen.reference)
-            backbone = BoundModel(decoder, none, frozen.base)
-            rows = Rows(model, reference, backbone, forget, options.end_ids, step)
+            earlier = (BoundModel(decoder, lora, frozen.base) for lora in (frozen.reference, none))
+            models = model_of(params, frozen), *earlier
+            rows = _rows(models, forget, step, options.end_ids)
             mean = losses.weighted_mean
             forget_nll = mean(rows.nll_B, forget, mean=options.mean, total=nll_total)
             pushed_B = objective.forget(rows, own)
             pushed = mean(pushed_B, forget, mean=forget_mean, total=forget_total)
             loss, kept = options.forget_weight * pushed, jnp.zeros(())
             if retain is not None and objective.retain is not None:
-                kept_rows = Rows(model, reference, backbone, retain, step=step)
-                kept_B = objective.retain(kept_rows, own)
+                kept_B = objective.retain(_rows(models, retain, step), own)
                 kept = mean(kept_B, retain, mean=options.mean, total=retain_total)
                 loss = options.retain_weight * kept + loss
             return loss, (forget_nll, kept)
@@ -204,7 +230,7 @@ def supervised(
         ) -> tuple[Array, None]:
             batch, keys = part
             lora, base = ({}, params) if whole else (params, frozen)
-            nll_B = losses.nll_by_example(decoder, lora, base, batch, dropout_keys=keys)
+            nll_B = losses.nll_by_example(Outputs(BoundModel(decoder, lora, base), batch, keys))
             return losses.weighted_mean(nll_B, batch, mean=mean, total=total), None
 
         return of_part, (batch, keys)

@@ -88,8 +88,8 @@ class CountTest(parameterized.TestCase):
         decoder = decoders.bind(graphdef)
 
         def nll(lora, base, batch):
-            nll_B = losses.nll_by_example(decoder, lora, base, batch)
-            return losses.weighted_mean(nll_B, batch)
+            outputs = losses.Outputs(losses.BoundModel(decoder, lora, base), batch)
+            return losses.weighted_mean(losses.nll_by_example(outputs), batch)
 
         size = batch, length
         rows = Batch(_array(*size, dtype=jnp.int32), _array(*size, dtype=jnp.bool_), targets)

@@ -74,7 +74,7 @@ def test_unlearning_in_all_weights_counts_all_of_them():
 
 
 def test_an_objective_costs_what_its_step_does():
-    """The reference speaks for NPO and for a KL; a retain set doubles what is differentiated."""
+    """A reference is computed once for NPO and for a KL; a retain set doubles what is trained."""
     names = ("ga", "npo", "ga_gdr", "ga_klr", "npo_klr")
     config = dataclasses.replace(
         _config(), unlearn=dataclasses.replace(_config().unlearn, algorithms=names)

@@ -29,3 +29,9 @@ class MemoryTest(parameterized.TestCase):
         with self.assertRaisesRegex(jax.errors.JaxRuntimeError, "INTERNAL"):
             with memory.explained("decoding", "--references.decode_batch_size"):
                 raise jax.errors.JaxRuntimeError("INTERNAL: something broke")
+
+    @parameterized.parameters(
+        (96, 576, 10), (1024, 576, 1), (4096, 576, 1), (96, 128, 0), (0, 576, 0)
+    )
+    def test_a_cpu_holds_1024_tokens_of_a_wide_model(self, tokens, width, rows):
+        self.assertEqual(memory.rows_held(tokens, width), rows)

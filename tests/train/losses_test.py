@@ -36,20 +36,19 @@ def _log_probabilities(lora, tokens_L):
     return np.stack([_log_softmax(row) for row in logits_LV])
 
 
+def _outputs(lora, batch, model=_MODEL, keys=None):
+    return losses.Outputs(losses.BoundModel(model.decoder, lora, model.base), batch, keys)
+
+
 @jax.jit
 def _nll(lora, batch):
-    nll_B = losses.nll_by_example(_MODEL.decoder, lora, _MODEL.base, batch)
-    return losses.weighted_mean(nll_B, batch)
+    return losses.weighted_mean(losses.nll_by_example(_outputs(lora, batch)), batch)
 
 
 @functools.partial(jax.jit, static_argnames="direction")
 def _kl(lora, reference, batch, direction="reverse"):
-    kl_B = losses.kl_by_example(
-        losses.BoundModel(_MODEL.decoder, lora, _MODEL.base),
-        losses.BoundModel(_MODEL.decoder, reference, _MODEL.base),
-        batch,
-        direction=direction,
-    )
+    models = _outputs(lora, batch), _outputs(reference, batch)
+    kl_B = losses.kl_by_example(*models, direction=direction)
     return losses.weighted_mean(kl_B, batch)
 
 
@@ -68,14 +67,9 @@ class LossesTest(parameterized.TestCase):
 
         @jax.jit
         def value(key):
-            nll_B = losses.nll_by_example(
-                model.decoder,
-                model.lora,
-                model.base,
-                batch,
-                dropout_keys=None if key is None else jax.random.split(key, len(_SHAPES)),
-            )
-            return losses.weighted_mean(nll_B, batch)
+            keys = None if key is None else jax.random.split(key, len(_SHAPES))
+            outputs = _outputs(model.lora, batch, model, keys)
+            return losses.weighted_mean(losses.nll_by_example(outputs), batch)
 
         keys = (None, jax.random.key(1), jax.random.key(2), jax.random.key(1))
         none, first, second, again = (float(value(key)) for key in keys)

@@ -1,6 +1,7 @@
 """Unlearning steps: every algorithm against NumPy, Eq. (1), and what holds for all of them."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +23,8 @@ _FORWARD = KLSettings(kl_direction="forward")
 
 @jax.jit
 def _nll(lora, batch):
-    nll_B = losses.nll_by_example(_MODEL.decoder, lora, _MODEL.base, batch)
-    return losses.weighted_mean(nll_B, batch)
+    model = losses.BoundModel(_MODEL.decoder, lora, _MODEL.base)
+    return losses.weighted_mean(losses.nll_by_example(losses.Outputs(model, batch)), batch)
 
 
 def _algorithm(name, tx, options=steps.Options(), settings=None):  # noqa: B008
@@ -219,6 +220,30 @@ class AgainstNumpyTest(parameterized.TestCase):
         parts, info = _linear_step(name, dataclasses.replace(options, micro_batch=2))
         np.testing.assert_allclose(parts["w"], whole["w"], rtol=1e-5, atol=2e-6)
         np.testing.assert_allclose(info, whole_info, rtol=1e-5, atol=1e-6)
+
+    @parameterized.parameters("ga_klr", "cap_klr", "npo_klr")
+    def test_known_states_take_the_place_of_forward_passes(self, name):
+        calls = []
+
+        def hidden(*args, **kwargs):
+            calls.append(1)
+            return linear_decoder.ADAPTED.hidden(*args, **kwargs)
+
+        states = functools.partial(steps.find_states(linear_decoder.ADAPTED), base=_BASE)
+        none = jax.tree.map(jnp.zeros_like, _LORA)
+        adapters = {"reference": _LORA, "backbone": none}
+        known = tuple(
+            dataclasses.replace(
+                batch, known={one: states(lora, batch=batch) for one, lora in adapters.items()}
+            )
+            for batch in _UNEVEN
+        )
+        decoder = linear_decoder.ADAPTED._replace(hidden=hidden)
+        got, got_info = _linear_step(name, batches=known, decoder=decoder)
+        expected, info = _linear_step(name)
+        np.testing.assert_allclose(got["w"], expected["w"], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(got_info, info, rtol=1e-5, atol=1e-6)
+        self.assertLen(calls, 2)  # of the trained model, on either set
 
     @parameterized.parameters("ga_klr", "npo_gdr", "simnpo")
     def test_neither_pads_nor_a_constant_on_all_logits_change_a_step(self, name):

@@ -1,5 +1,6 @@
 """Unlearning: a strategy's sets, an objective, a model after every epoch or of the best step."""
 
+import dataclasses
 import functools
 import itertools
 import pathlib
@@ -9,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from raslik_jax.base.axes import Tree
 from raslik_jax.data import batches
@@ -17,11 +19,11 @@ from raslik_jax.models import checkpoint, sharding
 from raslik_jax.parallel import meshes
 from raslik_jax.run import artifacts, memory, probing
 from raslik_jax.run.artifacts import Variant
-from raslik_jax.run.programs import AbstractRun, Work
+from raslik_jax.run.programs import AbstractRun, Shape, Work
 from raslik_jax.run.recipes import Case, Recipe, stepped_variants
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.train import loop, steps
-from raslik_jax.train.objectives import OBJECTIVES
+from raslik_jax.train.objectives import OBJECTIVES, Objective
 
 
 @memory.explained("unlearning", "--unlearn.micro_batch_size or --unlearn.max_len")
@@ -39,6 +41,7 @@ def unlearn(workspace: Workspace, variant: Variant, folder: pathlib.Path) -> Non
         batches.num_steps_of(len(rows.ids), batch_size=settings.batch_size)
         for rows in sets.values()
     )
+    longest = max(batches.next_rung(int(rows.lengths_N.max(initial=1))) for rows in sets.values())
     rate = workspace.learning_rate(strategy, name)
     rate_flag = f"--unlearn.{name}.learning_rate, or the rate of --unlearn.choice (it is {rate})"
     params = workspace.finetuned
@@ -63,7 +66,7 @@ def unlearn(workspace: Workspace, variant: Variant, folder: pathlib.Path) -> Non
                 saved = None if settings.probe.stop != "never" else after.get(step)
                 after[step] = functools.partial(_save_and_look, saved, prober, step)
         fitted = loop.fit(
-            workspace.unlearning(name, rate, workspace.end_ids),
+            workspace.unlearning(name, rate, workspace.end_ids, longest),
             params,
             steps.Frozen(base=model.base, reference=workspace.finetuned),
             functools.partial(draw_pairs, workspace, name, [*sets.values()]),
@@ -117,20 +120,61 @@ def require_rows(workspace: Workspace, name: str, sets: Sequence[encoding.Encode
 def draw_pairs(
     workspace: Workspace, name: str, sets: Sequence[encoding.Encoded], start: int
 ) -> Iterator[tuple[batches.Batch, batches.Batch | None]]:
-    """Returns batches of both sets; the smaller set comes round again within an epoch."""
-    settings = workspace.config.unlearn
-    forget, retain = (
-        batches.epoch_batches(
-            rows,
+    """Returns batches of both sets; the smaller set comes round again within an epoch.
+
+    What an objective reads of frozen models is computed once for every row.
+    """
+    settings, known = workspace.config.unlearn, _known_states(workspace, name, sets)
+
+    def drawn(of: int) -> Iterator[batches.Batch]:
+        found = batches.epoch_batches(
+            sets[of],
             start,
             batch_size=settings.batch_size,
-            seed=workspace.config.seed + offset,  # each set in an order of its own
+            seed=workspace.config.seed + of,  # each set in an order of its own
             is_fixed=settings.fixed_padding,
         )
-        for offset, rows in enumerate(sets)
-    )
-    kept = retain if OBJECTIVES[name].retain else itertools.repeat(None)
-    return zip(forget, kept, strict=False)
+        most = _most_targets(sets[of])
+        for batch in found:
+            # One number of targets, so that fewer shapes are compiled.
+            targets = min(most, batch.tokens_BL.shape[1])
+            states = {one: known[of][one][batch.row_B, :targets] for one in known[of]}
+            yield dataclasses.replace(batch, num_targets=targets, known=states)
+
+    kept = drawn(1) if OBJECTIVES[name].retain else itertools.repeat(None)
+    return zip(drawn(0), kept, strict=False)
+
+
+def _reads(objective: Objective) -> list[tuple[int, str]]:
+    """Returns which set an objective reads under which frozen model: 0 is the forget set."""
+    reads = [(int(of == "retain"), "reference") for of in objective.reads_reference]
+    return reads + [(0, "backbone")] * objective.reads_backbone
+
+
+def _most_targets(rows: encoding.Encoded) -> int:
+    return -(-int(rows.num_targets_N.max()) // 8) * 8
+
+
+def _known_states(
+    workspace: Workspace, name: str, sets: Sequence[encoding.Encoded]
+) -> list[dict[str, np.ndarray]]:
+    """Returns the states of `Batch.known` for the rows of each set, [N, T, E] by model."""
+    model, joined = workspace.model, encoding.join(sets)
+    shape = batches.plan_rows(joined, np.arange(len(joined.ids)))
+    shape = shape._replace(num_targets=_most_targets(joined))
+    # An adapter of zeros is none.
+    none = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), workspace.finetuned)
+    adapters = {"reference": workspace.finetuned, "backbone": meshes.place(none)}
+    known: list[dict[str, np.ndarray]] = [{} for _ in sets]
+    for of, frozen in _reads(OBJECTIVES[name]):
+        find = steps.find_states(model.decoder)
+        rows = batches.in_lines(np.arange(len(sets[of].ids)), workspace.config.unlearn.batch_size)
+        known[of][frozen] = batches.map_rows(
+            functools.partial(find, adapters[frozen], model.base),
+            sets[of],
+            [shape._replace(rows=line) for line in rows],
+        )
+    return known
 
 
 def _save_and_look(
@@ -153,7 +197,7 @@ def _save(workspace: Workspace, folder: pathlib.Path, params: Tree) -> None:
     checkpoint.save_model(folder, model.decoder.config, meshes.joined(weights))
 
 
-def _reads(case: Case) -> str:
+def _files_read(case: Case) -> str:
     kinds = "forget", "retain"
     sets = [artifacts.set_rows(case.member.strategy, kind).path for kind in kinds]
     reads = [*sets, "{tokens} {finetuned}"]
@@ -189,26 +233,37 @@ def count_unlearning(run: AbstractRun, variant: Variant) -> Work:
         params = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), model.base
         )
-    objective = OBJECTIVES[name]
-    reads_retain = objective.retain is not None
-    forwards = len(objective.reads_reference) + objective.reads_backbone
+    reads, reads_retain = _reads(OBJECTIVES[name]), OBJECTIVES[name].retain is not None
+
+    def batch_of(shape: Shape, of: int) -> batches.Batch:
+        dtype, width = model.base["final_norm"]["scale"].dtype, model.decoder.config.hidden_size
+        size = shape.rows, shape.targets, width
+        known = {one: jax.ShapeDtypeStruct(size, dtype) for each, one in reads if each == of}
+        return dataclasses.replace(shape.batch, known=known)
+
+    shapes = run.epochs_of(settings, max(run.sizes.forget, run.sizes.retain))
     program = run.training(
         f"unlearn/{name}",
         run.workspace.unlearning(name, 1e-5),
         params,
         steps.Frozen(base=model.base, reference=model.initial),
-        shapes=run.epochs_of(settings, max(run.sizes.forget, run.sizes.retain)),
-        batch=lambda shape: (shape.batch, shape.batch if reads_retain else None),
-        passes=(2 + settings.remat + is_whole) * (1 + reads_retain) + forwards,
+        shapes=shapes,
+        batch=lambda shape: (batch_of(shape, 0), batch_of(shape, 1) if reads_retain else None),
+        passes=(2 + settings.remat + is_whole) * (1 + reads_retain),
     )
-    return Work(settings.epochs * kept, [program])
+    sizes, count = (run.sizes.forget, run.sizes.retain), batches.num_steps_of
+    calls = sum(count(sizes[of], batch_size=settings.batch_size) for of, _ in reads)
+    find, longest = steps.find_states(model.decoder), max(shapes, key=lambda shape: shape.slots)
+    fixed = model.initial, model.base
+    known = run.program("known states", find, *fixed, shapes={longest: calls})
+    return Work(settings.epochs * kept, [program, known] if calls else [program])
 
 
 UNITS = (
     Recipe(
         "unlearn/{0}",
         unlearn,
-        _reads,
+        _files_read,
         _settings,
         values=_values,
         members=stepped_variants,
