@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from raslik_jax.base.axes import Tree
-from raslik_jax.data.batches import Batch, BatchPlan, map_rows, plan_by_length
+from raslik_jax.data.batches import Batch, BatchPlan, map_rows, next_count, plan_by_length
 from raslik_jax.data.tokens.encoding import encode_rows
 from raslik_jax.models import products
 from raslik_jax.models.decoder import Decoder
@@ -202,8 +202,8 @@ def generate(
       eos_id: The token, or tokens, that end a continuation; None to generate all tokens always.
       pad_id: Fills the padding; any id of the vocabulary, its embedding is never seen.
       batch_size: Rows decoded together. The program is compiled once for each (rows, padded length
-        of the longest prompt, max_new_tokens); with fewer prompts than this, the rows are the next
-        power of two.
+        of the longest prompt, max_new_tokens); with fewer prompts than this, the rows are those of
+        `next_count`.
       bar: Text before the progress bar; empty for silence.
       plan: The batches of the prompts, plan(encoded, batch_size=rows).
       drawing: Draws the tokens, at a temperature above 0.
@@ -220,7 +220,7 @@ def generate(
     end_ids = jnp.asarray(np.asarray(ends + [-1] * (8 - len(ends) % 8), np.int32))
     # XLA multiplies a single row by narrow weights ten times slower than two.
     least = 2 if products.is_narrow(base["embed"]["embedding"]) else 1
-    num_rows = max(least, min(batch_size, 1 << (len(prompts) - 1).bit_length()))
+    num_rows = max(least, min(batch_size, next_count(len(prompts))))
     encoded = encode_rows(prompts, pad_id=pad_id)
     options = {"decoder": decoder, "max_new_tokens": max_new_tokens}
 

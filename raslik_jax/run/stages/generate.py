@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from raslik_jax.config import Config
+from raslik_jax.data import batches
 from raslik_jax.data.corpora.record import Question
 from raslik_jax.data.examples import Example, answered
 from raslik_jax.data.tokens.encoding import require_answers
@@ -247,7 +248,7 @@ def _of_variants(
 def count_answers(run: AbstractRun, prompts: int, models: int, *, given: int = 0) -> Work:
     """Greedy answers of some models to prompts as long as Alpaca's, and `given` likelihoods."""
     settings, model = run.config.references, run.model
-    rows = min(settings.decode_batch_size, 1 << max(prompts - 1, 0).bit_length())
+    rows = min(settings.decode_batch_size, batches.next_count(max(prompts, 1)))
     ends: Any = {"end_ids": np.zeros(8, np.int32), "pad_id": np.int32(0)}
     program = run.program(
         "decode",
