@@ -30,8 +30,8 @@ class Batch:
 
     `target_mask_BL` is True if the prediction of a token counts in the loss. `num_targets` is T, at
     least the target tokens of any row. `row_B` is the position of each row in the corpus, or
-    DUMMY_ROW. A dummy row has no targets. `known` has final hidden states at the targets, [B, T, E]
-    each, by the names of frozen models.
+    DUMMY_ROW. A dummy row has no targets. `known` has arrays [B, T, E] by the names of
+    frozen models: their final hidden states at the targets.
     """
 
     tokens_BL: Any
@@ -149,7 +149,7 @@ def next_rung(count: int) -> int:
 
 
 def next_count(count: int) -> int:
-    """Returns the least of 1, 2, 4, 8, 16, 24, 32, 48, ... rows that is not below a count."""
+    """Returns the least power of two that is not below a count; `next_rung` from 17 on."""
     return next_rung(count) if count > 16 else 1 << (count - 1).bit_length()
 
 

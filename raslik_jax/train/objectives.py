@@ -130,7 +130,7 @@ class Objective(NamedTuple):
       title: name in tables.
       forget: term of the forget set.
       retain: term of the retain set; None if the objective has no such term.
-      reads_reference: sets whose term reads the model before unlearning, for the cost of a plan.
+      reads_reference: sets whose term reads the model before unlearning; computed once for a row.
       reads_backbone: whether the forget term reads the base model; it needs an adapter then.
       forget_mean: `examples` or `tokens`, for the mean of the forget term; None: `--unlearn.mean`.
       retrains: whether a fresh adapter is trained on all other rows; no term is read then.

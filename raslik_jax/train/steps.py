@@ -63,9 +63,9 @@ class Rows:
     Everything is computed at its first use. Nothing of the earlier models is differentiated.
 
     Attributes:
-      model: the trained model: decoder, adapter and base weights.
-      reference: the model before unlearning.
-      backbone: the base model, before fine-tuning.
+      model: outputs of the trained model.
+      reference: those of the model before unlearning.
+      backbone: those of the base model, before fine-tuning.
       batch: token ids and mask of the targets, one row per example.
       end_ids: ids of the tokens that end an answer; none for the rows to retain.
       step: number of the steps taken before.
@@ -107,12 +107,12 @@ class Rows:
         models = self.model, self.reference, self.backbone
         return losses.capped_kl_by_example(*models, cap=cap, end_ids=self.end_ids)
 
-    @property
+    @functools.cached_property
     def hidden_BLE(self) -> Float[Array, "B L E"]:
         """Final hidden states of the model; those of pads mean nothing."""
         return self.model.hidden_BLE
 
-    @property
+    @functools.cached_property
     def reference_hidden_BLE(self) -> Float[Array, "B L E"]:
         """The same of the model before unlearning."""
         return jax.lax.stop_gradient(self.reference.hidden_BLE)

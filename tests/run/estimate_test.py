@@ -166,8 +166,7 @@ def test_the_rule_is_near_what_is_traced(abstract_run):
     works.append(sketch.count_sketches(run, 100))
     with contextlib.ExitStack() as stack:
         stack.enter_context(__import__("jax").numpy_dtype_promotion("standard"))
-        for one in works:
-            (program,) = one.programs
+        for program in (program for one in works for program in one.programs):
             counted, _ = program.total(program.cost_of(program.mean))
             assert 0.4 < program.rule().operations / counted < 2.5, program.name
     twice = sketch.count_sketches(run, 200).programs[0].rule()

@@ -122,7 +122,7 @@ def draw_pairs(
 ) -> Iterator[tuple[batches.Batch, batches.Batch | None]]:
     """Returns batches of both sets; the smaller set comes round again within an epoch.
 
-    What an objective reads of frozen models is computed once for every row.
+    An objective reads frozen models. Their hidden states are computed once for a row.
     """
     settings, known = workspace.config.unlearn, _known_states(workspace, name, sets)
 
