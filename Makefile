@@ -96,7 +96,7 @@ check: $(VENV)/.installed-parity .venv-gpu browser docs
 .PHONY: snapshots house tables
 snapshots: $(VENV)/.installed-dev
 	rm -rf tests/snapshots
-	RASLIK_RECORD_SNAPSHOTS=1 $(BIN)/python -m pytest -q -m "" $$(grep -rl "^from snapshots" tests --include='*_test.py')
+	RASLIK_RECORD_SNAPSHOTS=1 $(BIN)/python -m pytest -q -m "" $$(grep -rlE "^(from|import) (snapshots|folders)" tests --include='*_test.py')
 
 # Takes the pictures of the report's first screen that the documents show.
 .PHONY: screenshots

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from index_cases import fill, tree_bytes, unit_rows
+from snapshots import refused
 
 from raslik_jax.base.settings import SettingsError
 from raslik_jax.cli import index
@@ -10,18 +11,15 @@ from raslik_jax.index.store import SketchStore
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    "given",
     [
-        ({"dtype": "sign", "center": True}, "--dtype needs --compact_to: "),
-        ({"center": True, "verify": True}, "--center needs --compact_to: "),
-        (
-            {"repair": True, "compact_to": "y"},
-            "--repair and --compact_to must not be given together: ",
-        ),
+        {"dtype": "sign", "center": True},
+        {"center": True, "verify": True},
+        {"repair": True, "compact_to": "y"},
     ],
 )
-def test_flags_that_would_not_act_together_are_refused(given, message):
-    with pytest.raises(SettingsError, match=f"^{message}"):
+def test_flags_that_would_not_act_together_are_refused(given):
+    with refused(SettingsError):
         index.Options(index="x", **given)
 
 

@@ -12,6 +12,7 @@ import pytest
 import scipy.stats
 from absl.testing import parameterized
 from index_cases import IndexCase, correlated_rows
+from snapshots import refused
 
 from raslik_jax.index import quantize, search
 from raslik_jax.index.store import SketchStore
@@ -217,11 +218,10 @@ class ScoreTest(IndexCase):
             return {*tails.forget_ids}
 
         for store, finer in ((coarse, signs), (coarse, coarse), (fine, coarse)):
-            message = f"finer dtype than the {store.dtype} of .*, got {finer.dtype}: name"
-            with self.assertRaisesRegex(ValueError, message):
+            with refused():
                 found(store, finer)
         less = self.make(rows[:19], ids=fine.ids[:19])
-        with self.assertRaisesRegex(ValueError, r"1 are only in one .*: make the coarser"):
+        with refused():
             found(coarse, less)
 
     def test_an_end_of_no_rows_is_empty(self):
@@ -254,38 +254,29 @@ class ScoreTest(IndexCase):
         self.assertEqual(verify(coarse), ())
 
     @parameterized.parameters(
-        ("sign", "sign", "none is"),
-        ("sign", "float32", "none is"),
-        ("int8", "bfloat16", "sign"),
-        ("int8", "int8", "sign"),
-        ("float32", "float32", "bfloat16, int8, sign"),
+        *(("sign", "sign"), ("sign", "float32"), ("int8", "bfloat16"), ("int8", "int8")),
+        ("float32", "float32"),
     )
-    def test_a_copy_that_is_not_coarser_is_refused(self, dtype, wanted, coarser):
+    def test_a_copy_that_is_not_coarser_is_refused(self, dtype, wanted):
         """It would claim a precision, or of centered signs a meaning, that its rows lack."""
         source = self.make(correlated_rows(10, 64, seed=0), dtype=dtype, center=True)
-        with self.assertRaisesRegex(
-            ValueError, rf"{dtype} of .* \({coarser}\), got {wanted}: make"
-        ):
+        with refused():
             requantize(source, f"{self.root}/copy", dtype=wanted)
         self.assertFalse(pathlib.Path(self.root, "copy").exists())
 
     def test_refuses_what_cannot_be_scored(self):
         store = self.make(correlated_rows(70, 64, seed=0))
         query_QK = correlated_rows(2, 64, seed=1)
-        for change, message in (
-            (query_QK * [[1], [0]], r"queries \[1\] are not \(1 of 2\)"),
-            (query_QK * np.nan, r"queries \[0, 1\]"),
-            (query_QK[:, :5], r"have size 64, got shape \(2, 5\)"),
-        ):
-            with self.assertRaisesRegex(ValueError, message):
+        for change in (query_QK * [[1], [0]], query_QK * np.nan, query_QK[:, :5]):
+            with refused():
                 search.score_store(store, change, center=False)
         signs = requantize(store, f"{self.root}/signs", dtype="sign")
-        with self.assertRaisesRegex(ValueError, "signs of uncentered rows, got center=True"):
+        with refused():
             search.score_store(signs, query_QK, center=True)
-        with self.assertRaisesRegex(ValueError, "must have a mean, .* holds 1-bit rows"):
+        with refused():
             _ = signs.mean_K
         discard(store, [1])
-        with self.assertRaisesRegex(ValueError, "lacks 1 of its 2 chunks"):
+        with refused():
             search.score_store(store, query_QK, center=False)
 
     def test_scoring_is_traced_once_for_an_index(self):

@@ -4,6 +4,7 @@ import numpy as np
 from absl.testing import parameterized
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from snapshots import refused
 
 from raslik_jax.retrieve import selectors
 from raslik_jax.retrieve.selectors import select_by_count, select_by_threshold
@@ -107,41 +108,33 @@ class RulesTest(parameterized.TestCase):
         self.assertEqual([part.tolist() for part in chosen], [[3, 1], []])
 
     def test_barred_examples_count_for_nothing(self):
-        with self.assertRaisesRegex(ValueError, "must be 0 to the 1 that can be chosen, got 2"):
-            score_N = np.array([-np.inf, 0.0])
+        score_N = np.array([-np.inf, 0.0])
+        with refused():
             select_by_count(score_N, score_N, _ids(2), num_forget=2, num_retain=0)
 
     @parameterized.parameters(
-        ("threshold", (0.2, -0.1), r"2 examples pass both .* such as id002: raise one"),
-        (
-            "threshold",
-            (1.5, 0.1),
-            "the forget set must have an example, none exceeds .* highest score is 1",
-        ),
-        ("threshold", (0.1, 1.5), "the retain set must have an example, none exceeds"),
-        (
-            "count",
-            (8, 4),
-            "num_retain next to the 8 to forget must be 0 to the 3 that can be chosen, got 4",
-        ),
-        ("count", (-1, 4), "num_forget must be 0 to the 11 that can be chosen, got -1"),
+        ("threshold", (0.2, -0.1)),
+        ("threshold", (1.5, 0.1)),
+        ("threshold", (0.1, 1.5)),
+        ("count", (8, 4)),
+        ("count", (-1, 4)),
     )
-    def test_what_cannot_be_is_refused(self, name, values, message):
+    def test_what_cannot_be_is_refused(self, name, values):
         keys = [key for key in _RULES[name](1, 1) if key.startswith(("forget", "retain", "num"))]
         score_N = np.linspace(1, -1, 11)
         score_N[2:4] = 0.2, 0.1
         score_N[3] = 0.2
         score_N[4:7] = 0.09
-        with self.assertRaisesRegex(ValueError, message):
-            retain_N = np.where(score_N == 0.2, 0.0, -score_N)
+        retain_N = np.where(score_N == 0.2, 0.0, -score_N)
+        with refused():
             _apply(name, score_N, retain_N, _ids(11), dict(zip(keys, values, strict=True)))
 
     @parameterized.parameters(*_RULES)
     def test_nan_and_infinite_scores_are_refused_by_id(self, name):
-        for value, word in ((np.nan, "NaN"), (np.inf, "infinite")):
+        for value in (np.nan, np.inf):
             score_N = np.linspace(1, -1, 11)
             score_N[4] = value
-            with self.assertRaisesRegex(ValueError, f"that of example id004 is {word}"):
+            with refused():
                 _apply(name, score_N, -score_N, _ids(11), _RULES[name](1, 1))
 
 
@@ -225,9 +218,7 @@ class GapTest(parameterized.TestCase):
         score_N = self._scores(stand_out=20)
         barred_N = np.concatenate([score_N, np.full(500, -np.inf)])
         self.assertEqual(selectors.find_cut(barred_N), selectors.find_cut(score_N))
-        with self.assertRaisesRegex(
-            ValueError, "ten or more .*, got 9: give --retrieve.num_forget"
-        ):
+        with refused():
             selectors.find_cut(np.concatenate([np.zeros(9), np.full(50, -np.inf)]))
 
 

@@ -7,6 +7,7 @@ import tempfile
 
 import numpy as np
 from absl.testing import parameterized
+from snapshots import refused
 
 from raslik_jax.data.contents import Conversation
 from raslik_jax.data.examples import Example, with_system
@@ -103,13 +104,10 @@ class StrategiesTest(parameterized.TestCase):
 
     @parameterized.parameters("bm25", "raslik")
     def test_the_retain_set_is_drawn_from_a_share_of_the_ranking(self, name):
+        record = STRATEGIES[name]
+        own = {"settings": record.settings}
         whole, drawn = (
-            choose(
-                STRATEGIES[name],
-                _request(
-                    retain_within=share, num_retain=4, seed=seed, settings=STRATEGIES[name].settings
-                ),
-            )
+            choose(record, _request(num_retain=4, seed=seed, **own | {"retain_within": share}))
             for share, seed in ((0.0, 0), (0.5, 3))
         )
         np.testing.assert_array_equal(whole[0].retain_N, drawn[0].retain_N)
@@ -137,12 +135,12 @@ class StrategiesTest(parameterized.TestCase):
         np.testing.assert_array_equal(_score("cr_50").forget_N, _score("cr").forget_N)
 
     def test_what_is_missing_is_said(self):
-        for name, changes, own, message in (
-            ("bm25", {"queries": ()}, {}, "must have queries"),
-            ("bm25", {"queries": [Example("q", "空は何色？", "", "")]}, {}, "must find a word"),
-            ("cr", {"num_forget": 7}, {"oracle_share": 1.0}, "at most the 6 targets, got 7"),
+        for name, changes, own in (
+            ("bm25", {"queries": ()}, {}),
+            ("bm25", {"queries": [Example("q", "空は何色？", "", "")]}, {}),
+            ("cr", {"num_forget": 7}, {"oracle_share": 1.0}),
         ):
-            with self.assertRaisesRegex(ValueError, message):
+            with refused():
                 _score(name, _request(**changes), **own)
 
     def test_the_oracle_forgets_targets_only_and_the_seed_moves_what_is_drawn(self):
@@ -247,26 +245,21 @@ class StrategiesTest(parameterized.TestCase):
 
     def test_files_that_give_no_sets_are_refused(self):
         one, other = {"id": "id01"}, {"id": "id02"}
-        for forget, retain, message in (
-            ([], [other], r"forget_file must name a row, .*forget.jsonl' is empty: add one"),
-            (
-                [one, {"id": "x"}, {}],
-                [other],
-                "forget_file must be training examples, .*, line 2, 3 of .* is not",
-            ),
-            ([one, other], [other], "must be in one of the files .*, got 'id02' in both"),
+        for forget, retain in (
+            ([], [other]),
+            ([one, {"id": "x"}, {}], [other]),
+            ([one, other], [other]),
         ):
-            with self.assertRaisesRegex(ValueError, message):
+            with refused():
                 self._chosen(**_given("forget", *forget), **_given("retain", *retain))
-        with self.assertRaisesRegex(ValueError, "forget_file must name the rows to forget"):
+        with refused():
             self._chosen()
         files = _given("forget", one)
         path = pathlib.Path(files["forget_file"])
         path.write_text("[")
+        why = "correct --retrieve.given.forget_file or its file$"
         for problem in ("forget.jsonl':1 must be JSON", "^no file '.*forget.jsonl'"):
-            with self.assertRaisesRegex(
-                ValueError, f"{problem}.*: correct --retrieve.given.forget_file or its file$"
-            ):
+            with self.assertRaisesRegex(ValueError, f"{problem}.*: {why}"):
                 self._chosen(**files)
             path.unlink(missing_ok=True)
 
