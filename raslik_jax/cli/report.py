@@ -14,6 +14,7 @@ tables.csv has a row for each run, strategy, algorithm, step and metric.
 import dataclasses
 import os
 import pathlib
+import sys
 from collections.abc import Sequence
 from typing import Literal
 
@@ -57,7 +58,7 @@ def run(options: Options) -> None:
         root = pathlib.Path(named[0]) if len(named) == 1 else None
         _write(pathlib.Path(options.out), texts, root)
     if line := describe_unregistered(run.config.get("corpus", {}) for run in stored):
-        print(line)
+        print(line, file=sys.stderr)
     for name, text in findings.items():
         print(f"{name} found no row: {text}")
     if stored:

@@ -12,7 +12,13 @@ from folders import FolderTest
 from raslik_jax.base.settings import Settings, replaced, setting
 from raslik_jax.cli.setting_flags import parse_config
 from raslik_jax.config import config_from_json, to_json
-from raslik_jax.data.corpora import DATASETS, CorpusConfig, describe, marker_words
+from raslik_jax.data.corpora import (
+    DATASETS,
+    CorpusConfig,
+    describe,
+    describe_unregistered,
+    marker_words,
+)
 from raslik_jax.data.corpora.record import Dataset, RowCounts, SharedSettings
 from raslik_jax.data.examples import QUERY_SETS, Corpus, check_corpus, make_example
 from raslik_jax.evaluate.rates import non_sf_by_words
@@ -53,6 +59,10 @@ class DatasetsTest(FolderTest):
         self.assertEqual(config.count(), (1, 1))
         hub = replaced(config, {"records.train_file": "hub:no/where"})
         self.assertEqual(hub.source_files(), {"queries_file": queries})
+
+    def test_stored_corpora_of_no_member_are_named(self):
+        self.assertIn("'howdy'", describe_unregistered([{"dataset": "howdy"}, {"dataset": "toy"}]))
+        self.assertEqual(describe_unregistered([{"dataset": "toy"}, {}]), "")
 
     def test_marker_words_of_a_file(self):
         file = self.folder / "words.txt"
