@@ -2,22 +2,21 @@
 
 import pathlib
 import shutil
-import tempfile
 
 import numpy as np
 import sample_run
-from absl.testing import absltest
 from finished import write_manifest
+from folders import FolderTest
 
 from raslik_jax.base.files import read_json, write_json
 from raslik_jax.report import facts
 from raslik_jax.run import artifacts
 
 
-class ReadRunTest(absltest.TestCase):
+class ReadRunTest(FolderTest):
     def setUp(self):
         super().setUp()
-        self.root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())) / "run"
+        self.root = self.folder / "run"
         sample_run.write_run(self.root)
 
     def test_answers_are_those_of_the_last_epoch(self):
@@ -72,10 +71,10 @@ class ReadRunTest(absltest.TestCase):
                 facts.read_facts(self.root)
 
 
-class ReadMetricsTest(absltest.TestCase):
+class ReadMetricsTest(FolderTest):
     def setUp(self):
         super().setUp()
-        self.root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())) / "run"
+        self.root = self.folder / "run"
         sample_run.write_run(self.root)
         for name in ("retrieve/raslik", "references/evaluation"):
             write_manifest(self.root, name)
@@ -102,75 +101,51 @@ class ReadMetricsTest(absltest.TestCase):
 
     def test_metrics_alone_are_checked_by_field(self):
         # As a study keeps them: no manifest says what their bytes were.
-        stored = (
-            pathlib.Path(__file__).resolve().parents[2]
-            / "experiments"
-            / "studies"
-            / "smollm2"
-            / "smallest"
-        )
+        studies = pathlib.Path(__file__).resolve().parents[2] / "experiments" / "studies"
+        stored = studies / "smollm2" / "smallest"
         for name, value, message in (
             ("finetuned", {}, "finetuned in .* must have 'forget'"),
             ("retrieval", {"raslik": {}}, "retrieval.raslik in .* must have 'num_forget'"),
             ("behavior", "much", "behavior in .* must be an object or null"),
         ):
             metrics = read_json(artifacts.METRICS.place(stored)) | {name: value}
-            folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-            (folder / "evaluate").mkdir()
+            folder = self.folder / name
+            (folder / "evaluate").mkdir(parents=True)
             write_json(artifacts.METRICS.place(folder), metrics)
             with self.subTest(name), self.assertRaisesRegex(ValueError, message):
                 artifacts.read_metrics(folder)
 
 
-class GroupTest(absltest.TestCase):
+class GroupTest(FolderTest):
     def _run(self, **changes):
-        folder = self.enterContext(tempfile.TemporaryDirectory())
-        root = pathlib.Path(folder) / "run"
+        root = self.folder / str(len([*self.folder.iterdir()]))
         sample_run.write_run(root, **changes)
         return facts.read_facts(root)
 
     def test_seeds_of_one_experiment_join_and_others_stay_apart(self):
-        found = facts.group_runs(
-            [
-                self._run(seed=1),
-                self._run(seed=0, name="other"),
-                self._run(seed=0),
-                self._run(seed=0, backbone__hidden_size=32),
-            ]
-        )
-        self.assertEqual(
-            [(e.name, e.seeds) for e in found],
-            [
-                ("sample (backbone.hidden_size=16)", (0, 1)),
-                ("other", (0,)),
-                ("sample (backbone.hidden_size=32)", (0,)),
-            ],
-        )
+        changes = {"seed": 1}, {"name": "other"}, {}, {"backbone__hidden_size": 32}
+        found = facts.group_runs([self._run(**own) for own in changes])
+        names = [f"sample (backbone.hidden_size={size})" for size in (16, 32)]
+        expected = [(names[0], (0, 1)), ("other", (0,)), (names[1], (0,))]
+        self.assertEqual([(e.name, e.seeds) for e in found], expected)
 
     def test_runs_are_averaged_only_where_every_setting_is_known_and_equal(self):
         found = facts.group_runs([self._run(seed=0), self._run(seed=1, corpus__later=3)])
-        self.assertEqual(
-            [e.name for e in found], ["sample (no corpus.later)", "sample (corpus.later=3)"]
-        )
+        names = ["sample (no corpus.later)", "sample (corpus.later=3)"]
+        self.assertEqual([e.name for e in found], names)
 
     def test_a_choice_is_not_named_after_a_rate_that_it_was_not_trained_at(self):
         tested = {"unlearn__choice": "c.json", "unlearn__ga_gdr": {"learning_rate": 1e-5}}
         tried = {"unlearn__choice": "", "unlearn__ga_gdr": {"learning_rate": 3e-3}}
         found = facts.group_runs([self._run(**changes) for changes in (tested, tried)])
-        self.assertEqual(
-            [e.name for e in found],
-            [
-                "sample (unlearn.choice=c.json)",
-                "sample (unlearn.choice=, unlearn.ga_gdr.learning_rate=0.003)",
-            ],
-        )
+        other = "unlearn.choice=, unlearn.ga_gdr.learning_rate=0.003"
+        names = [f"sample ({what})" for what in ("unlearn.choice=c.json", other)]
+        self.assertEqual([e.name for e in found], names)
         # Where nothing else tells two of them apart, it does.
         other = tested | {"unlearn__ga_gdr": {"learning_rate": 1e-4}}
         found = facts.group_runs([self._run(**changes) for changes in (tested, other)])
-        self.assertEqual(
-            [e.name for e in found],
-            [f"sample (unlearn.ga_gdr.learning_rate={rate})" for rate in ("1e-05", "0.0001")],
-        )
+        names = [f"sample (unlearn.ga_gdr.learning_rate={x})" for x in ("1e-05", "0.0001")]
+        self.assertEqual([e.name for e in found], names)
 
     def test_refuses_one_seed_twice(self):
         with self.assertRaisesRegex(ValueError, "different seeds, got .0, 0."):

@@ -14,7 +14,6 @@ from raslik_jax.config import (
     BackboneConfig,
     Config,
     CorpusConfig,
-    EvaluateConfig,
     FinetuneConfig,
     ReferencesConfig,
     UnlearnConfig,
@@ -76,10 +75,7 @@ def test_unlearning_in_all_weights_counts_all_of_them():
 def test_an_objective_costs_what_its_step_does():
     """A reference is computed once for NPO and for a KL; a retain set doubles what is trained."""
     names = ("ga", "npo", "ga_gdr", "ga_klr", "npo_klr")
-    config = dataclasses.replace(
-        _config(), unlearn=dataclasses.replace(_config().unlearn, algorithms=names)
-    )
-    found, _ = _first(config, "unlearn")
+    found, _ = _first(replaced(_config(), {"unlearn.algorithms": names}), "unlearn")
     one = {step.name.rpartition("-")[2]: step.operations for step in found.steps}
     forward = one["npo"] - one["ga"]
     np.testing.assert_allclose(one["ga_gdr"], 2 * one["ga"], rtol=1e-6)
@@ -100,21 +96,13 @@ def test_calls_of_many_shapes_cost_what_as_many_of_their_mean_shape_do():
 
 
 def test_every_stage_that_computes_has_its_operations():
-    classified = {"non_sf": "classifier", "classifier.checkpoint": ""}
-    config = _config(evaluate=replaced(EvaluateConfig(), classified))
-    config = dataclasses.replace(
-        config,
-        retrieve=dataclasses.replace(config.retrieve, strategies=("embedding", "exact")),
-        sketch=dataclasses.replace(config.sketch, query_output="own"),
-    )
+    changes = {"evaluate.non_sf": "classifier", "evaluate.classifier.checkpoint": ""}
+    changes |= {"retrieve.strategies": ("embedding", "exact"), "sketch.query_output": "own"}
+    config = replaced(_config(), changes)
     found = forecast.forecast(config, _NOWHERE)
     without = {step.name for step in found.steps if not step.operations}
-    assert without == {
-        "corpus",
-        "retrieve/sizes",
-        *(f"retrieve/{name}" for name in ("embedding", "exact")),
-        "evaluate",
-    }
+    sets = {f"retrieve/{name}" for name in ("sizes", "embedding", "exact")}
+    assert without == {"corpus", "evaluate", *sets}
     units = [step for step in found.steps if step.name.startswith("unlearn/")]
     # What several units share is compiled once.
     assert units[0].num_programs > 0 and not any(step.num_programs for step in units[1:])
@@ -133,14 +121,8 @@ class TestRecords:
         for path, lines in zip(paths, (rows, queries), strict=True):
             path.write_text("".join(json.dumps(line) + "\n" for line in lines))
         config = _config()
-        corpus = replaced(
-            CorpusConfig(),
-            {
-                "dataset": "records",
-                "records.train_file": str(paths[0]),
-                "records.queries_file": str(paths[1]),
-            },
-        )
+        files = {f"records.{path.stem}_file": str(path) for path in paths}
+        corpus = replaced(CorpusConfig(), {"dataset": "records", **files})
         settings = dataclasses.replace(config.retrieve, **retrieve)
         config = dataclasses.replace(config, corpus=corpus, retrieve=settings)
         return forecast.forecast(config, tmp_path / "run", stages=stages)
