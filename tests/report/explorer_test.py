@@ -29,7 +29,6 @@ def _unpacked(packed):
 
 def test_every_row_is_there_with_what_was_found_of_it(root):
     found = facts.read_facts(root).explorer
-    assert found is not None
     packed = explorer.pack(found)
     assert (packed.num_shown, packed.num_rows, packed.left_out, packed.num_cut) == (60, 60, 0, 0)
     assert packed.has_labels and packed.sets == ("forget", "retain")
@@ -61,7 +60,6 @@ def test_every_row_is_there_with_what_was_found_of_it(root):
 
 def test_where_not_all_have_room_both_ends_stay(root):
     found = facts.read_facts(root).explorer
-    assert found is not None
     # Texts that cannot be compressed.
     noise = np.random.default_rng(0).integers(33, 127, (60, 3000), np.uint8)
     said = [row.tobytes().decode() for row in noise]
@@ -76,7 +74,6 @@ def test_where_not_all_have_room_both_ends_stay(root):
 
 def test_long_texts_are_cut_and_counted_and_marks_become_visible(root):
     found = facts.read_facts(root).explorer
-    assert found is not None
     said = ["x" * 30_000, "turn \u202e round \x1b[2J", *found.columns["said"][2:]]
     packed = explorer.pack(found._replace(columns={**found.columns, "said": said}))
     assert packed.num_cut == 1
@@ -87,7 +84,6 @@ def test_long_texts_are_cut_and_counted_and_marks_become_visible(root):
 
 def test_a_row_without_a_gradient_has_no_score_and_comes_last(root):
     found = facts.read_facts(root).explorer
-    assert found is not None
     score_N = np.where(np.arange(60) == 3, -np.inf, found.score_N)
     columns = _unpacked(explorer.pack(found._replace(score_N=score_N)))["columns"]
     assert columns["id"][-1] == "row3"
@@ -107,7 +103,6 @@ def test_rows_without_a_score_take_no_room_of_others(size, highest, lowest, unsc
 
 def test_left_out_rows_without_a_score_are_counted_apart(root):
     found = facts.read_facts(root).explorer
-    assert found is not None
     score_N = np.where(np.arange(60) % 3 == 0, -np.inf, found.score_N)
     noise = np.random.default_rng(0).integers(33, 127, (60, 3000), np.uint8)
     said = [row.tobytes().decode() for row in noise]

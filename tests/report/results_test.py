@@ -118,22 +118,9 @@ def _unlabeled(metrics):
 
 class TablesTest(parameterized.TestCase):
     @parameterized.parameters(
-        None,
-        _chosen,
-        _stopped_early,
-        _against_gold,
-        _random_alone,
-        _with_distances,
-        _damaged,
-        _empty_left_out,
-        _unmarked,
-        _without_queries,
-        _by_a_classifier,
-        _of_one_label,
-        _older,
-        _absurd,
-        _unlabeled,
-        _with_shares,
+        *(None, _chosen, _stopped_early, _against_gold, _random_alone, _with_distances),
+        *(_damaged, _empty_left_out, _unmarked, _without_queries, _by_a_classifier),
+        *(_of_one_label, _older, _absurd, _unlabeled, _with_shares),
     )
     def test_a_run_has_the_tables_that_were_recorded(self, edit):
         metrics = sample_metrics.sample_metrics()

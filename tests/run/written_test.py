@@ -218,18 +218,13 @@ def test_verify_names_every_file_that_is_not_as_it_was_written(root, tmp_path):
     places[2].write_text('{"seed": 1}')
     (places[0] / "mine").write_text("")
     found = written.verify(root)
-    assert [line.partition(":")[0] for line in found] == [
-        *(f"{places[0]}/{name}" for name in ("weights", "mine")),
-        "config.json",
-    ]
+    names = [f"{places[0]}/{name}" for name in ("weights", "mine")]
+    assert [line.partition(":")[0] for line in found] == [*names, "config.json"]
     shutil.rmtree(places[0])
     places[1].unlink()
     found = written.verify(root)
-    assert [line.partition(":")[0] for line in found] == [
-        str(places[0]),
-        "cleaned.jsonl",
-        "config.json",
-    ]
+    names = [line.partition(":")[0] for line in found]
+    assert names == [str(places[0]), "cleaned.jsonl", "config.json"]
     written.write_json(root, places[2], {"seed": 0})
     _write(root, places[0], "weights")
     written.forget(root, places[1])
