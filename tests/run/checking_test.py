@@ -1,7 +1,6 @@
 """What is refused before a run works: settings and corpora that its later stages cannot take."""
 
 import contextlib
-import dataclasses
 import io
 import json
 import pathlib
@@ -9,32 +8,19 @@ import shutil
 from unittest import mock
 
 import jax
-from absl.testing import absltest, parameterized
+from absl.testing import absltest
 from folders import FolderTest
 from jax.sharding import AbstractMesh
 from snapshots import refused
 
 from raslik_jax.base.settings import replaced
-from raslik_jax.config import (
-    STAGES,
-    BackboneConfig,
-    Config,
-    CorpusConfig,
-    EvaluateConfig,
-    FinetuneConfig,
-    ReferencesConfig,
-    RetrieveConfig,
-    SketchConfig,
-    UnlearnConfig,
-)
+from raslik_jax.config import STAGES, Config
 from raslik_jax.data import toy_model
-from raslik_jax.data.corpora import records
 from raslik_jax.data.examples import QUERY_SETS, Corpus, Example
 from raslik_jax.data.tokens import encoding, tokenization
-from raslik_jax.evaluate.non_sf import ClassifierSettings
 from raslik_jax.parallel import meshes
 from raslik_jax.report import writing
-from raslik_jax.retrieve.strategies import STRATEGIES, EmbeddingSettings, GivenSettings
+from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.run import checking, plan
 from raslik_jax.run import units as units_lib
 from raslik_jax.run.workspace import Workspace
@@ -58,10 +44,18 @@ _CORPUS = Corpus(
     train=_rows(40, targets=8),
     queries={name: _rows(2, prefix=name, label=False) for name in QUERY_SETS},
 )
-_CONFIG = Config(
-    corpus=CorpusConfig(template="brief", max_len=64),
-    references=ReferencesConfig(max_new_tokens=8),
+_CONFIG = replaced(
+    Config(),
+    {"corpus.template": "brief", "corpus.max_len": 64, "references.max_new_tokens": 8},
 )
+_SMALL = replaced(
+    _CONFIG, {"corpus.num_train": 60, "corpus.num_targets": 8, "corpus.vocab_size": 400}
+)
+_SMALL_MODEL = {
+    "backbone.hidden_size": 16,
+    "backbone.num_hidden_layers": 1,
+    "backbone.num_attention_heads": 2,
+}
 
 
 class CheckCorpusTest(FolderTest):
@@ -70,8 +64,8 @@ class CheckCorpusTest(FolderTest):
         super().setUpClass()
         cls.tokenizer = tokenization.train_bpe(["boil a kettle", "steam"], vocab_size=300)
 
-    def check(self, found=_CORPUS, *, stages=STAGES, **settings):
-        config = dataclasses.replace(_CONFIG, **settings)
+    def check(self, found=_CORPUS, values=(), *, stages=STAGES):
+        config = replaced(_CONFIG, dict(values))
         whole = encoding.encode(found.train, self.tokenizer, template=config.corpus.template)
         shapes = checking.checkpoint_shapes(config, _units(config, "sketch"))
         checking.check_corpus(config, found, whole, stages=stages, shapes=shapes)
@@ -83,132 +77,108 @@ class CheckCorpusTest(FolderTest):
     def test_no_strategy_is_refused_for_made_up_scores(self):
         names = tuple(name for name, record in STRATEGIES.items() if not record.brings_sets)
         for size in (1, 4, 8):
-            self.check(retrieve=RetrieveConfig(strategies=names, num_forget=size))
+            self.check(values={"retrieve.strategies": names, "retrieve.num_forget": size})
 
     def test_rows_longer_than_the_models_positions(self):
         base = str(toy_model.model_folder() / "base")  # of 192 positions
-        settings = {"backbone": BackboneConfig(checkpoint=base), "stages": ("sketch",)}
+        values = {"backbone.checkpoint": base, "corpus.max_len": 250}
         found = _CORPUS._replace(train=(_CORPUS.train[0]._replace(output="steam " * 300),))
         with refused():
-            self.check(found, corpus=CorpusConfig(template="brief", max_len=250), **settings)
-        self.check(found, corpus=CorpusConfig(template="brief", max_len=192), **settings)
-        self.check(_CORPUS, corpus=CorpusConfig(template="brief", max_len=250), **settings)
+            self.check(found, values, stages=("sketch",))
+        self.check(found, values | {"corpus.max_len": 192}, stages=("sketch",))
+        self.check(_CORPUS, values, stages=("sketch",))
 
     def test_stages_that_train_on_more_tokens_than_the_models_positions(self):
         base = str(toy_model.model_folder() / "base")  # of 192 positions
-        settings = {"backbone": BackboneConfig(checkpoint=base)}
         long = _CORPUS.train[0]._replace(output="steam " * 300, example_id="long")
         found = _CORPUS._replace(train=(*_CORPUS.train, long))
-        for stage, own in (("finetune", FinetuneConfig), ("unlearn", UnlearnConfig)):
-            settings[stage] = own(max_len=250)
+        for stage in ("finetune", "unlearn"):
+            values = {"backbone.checkpoint": base, f"{stage}.max_len": 250}
             with refused():
-                self.check(found, stages=(stage,), **settings)
-            self.check(found, stages=("sketch",), **settings)
-            self.check(_CORPUS, stages=(stage,), **settings)
+                self.check(found, values, stages=(stage,))
+            self.check(found, values, stages=("sketch",))
+            self.check(_CORPUS, values, stages=(stage,))
 
     def test_strategies_that_need_labels_are_named_together(self):
         unlabeled = _CORPUS._replace(train=_rows(40, label=False))
+        need = ("random", "oracle", "cr_50", "raslik_f", "raslik", "bm25")
         with refused():
-            self.check(
-                unlabeled,
-                retrieve=RetrieveConfig(
-                    strategies=("random", "oracle", "cr_50", "raslik_f", "raslik", "bm25"),
-                    num_forget=4,
-                ),
-            )
-        self.check(
-            unlabeled,
-            retrieve=RetrieveConfig(
-                strategies=("random_anywhere", "raslik", "bm25", "embedding", "exact"), num_forget=4
-            ),
-        )
+            self.check(unlabeled, {"retrieve.num_forget": 4, "retrieve.strategies": need})
+        free = ("random_anywhere", "raslik", "bm25", "embedding", "exact")
+        self.check(unlabeled, {"retrieve.num_forget": 4, "retrieve.strategies": free})
         with refused():
-            self.check(unlabeled, retrieve=RetrieveConfig(strategies=("raslik",)))
+            self.check(unlabeled, {"retrieve.strategies": ("raslik",)})
 
-    @parameterized.parameters(
-        ({"num_forget": 30, "num_retain": 20}, "at most 40 training examples together, got 30"),
-        (
-            {"num_forget": 9},
-            "strategies=oracle: num_forget must be .* the 8 that can be chosen, got 9",
-        ),
-        (
-            {"num_forget": 4, "num_retain": 34},
-            "--retrieve.strategies=oracle,raslik_f: num_retain .* the 32 .*, got 34",
-        ),
-    )
-    def test_sets_larger_than_what_they_are_drawn_from(self, sizes, message):
-        with self.assertRaisesRegex(ValueError, message):
-            self.check(retrieve=RetrieveConfig(**sizes))
+    def test_sets_larger_than_what_they_are_drawn_from(self):
+        for forget, retain in ((30, 20), (9, 0), (4, 34)):
+            with refused():
+                self.check(values={"retrieve.num_forget": forget, "retrieve.num_retain": retain})
 
     def test_rows_of_a_file_are_named_by_what_they_say(self):
         rows = [row._replace(output=f"steam {n}") for n, row in enumerate(_CORPUS.train)]
         corpus = _CORPUS._replace(train=tuple(rows))
         path = self.folder / "mine.jsonl"
-        given = GivenSettings(forget_file=str(path))
-        own = RetrieveConfig(strategies=("given",), members={"given": given})
+        own = {"retrieve.strategies": ("given",), "retrieve.given.forget_file": str(path)}
         path.write_text('{"instruction": "boil a kettle", "output": "steam 3"}')
-        self.check(corpus, retrieve=own)
+        self.check(corpus, own)
         path.write_text('{"instruction": "boil a kettle", "output": "water"}')
         with refused():
-            self.check(corpus, retrieve=own)
+            self.check(corpus, own)
         # A prompt that fills max_len leaves no answer to forget.
         long = _rows(1, prefix="long", instruction="q" * 80)
         path.write_text('{"id": "long0"}')
         with refused():
-            self.check(corpus._replace(train=corpus.train + long), retrieve=own)
+            self.check(corpus._replace(train=corpus.train + long), own)
 
     def test_shares_are_of_the_rows_that_can_be_chosen(self):
         # Two prompts fill max_len: the shares of the other 38 are 19 and 19.
         long = _rows(2, prefix="long", instruction="q" * 80)
         corpus = _CORPUS._replace(train=_CORPUS.train[:38] + long)
-        shares = {"select": "quantile", "forget_share": 0.5, "retain_share": 0.5}
-        self.check(corpus, retrieve=RetrieveConfig(**shares, strategies=("raslik",)))
+        few = {"retrieve.select": "quantile", "retrieve.forget_share": 0.01}
+        half = {"retrieve.forget_share": 0.5, "retrieve.retain_share": 0.5}
+        self.check(corpus, few | half | {"retrieve.strategies": ("raslik",)})
         with refused():
-            self.check(retrieve=RetrieveConfig(select="quantile", forget_share=0.01))
+            self.check(values=few)
 
     def test_a_corpus_of_targets_alone_has_nothing_to_retain(self):
         targets = _CORPUS._replace(train=_rows(40, targets=40))
         with refused():
-            self.check(targets, retrieve=RetrieveConfig(num_forget=4))
-        self.check(targets, retrieve=RetrieveConfig(num_forget=4, strategies=("raslik",)))
+            self.check(targets, {"retrieve.num_forget": 4})
+        self.check(targets, {"retrieve.num_forget": 4, "retrieve.strategies": ("raslik",)})
 
     def test_lengths_without_room_for_an_answer(self):
         long = _rows(1, targets=1, prefix="long", instruction="q" * 20)
         corpus = _CORPUS._replace(train=_CORPUS.train[1:] + long)
         self.check(corpus)
-        unlearn = UnlearnConfig(max_len=48)
+        short = {"unlearn.max_len": 48}
         with refused():
-            self.check(corpus, unlearn=unlearn)
-        self.check(corpus, unlearn=unlearn, stages=("finetune", "retrieve"))
+            self.check(corpus, short)
+        self.check(corpus, short, stages=("finetune", "retrieve"))
         # Of the others it is not known yet whether any is chosen.
         others = _rows(1, targets=0, prefix="long", instruction="q" * 20)
-        self.check(_CORPUS._replace(train=_CORPUS.train + others), unlearn=unlearn)
+        self.check(_CORPUS._replace(train=_CORPUS.train + others), short)
         with refused():
-            self.check(finetune=FinetuneConfig(max_len=8))
+            self.check(values={"finetune.max_len": 8})
 
     def test_training_that_learns_nothing_by_construction(self):
-        settings = FinetuneConfig(epochs=1, batch_size=40)
+        values = {"finetune.epochs": 1, "finetune.batch_size": 40}
         with refused():
-            self.check(finetune=settings)
-        self.check(finetune=dataclasses.replace(settings, warmup=0.0))
+            self.check(values=values)
+        self.check(values=values | {"finetune.warmup": 0.0})
         with refused():
             self.check(_CORPUS._replace(backbone=()))
 
     def test_a_classifier_needs_both_labels(self):
+        values = {"retrieve.num_forget": 4, "retrieve.strategies": ("raslik",)}
         with refused():
             self.check(
-                _CORPUS._replace(train=_rows(40)),
-                evaluate=EvaluateConfig(non_sf="classifier"),
-                retrieve=RetrieveConfig(num_forget=4, strategies=("raslik",)),
+                _CORPUS._replace(train=_rows(40)), values | {"evaluate.non_sf": "classifier"}
             )
 
     def test_problems_of_all_kinds_come_in_one_error(self):
+        values = {"finetune.max_len": 8, "retrieve.num_forget": 30}
         with refused():
-            self.check(
-                _CORPUS._replace(backbone=()),
-                finetune=FinetuneConfig(max_len=8),
-                retrieve=RetrieveConfig(num_forget=30),
-            )
+            self.check(_CORPUS._replace(backbone=()), values)
 
     def test_a_run_is_measured_where_any_of_its_queries_are_there(self):
         self.assertTrue(checking.is_measurable(_CONFIG, _CORPUS))
@@ -244,10 +214,7 @@ class RunTest(FolderTest):
         return later, said.getvalue()
 
     def test_without_test_queries_all_but_measuring_runs(self):
-        corpus = dataclasses.replace(
-            _CONFIG.corpus, num_train=60, num_targets=8, num_backbone=30, num_test=0, vocab_size=400
-        )
-        config = dataclasses.replace(_CONFIG, corpus=corpus)
+        config = replaced(_SMALL, {"corpus.num_backbone": 30, "corpus.num_test": 0})
         stages = tuple(stage for stage in STAGES if stage != "report")
         found, said = self.run_stages(config, stages)
         self.assertIn("nothing is measured", said)
@@ -267,33 +234,26 @@ class RunTest(FolderTest):
         (found.parents[1] / "refs" / "main").write_text("abc")
         row = {"instruction": "boil a kettle", "output": "steam " * 300, "split": "retrieval"}
         (folder / "rows.jsonl").write_text(f"{json.dumps(row)}\n")
-        own = records.DATASET.settings
-        files = dict.fromkeys(("train_file", "queries_file"), str(folder / "rows.jsonl"))
-        corpus = CorpusConfig(
-            dataset="records", max_len=250, members={"records": replaced(own, files)}
-        )
-        config = Config(corpus=corpus, backbone=BackboneConfig(checkpoint="me/tiny"))
+        names = ("corpus.records.train_file", "corpus.records.queries_file")
+        values = dict.fromkeys(names, str(folder / "rows.jsonl"))
+        values |= {"corpus.dataset": "records", "corpus.max_len": 250}
+        config = replaced(Config(), values | {"backbone.checkpoint": "me/tiny"})
         with mock.patch("huggingface_hub.constants.HF_HUB_CACHE", str(folder)):
             error, _ = self.run_stages(config, ("corpus", "sketch"))
         self.assertRegex(error, "--corpus.max_len must be at most 192, the positions of the model")
 
     def test_a_corpus_that_a_later_stage_cannot_take_ends_the_run_before_it_works(self):
-        corpus = dataclasses.replace(
-            _CONFIG.corpus, num_train=60, num_targets=8, num_backbone=0, num_test=2, vocab_size=400
-        )
-        config = dataclasses.replace(
-            _CONFIG, corpus=corpus, retrieve=RetrieveConfig(num_forget=40, num_retain=30)
-        )
-        found, _ = self.run_stages(config)
+        values = {"corpus.num_backbone": 0, "corpus.num_test": 2}
+        values |= {"retrieve.num_forget": 40, "retrieve.num_retain": 30}
+        found, _ = self.run_stages(replaced(_SMALL, values))
         self.assertRegex(
             found,
             "no rows to pretrain a model on.*; --retrieve.num_forget and --retrieve.num_retain",
         )
 
 
-def _with_encoder(path: str) -> RetrieveConfig:
-    own = EmbeddingSettings(checkpoint=path)
-    return RetrieveConfig(strategies=("embedding",), members={"embedding": own})
+def _with_encoder(path: str) -> dict:
+    return {"retrieve.strategies": ("embedding",), "retrieve.embedding.checkpoint": path}
 
 
 def _units(config: Config, *names: str) -> list[units_lib.Unit]:
@@ -305,56 +265,41 @@ def _units(config: Config, *names: str) -> list[units_lib.Unit]:
 class CheckInputsTest(absltest.TestCase):
     def test_what_a_late_unit_reads_is_looked_for_at_the_start(self):
         absent = "/no/such/place"
-        for config, unit in (
-            (Config(evaluate=EvaluateConfig(marker_words=absent)), "report"),
-            (
-                Config(retrieve=_with_encoder(absent)),
-                "retrieve/embeddings",
-            ),
-            (
-                Config(
-                    evaluate=EvaluateConfig(
-                        non_sf="classifier",
-                        members={"classifier": ClassifierSettings(checkpoint=absent)},
-                    )
-                ),
-                "discriminator",
-            ),
+        classifier = {"evaluate.non_sf": "classifier", "evaluate.classifier.checkpoint": absent}
+        for values, unit in (
+            ({"evaluate.marker_words": absent}, "report"),
+            (_with_encoder(absent), "retrieve/embeddings"),
+            (classifier, "discriminator"),
         ):
+            config = replaced(Config(), values)
             with self.subTest(unit=unit), self.assertRaisesRegex(ValueError, absent):
                 checking.check_inputs(config, making=_units(config, unit))
 
     def test_a_layout_that_does_not_fit_is_refused_before_a_stage_reads_the_model(self):
-        small = BackboneConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+        config = replaced(Config(), _SMALL_MODEL)
         for unit in ("finetune", "sketch"):
-            making = _units(Config(backbone=small), unit)
+            making = _units(config, unit)
             with jax.sharding.use_abstract_mesh(AbstractMesh((7,), (meshes.DATA,))):
-                checking.check_inputs(Config(backbone=small), making=making, layout="auto")
+                checking.check_inputs(config, making=making, layout="auto")
                 with refused():
-                    checking.check_inputs(Config(backbone=small), making=making, layout="sharded")
-            with (
-                mock.patch.object(meshes, "device_memory", lambda: 1000),
-                refused(),
-            ):
-                checking.check_inputs(Config(backbone=small), making=making)
+                    checking.check_inputs(config, making=making, layout="sharded")
+            with mock.patch.object(meshes, "device_memory", lambda: 1000), refused():
+                checking.check_inputs(config, making=making)
 
     def test_the_base_of_the_sketch_is_looked_at_in_its_own_format(self):
         base = str(toy_model.model_folder() / "base")  # 1.2 million weights
-        packed = BackboneConfig(checkpoint=base, format="nf4", double_quant=True)
-        same, plain = (
-            Config(backbone=packed, sketch=SketchConfig(base_format=form))
-            for form in ("same", "plain")
-        )
+        packed = {"checkpoint": base, "format": "nf4", "double_quant": True}
+        packed = {f"backbone.{name}": value for name, value in packed.items()}
+        same = replaced(Config(), packed | {"sketch.base_format": "same"})
+        plain = replaced(same, {"sketch.base_format": "plain"})
         with mock.patch.object(meshes, "device_memory", lambda: 2_500_000):
             checking.check_inputs(same, making=_units(same, "sketch"))
             with refused():
                 checking.check_inputs(plain, making=_units(plain, "sketch"))
 
     def test_a_model_that_nothing_reads_again_may_be_gone(self):
-        config = Config(
-            backbone=BackboneConfig(checkpoint="/no/such/place"),
-            retrieve=_with_encoder("/no/such/encoder"),
-        )
+        values = _with_encoder("/no/such/encoder") | {"backbone.checkpoint": "/no/such/place"}
+        config = replaced(Config(), values)
         checking.check_inputs(config, making=_units(config, "evaluate", "report"))
         with refused():
             checking.check_inputs(config, making=_units(config, "finetune"))
@@ -362,15 +307,13 @@ class CheckInputsTest(absltest.TestCase):
 
 class CheckModelTest(FolderTest):
     def test_an_adapter_on_layers_that_the_model_lacks(self):
-        small = BackboneConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
-        checking.check_model(Config(backbone=small))
+        small = replaced(Config(), _SMALL_MODEL)
+        checking.check_model(small)
         with refused():
-            checking.check_model(
-                Config(backbone=small, finetune=FinetuneConfig(lora_targets=("q_proj",)))
-            )
+            checking.check_model(replaced(small, {"finetune.lora_targets": ("q_proj",)}))
 
     def test_an_architecture_that_is_not_supported(self):
         config = '{"model_type": "mamba", "architectures": ["MambaForCausalLM"]}'
         self.write_file("config.json", config)
         with refused():
-            checking.check_model(Config(backbone=BackboneConfig(checkpoint=str(self.folder))))
+            checking.check_model(replaced(Config(), {"backbone.checkpoint": str(self.folder)}))
