@@ -6,6 +6,20 @@ from raslik_jax.base import messages
 
 
 class MessagesTest(parameterized.TestCase):
+    def test_control_characters_are_shown_and_not_obeyed(self):
+        self.assertEqual(
+            messages.printable("a\x1b[31mred\x9b\u202eb\n\tc\ud800"),
+            "a\\x1b[31mred\\x9b\\u202eb\n\tc\\ud800",
+        )
+
+    def test_a_quoted_value_is_one_short_line(self):
+        self.assertEqual(messages.shown("a\nb"), "'a\\nb'")
+        self.assertLen(messages.shown("x" * 10**6, 40), 40)
+        self.assertEqual(messages.one_line("a \n b\r c", 0), "a b c")
+
+    def test_of_many_names_a_few_are_shown(self):
+        self.assertEqual(messages.some_of("abcdefg", 2), "'a', 'b' and 5 more")
+
     def test_a_long_message_keeps_its_beginning_and_what_to_do(self):
         text = messages.bounded("file.json:3 must be text, got \x1b[31m" + "x" * 9999 + ": fix it")
         self.assertLessEqual(len(text), messages.MAX_MESSAGE)

@@ -1,6 +1,5 @@
 """An adapter trained elsewhere in the place of fine-tuning."""
 
-import dataclasses
 import json
 import pathlib
 
@@ -13,15 +12,8 @@ import safetensors.numpy
 import tokenizers
 from snapshots import refused
 
-from raslik_jax.base.settings import SettingsError
-from raslik_jax.config import (
-    BackboneConfig,
-    Config,
-    EvaluateConfig,
-    FinetuneConfig,
-    ReferencesConfig,
-    SketchConfig,
-)
+from raslik_jax.base.settings import SettingsError, replaced
+from raslik_jax.config import BackboneConfig, Config, FinetuneConfig
 from raslik_jax.data.tokens.tokenization import Tokenizer, save_tokenizer, train_bpe
 from raslik_jax.models import checkpoint, decoder
 from raslik_jax.run import checking
@@ -110,8 +102,7 @@ def test_the_initial_adapter_is_written_where_gradients_are_taken_at_it(tmp_path
     _write_base(tmp_path)
     _write_adapter(tmp_path)
     config = _config(tmp_path)
-    at_initial = dataclasses.replace(config.sketch, gradient_at="initial")
-    config = dataclasses.replace(config, sketch=at_initial)
+    config = replaced(config, {"sketch.gradient_at": "initial"})
     later = _adopt(tmp_path, monkeypatch, config)
     initial = later.adapter("finetune", "initial")
     jax.tree.map(np.testing.assert_array_equal, initial, later.model.initial)
@@ -188,39 +179,34 @@ def test_the_packed_form_of_a_base_is_not_another_model(named, is_doubted, tmp_p
 def test_an_adapter_in_the_checkpoints_folder_that_is_not_given_is_named(tmp_path, capsys):
     base = _write_base(tmp_path)
     checkpoint_cases.write_adapter(base, "llama")
-    whole = dataclasses.replace(_config(tmp_path).backbone, adapter="")
-    checking.check_model(Config(backbone=whole, finetune=FinetuneConfig(epochs=0)))
+    whole = {"backbone.checkpoint": str(base), "finetune.epochs": 0}
+    checking.check_model(replaced(Config(), whole))
     assert "--adapter" in capsys.readouterr().err
 
 
 def test_settings_that_an_adapter_of_elsewhere_cannot_have():
-    whole, adapted = BackboneConfig(checkpoint="base"), FinetuneConfig(epochs=0)
-    both = BackboneConfig(checkpoint="base", adapter="theirs")
-    trajectory, backbone = (
-        SketchConfig(gradient_at="trajectory"),
-        EvaluateConfig(reference="backbone"),
-    )
-    base = ReferencesConfig(base="before")
-    Config(backbone=both, evaluate=backbone)
-    Config(backbone=whole, finetune=adapted, references=base, evaluate=backbone)
-    for settings in (
-        {"backbone": BackboneConfig(adapter="theirs")},
-        {"finetune": adapted},
-        {"backbone": both, "sketch": trajectory},
-        {"backbone": whole, "finetune": adapted, "sketch": trajectory},
-        {"backbone": both, "references": base},
-        {"backbone": whole, "finetune": adapted, "evaluate": backbone},
+    whole = {"backbone.checkpoint": "base", "finetune.epochs": 0}
+    both = {"backbone.checkpoint": "base", "backbone.adapter": "theirs"}
+    trajectory = {"sketch.gradient_at": "trajectory"}
+    backbone, base = {"evaluate.reference": "backbone"}, {"references.base": "before"}
+    replaced(Config(), both | backbone)
+    replaced(Config(), whole | base | backbone)
+    for values in (
+        {"backbone.adapter": "theirs"},
+        {"finetune.epochs": 0},
+        both | trajectory,
+        whole | trajectory,
+        both | base,
+        whole | backbone,
     ):
         with refused(SettingsError):
-            Config(**settings)
+            replaced(Config(), values)
 
 
 def test_a_model_that_was_given_whole_gets_an_adapter_that_changes_nothing(tmp_path, monkeypatch):
     _write_base(tmp_path)
-    config = Config(
-        backbone=BackboneConfig(checkpoint=str(tmp_path / "base")),
-        finetune=FinetuneConfig(epochs=0),
-    )
+    whole = {"backbone.checkpoint": str(tmp_path / "base"), "finetune.epochs": 0}
+    config = replaced(Config(), whole)
     later = _adopt(tmp_path, monkeypatch, config)
     found = _logits(later.model.decoder, later.finetuned, later.model.base)
     alone = checkpoint_cases.load(tmp_path / "base")
@@ -230,8 +216,8 @@ def test_a_model_that_was_given_whole_gets_an_adapter_that_changes_nothing(tmp_p
     # The model before it was fine-tuned elsewhere, where it is named.
     tensors = checkpoint_cases.tensors_of(checkpoint_cases.GOLDEN["llama"]["tensors"])
     checkpoint_cases.write_model(tmp_path / "before", "llama", tensors=tensors)
-    before = ReferencesConfig(base=str(tmp_path / "before"))
-    named = Workspace(tmp_path / "run", dataclasses.replace(config, references=before))
+    before = {"references.base": str(tmp_path / "before")}
+    named = Workspace(tmp_path / "run", replaced(config, before))
     named.__dict__["tokenizer"] = later.tokenizer
     checking.check_model(named.config)
     assert named.has_backbone
