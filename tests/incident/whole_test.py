@@ -1,5 +1,6 @@
 """Own model in three commands: trace, unlearn, report, on the tiny run's model."""
 
+import collections
 import json
 import pathlib
 import re
@@ -23,11 +24,13 @@ _TINY = (
 )
 
 
+# Programs that a command compiles, single operations outside of a function included.
+_PROGRAMS = {"trace": 22, "unlearn": 27}
 _GUIDE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "guides" / "own_model.md"
 
 
-def _script(name, *arguments):
-    return tiny.run_command(name, *arguments)
+def _script(name, *arguments, **env):
+    return tiny.run_command(name, *arguments, env=env)
 
 
 def _transcript():
@@ -75,12 +78,20 @@ class ThreeCommandsTest(parameterized.TestCase):
         cls.done = {}
         for name, (names, _) in _transcript().items():
             flags = [f"{flag}={given[flag]}" for flag in names]
-            cls.done[name] = _script(name, *flags, *more.get(name, ()))
+            programs = {"RASLIK_TEST_PROGRAMS": str(cls.folder / f"{name}.programs")}
+            cls.done[name] = _script(name, *flags, *more.get(name, ()), **programs)
             assert cls.done[name].returncode == 0, cls.done[name].stderr
-        cls.traced, cls.unlearned, cls.reported = cls.done.values()
+        cls.traced, cls.unlearned = cls.done.values()
+        cls.reported = _script("report", f"--run={cls.run_dir}")
+        assert cls.reported.returncode == 0, cls.reported.stderr
 
     def rows(self, name):
         return read_json_lines(self.run_dir / name)
+
+    @parameterized.parameters(*_PROGRAMS)
+    def test_no_more_programs_are_compiled_than_these(self, name):
+        found = collections.Counter((self.folder / f"{name}.programs").read_text().split())
+        self.assertLessEqual(found.total(), _PROGRAMS[name], found)
 
     def test_a_trace_lists_rows_by_their_line_and_trains_nothing(self):
         self.assertNotIn("fine-tune", self.traced.stderr)
