@@ -130,11 +130,13 @@ class Objective(NamedTuple):
       title: name in tables.
       forget: term of the forget set.
       retain: term of the retain set; None if the objective has no such term.
-      reads_reference: sets whose term reads the model before unlearning; computed once for a row.
-      reads_backbone: whether the forget term reads the base model; it needs an adapter then.
+      reads_reference: sets whose term reads the model before unlearning, such as
+        `("forget", "retain")`; computed once for a row.
+      reads_backbone: whether the forget term reads the base model; computed once for a row, and
+        refused without an adapter.
       forget_mean: `examples` or `tokens`, for the mean of the forget term; None: `--unlearn.mean`.
       retrains: whether a fresh adapter is trained on all other rows; no term is read then.
-      repeats: the objective that this one repeats with another seed; "" for all others.
+      repeats: the objective that this one trains again with another seed; "" if it repeats none.
       settings: its own, with their defaults.
     """
 

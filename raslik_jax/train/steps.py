@@ -66,7 +66,7 @@ class Rows:
       model: outputs of the trained model.
       reference: those of the model before unlearning.
       backbone: those of the base model, before fine-tuning.
-      batch: token ids and mask of the targets, one row per example.
+      batch: token ids `tokens_BL`, and `target_mask_BL`: the tokens that count in the loss.
       end_ids: ids of the tokens that end an answer; none for the rows to retain.
       step: number of the steps taken before.
     """
@@ -90,7 +90,7 @@ class Rows:
 
     @functools.cached_property
     def num_targets_B(self) -> Float[Array, " B"]:
-        """Number of the target tokens of each example."""
+        """Number of the tokens of each example that count in the loss."""
         return losses.row_weights(self.batch, "tokens")
 
     def kl_B(self, direction: Direction) -> Float[Array, " B"]:
@@ -103,7 +103,7 @@ class Rows:
         return losses.kl_by_example(self.model, self.backbone, direction="forward")
 
     def capped_kl_B(self, cap: float) -> Float[Array, " B"]:
-        """The forget term of CAP_KLR; see `losses.capped_kl_by_example`."""
+        """The forget term of CAP_KLR, whose goal bounds p by `cap` (there 0.1) x p_backbone."""
         models = self.model, self.reference, self.backbone
         return losses.capped_kl_by_example(*models, cap=cap, end_ids=self.end_ids)
 
