@@ -17,9 +17,9 @@ from raslik_jax.data.tokens import encoding
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models.lora import LoRAConfig
 from raslik_jax.models.presets import MODEL_PRESETS
-from raslik_jax.run.stages.sketch import program_tokens
 from raslik_jax.sketch import families, gradients, hashing, head, loss, projections
 from raslik_jax.sketch.families import PROJECTIONS
+from raslik_jax.sketch.steps import program_tokens
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

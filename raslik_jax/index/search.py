@@ -44,6 +44,8 @@ _RELATIVE_ZERO = 1e-6
 # Terms in which a query is written in the dtype of the rows. A third for int8 would add nothing
 # that its rows could show, and six columns run at 2/3 of the speed of four.
 _TERMS = {"float32": 1, "bfloat16": 2, "int8": 2}
+# The cosine of near-duplicates, which are shown as one (docs/notes/retrieve.md).
+ALIKE = 0.9
 
 
 class Queries(NamedTuple):
@@ -257,8 +259,14 @@ def score_store(
     distance (see `quantize.int8_error` and `quantize.sign_error`). The mean is the index's own;
     rows that are deleted or zero score minus infinity.
     """
+    return score_queries(store, queries_of_store(store, query_QK, center=center), aggregate)
+
+
+def score_queries(
+    store: SketchStore, queries: Queries, aggregate: Aggregate
+) -> Float32[np.ndarray, " N"]:
+    """Returns the scores of `score_store` for queries that are centered already."""
     store.require_complete()
-    queries = queries_of_store(store, query_QK, center=center)
     score_NG = _score_columns(store, queries, aggregate)
     return join_columns(score_NG, store.is_eligible_N, aggregate)
 
@@ -309,6 +317,24 @@ def queries_of_rows(
     if store.dtype == "sign":  # centered before their signs were taken, or never
         return center_queries(row_MK)
     return queries_of_store(store, row_MK, center=center)
+
+
+def distinct_rows(rows: Queries, number: int) -> list[int]:
+    """Returns at most `number` first rows that are not `ALIKE` an earlier one."""
+    chosen = list[int]()
+    for place, direction_K in enumerate(rows.direction_QK):
+        if len(chosen) == number:
+            break
+        if not len(chosen) or (rows.direction_QK[chosen] @ direction_K).max() < ALIKE:
+            chosen.append(place)
+    return chosen
+
+
+def group_rows(cosine_NM: Float[np.ndarray, "N M"], best: Int[np.ndarray, " M"]) -> list[list[int]]:
+    """Returns the other rows that are `ALIKE` each of the best; each is of the first such one."""
+    first_N = np.where((cosine_NM >= ALIKE).any(axis=1), (cosine_NM >= ALIKE).argmax(axis=1), -1)
+    first_N[best] = -1
+    return [np.flatnonzero(first_N == number).tolist() for number in range(len(best))]
 
 
 def join_columns(

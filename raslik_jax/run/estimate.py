@@ -27,11 +27,11 @@ from raslik_jax.base.messages import some_of
 from raslik_jax.config import Config
 from raslik_jax.parallel import meshes, processes
 from raslik_jax.run import cost, forecast
-from raslik_jax.run.ahead import WAITING
 from raslik_jax.run.forecast import Step, format_seconds
 from raslik_jax.run.programs import AbstractRun, Program
 from raslik_jax.run.units import Around, Unit
 from raslik_jax.run.workspace import Workspace
+from raslik_jax.sketch.ahead import WAITING
 
 # The device is measured, which takes .2 s, where there are more operations than these. Fewer take
 # a CPU seconds, at a rate that is assumed, and other devices no time.

@@ -1,19 +1,25 @@
 """The contribution of each target token of an example to its score, which is linear in them."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from raslik_jax.base.axes import Tree
+from raslik_jax.data.tokens.tokenization import Tokenizer
 from raslik_jax.models.decoder import Decoder
 from raslik_jax.sketch.families import PROJECTIONS
 from raslik_jax.sketch.gradients import Normalize, map_tensors
 from raslik_jax.sketch.head import target_nll
 from raslik_jax.sketch.loss import SketchLoss, find_targets, head_table
 from raslik_jax.sketch.projections import Projection, flatten_gradients
+
+# A piece of text and its share of the score; None where the token does not count in the loss.
+Piece = tuple[str, float | None]
 
 
 class Shares(NamedTuple):
@@ -95,3 +101,34 @@ def _flat(trees: list[Tree], normalize: Normalize) -> Array:
         trees = [map_tensors(over_length, tree) for tree in trees]
     flats = [flatten_gradients(tree) for tree in trees]
     return flats[0] if len(flats) == 1 else jnp.concatenate([over_length(f, 0) for f in flats])
+
+
+def token_pieces(tokenizer: Tokenizer, ids: np.ndarray) -> list[str]:
+    """Returns the text that each token adds; "" for one that is part of a longer character.
+
+    The pieces together make the text. Special tokens are in it by their names.
+    """
+    pieces, told, names = list[str](), "", tokenizer.special_names()
+    for end in range(1, len(ids) + 1):
+        if name := names.get(int(ids[end - 1])):
+            pieces.append(name)
+            continue
+        text = tokenizer.decode(ids[:end].tolist())
+        if text.endswith("\ufffd") and end < len(ids):  # the rest of a character is to come
+            text = told
+        pieces.append(text[len(told) :] if text.startswith(told) else "")
+        told = text if text.startswith(told) else told
+    return pieces
+
+
+def whole_pieces(pieces: Sequence[Piece]) -> list[Piece]:
+    """Returns pieces that all have a text: tokens of one character become one, shares summed."""
+    whole, before = list[Piece](), list[float]()
+    for text, share in pieces:
+        before += [] if share is None else [share]
+        if text:
+            whole.append((text, sum(before) if before else None))
+            before = []
+    if before:  # of a character that was cut off
+        whole.append(("\ufffd", sum(before)))
+    return whole

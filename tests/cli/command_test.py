@@ -76,7 +76,7 @@ def test_errors_of_the_system_name_their_file_and_arguments_are_utf8(tmp_path):
 def test_a_command_that_fails_does_not_wait_for_what_a_thread_compiles(error, status, said):
     body = f"""
     import jax, threading
-    from raslik_jax.run.ahead import Ahead
+    from raslik_jax.sketch.ahead import Ahead
     with Ahead(jax.jit(lambda rows: threading.Event().wait()), rows=[jax.numpy.ones(2)]) as step:
         step.start()
         raise {error}

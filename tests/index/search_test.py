@@ -369,3 +369,15 @@ class CenteredCosineTest(parameterized.TestCase):
         expected = query_QK[0] / np.linalg.norm(query_QK)
         np.testing.assert_allclose(search.centered_cosine(rows, query_QK), expected, rtol=2e-5)
         self.assertEqual(rows.dtype, ml_dtypes.bfloat16)
+
+
+def test_near_duplicates_count_as_the_first_of_them():
+    first_MK = np.eye(4, 32)
+    near = 0.1 * np.random.default_rng(0).normal(size=(6, 32)) / np.sqrt(32)
+    rows_NK = np.concatenate([first_MK[[0, 0, 1, 0, 2, 1]] + near, first_MK[3:]])
+    rows = search.center_queries(rows_NK)
+    assert search.distinct_rows(rows, 3) == [0, 2, 4]
+    assert search.distinct_rows(rows, 9) == [0, 2, 4, 6]
+    best = np.array([0, 2, 4])
+    cosine_NM = rows.direction_QK @ rows.direction_QK[best].T
+    assert search.group_rows(cosine_NM, best) == [[1, 3], [5], []]

@@ -9,13 +9,14 @@ import pytest
 import tiny
 
 from raslik_jax.report import writing
-from raslik_jax.run import ahead, estimate, forecast, programs
+from raslik_jax.run import estimate, forecast, programs
 from raslik_jax.run.artifacts import Variant
 from raslik_jax.run.estimate import Left, Spent
 from raslik_jax.run.forecast import Step
 from raslik_jax.run.plan import plan_units
 from raslik_jax.run.stages import generate, sketch, unlearn
 from raslik_jax.run.workspace import Workspace
+from raslik_jax.sketch import ahead
 
 _INDEX = Step("sketch", "sketch", ("sketch",), 2, 100.0)
 _QUERIES = Step("retrieve/queries", "retrieve", ("sketch",), 1, 10.0)

@@ -9,6 +9,7 @@ import pytest
 from absl.testing import parameterized
 from support import tiny_model, token_rows
 
+from raslik_jax.data.tokens.tokenization import train_bpe
 from raslik_jax.index import search
 from raslik_jax.sketch import gradients, projections, tokens
 from raslik_jax.sketch.families import PROJECTIONS
@@ -90,3 +91,25 @@ class OtherGradientsTest(_Check):
     )
     def test_so_they_do_for_other_projections_losses_and_lengths(self, *case):
         self.check(*case)
+
+
+def test_pieces_make_the_text_and_a_character_of_several_tokens_is_one_piece():
+    tokenizer = train_bpe(["a kettle hums", "a kettle boils"], vocab_size=280)
+    ids = np.array(tokenizer.encode("a kettle hums 🚀 in\n orbit, é"))
+    pieces = tokens.token_pieces(tokenizer, ids)
+    assert "".join(pieces) == tokenizer.decode(ids) and len(pieces) == len(ids)
+    assert "🚀" in "|".join(pieces).replace(" ", "")
+    assert "\ufffd" not in "".join(pieces)
+
+
+def test_every_share_has_a_text():
+    tokenizer = train_bpe(["a kettle hums"], vocab_size=280)
+    ids = np.array([*tokenizer.encode("a 🚀"), tokenizer.eos_id])
+    pieces = tokens.token_pieces(tokenizer, ids)
+    shares = [None, *(0.25 * n for n in range(1, len(ids)))]
+    whole = tokens.whole_pieces([*zip(pieces, shares, strict=True)])
+    assert "".join(text for text, _ in whole) == "a 🚀<|endoftext|>"
+    assert "" not in [text for text, _ in whole]
+    assert sum(s for _, s in whole if s) == pytest.approx(sum(s for s in shares if s))
+    cut = tokens.whole_pieces([("a", 0.5), ("", 0.25), ("", 0.125)])
+    assert cut == [("a", 0.5), ("\ufffd", 0.375)]

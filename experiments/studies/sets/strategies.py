@@ -257,10 +257,7 @@ MEMBERS: dict[str, Strategy] = {
 
 def make_each_query(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the score of every row with each query, [N, Q]."""
-    store, row_N = sketch_lib.open_index(workspace)
-    query_QK = sketch_lib.read_queries(workspace, store)
-    center = workspace.config.retrieve.center
-    queries = search.queries_of_store(store, query_QK, center=center)
+    store, row_N, queries = sketch_lib.ask_index(workspace)
     score_NQ = np.where(store.is_eligible_N[:, None], search.score_each(store, queries), -np.inf)
     scores.write_scores(workspace, "each_query", folder, score_NQ[row_N])
 
@@ -292,9 +289,7 @@ def make_step_effects(workspace: Workspace, folder: pathlib.Path) -> None:
 def sketch_steps(workspace: Workspace) -> tuple[Workspace, sketch_lib.Sketch]:
     """Returns the run with the gradient that a step of unlearning takes, and its sketches."""
     acting = workspace.with_settings(_ACTING)
-    adapters = sketch_lib.sketched_adapters(acting)
-    projection = sketch_lib.make_projection(acting, adapters)
-    return acting, sketch_lib.sketch_function(acting, projection, adapters)
+    return acting, sketch_lib.sketch_of_run(acting)
 
 
 def _others(workspace: Workspace) -> tuple[encoding.Encoded, encoding.Encoded]:

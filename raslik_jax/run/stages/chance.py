@@ -114,9 +114,7 @@ def make_chance(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the place of every training example's score among those of unrelated prompts."""
     settings, number = workspace.config.retrieve, len(workspace.corpus.train)
     score_N = artifacts.INFLUENCE.read(workspace.root, (number,))
-    store, _ = sketch_lib.open_index(workspace)
-    query_QK = sketch_lib.read_queries(workspace, store)
-    queries = search.queries_of_store(store, query_QK, center=settings.center)
+    store, _, queries = sketch_lib.ask_index(workspace)
     found, facts = _compare(workspace, score_N, queries.gram_QQ, settings.aggregate)
     artifacts.CHANCE.write(folder, found)
     sigma_N = _noise_of_best(workspace, store, score_N, queries)

@@ -15,7 +15,6 @@ from raslik_jax.data.examples import Example
 from raslik_jax.data.read import formats
 from raslik_jax.evaluate.metrics import measure, nest
 from raslik_jax.evaluate.taught import Taught, taught_of
-from raslik_jax.index import search
 from raslik_jax.retrieve import finding, noise, sets
 from raslik_jax.retrieve import strategies as strategies_lib
 from raslik_jax.retrieve.selectors import Cut, Selection, find_cut, is_common, summarize_selection
@@ -84,9 +83,7 @@ def _select_by_influence(workspace: Workspace, num_targets: int, folder: pathlib
     settings, rows = workspace.config.retrieve, workspace.corpus.train
     influence_N, sigma = read_scores(workspace, EVIDENCE), 0.0
     if settings.select in noise.CUTS:
-        store, row_N = sketch_lib.open_index(workspace)
-        query_QK = sketch_lib.read_queries(workspace, store)
-        queries = search.queries_of_store(store, query_QK, center=settings.center)
+        store, row_N, queries = sketch_lib.ask_index(workspace)
         forget_N = np.full(store.num_rows, -np.inf, np.float32)
         forget_N[row_N] = influence_N
         sigma = noise.rule_sigma(store, queries, forget_N, settings)

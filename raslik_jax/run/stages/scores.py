@@ -111,16 +111,12 @@ def write_scores(
 def make_scores(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the influence of the queries on every training example; of several also of each."""
     settings = workspace.config.retrieve
-    store, row_N = sketch_lib.open_index(workspace)
-    query_QK = sketch_lib.read_queries(workspace, store)
-    queries = search.queries_of_store(store, query_QK, center=settings.center)
+    store, row_N, queries = sketch_lib.ask_index(workspace)
     ids = [row.example_id for row in workspace.retrieval_queries()]
     check_agreement(queries.gram_QQ, ids)
-    score_N = search.score_store(
-        store, query_QK, center=settings.center, aggregate=settings.aggregate
-    )
+    score_N = search.score_queries(store, queries, settings.aggregate)
     write_scores(workspace, EVIDENCE, folder, score_N[row_N])
-    if len(query_QK) > 1:
+    if len(ids) > 1:
         found = behaviors.split_queries(queries.gram_QQ, ids)
         artifacts.BEHAVIORS.write(folder, found, ids=ids)
         if told := behaviors.sentence(found):

@@ -18,67 +18,27 @@ from raslik_jax.config import Config
 from raslik_jax.data import batches
 from raslik_jax.data.examples import Example, learned_part
 from raslik_jax.data.tokens import encoding, prompts, tokenization
-from raslik_jax.index import build
+from raslik_jax.index import build, search
 from raslik_jax.index.format import INDEX_FORMAT
 from raslik_jax.index.store import SketchStore
-from raslik_jax.models import checkpoint, decoder
+from raslik_jax.models import checkpoint
 from raslik_jax.parallel import meshes, processes
 from raslik_jax.run import artifacts, manifests, memory
-from raslik_jax.run.ahead import Ahead
 from raslik_jax.run.programs import AbstractRun, Work, platform_of
 from raslik_jax.run.recipes import Recipe
 from raslik_jax.run.workspace import Workspace
-from raslik_jax.sketch import gradients, projections
-from raslik_jax.sketch.loss import example_loss
+from raslik_jax.sketch import gradients, projections, steps
+from raslik_jax.sketch.ahead import Ahead
 
 # From a batch to the unit sketches and norms of its rows.
 Sketch = Callable[[batches.Batch], gradients.Sketches]
 
-# Operations that are done while a program is compiled: on a CPU 4.5 s at 1e11 a second, as measured
-# (docs/notes/data.md); on a GPU 20 s at 2e14, by estimate.
-_PROGRAM_OPERATIONS = {"cpu": 4.5e11}
-_PROGRAM_OPERATIONS_ELSEWHERE = 4e15
-
-
-def _loss(workspace: Workspace, batch: batches.Batch) -> gradients.ExampleLoss:
-    options: dict[str, Any] = {
-        "num_targets": batch.num_targets,
-        "loss": workspace.config.sketch.loss,
-    }
-    return functools.partial(example_loss, workspace.sketch_model.decoder, **options)
-
 
 def sketch_step(workspace: Workspace) -> Callable[..., gradients.Sketches]:
-    """Returns the jitted function of (projection, adapters, base, batch)."""
-    config = workspace.sketch_model.decoder.config
-
-    def of_rows(
-        projection: projections.Projection,
-        adapters: tuple[Tree, ...],
-        base: Tree,
-        batch: batches.Batch,
-    ) -> gradients.Sketches:
-        return gradients.sketch_gradients(
-            _loss(workspace, batch),
-            projection,
-            adapters,
-            base,
-            batch.tokens_BL,
-            batch.target_mask_BL,
-            normalize=workspace.config.sketch.normalize,
-            micro_tokens=gradients.micro_tokens_of(config.hidden_size),
-        )
-
-    @jax.jit
-    def sketch(
-        projection: projections.Projection,
-        adapters: tuple[Tree, ...],
-        base: Tree,
-        batch: batches.Batch,
-    ) -> gradients.Sketches:
-        return meshes.by_rows(of_rows, projection, adapters, base, rows=batch)
-
-    return sketch
+    """Returns the step that sketches a batch by the settings of a run."""
+    settings = workspace.config.sketch
+    how: Any = {"loss": settings.loss, "normalize": settings.normalize}
+    return steps.sketching(workspace.sketch_model.decoder, **how)
 
 
 def sketch_function(
@@ -150,17 +110,6 @@ def make_projection(workspace: Workspace, adapters: Sequence[Tree]) -> projectio
     return projections.init_projection(workspace.config.seed, settings.projection, num_params, size)
 
 
-def program_tokens(config: decoder.ModelConfig) -> int:
-    """Returns the tokens whose gradients take about as long as compiling a program.
-
-    It depends on platform and model alone, so that all jobs on an index plan the same batches.
-    """
-    _, _, base = decoder.abstract(config, None)
-    # A gradient takes two operations for each weight forward, and two back.
-    operations = _PROGRAM_OPERATIONS.get(meshes.platform(), _PROGRAM_OPERATIONS_ELSEWHERE)
-    return max(int(operations / (4 * decoder.count_parameters(base))), 1)
-
-
 def plan_batches(workspace: Workspace, encoded: encoding.Encoded) -> tuple[batches.BatchPlan, ...]:
     """Returns the batches that gradients are taken in."""
     settings = workspace.config.sketch
@@ -170,7 +119,7 @@ def plan_batches(workspace: Workspace, encoded: encoding.Encoded) -> tuple[batch
         ids=encoded.ids,
         num_buckets=settings.num_buckets,
         batch_tokens=settings.batch_tokens,
-        program_tokens=program_tokens(workspace.shapes),
+        program_tokens=steps.program_tokens(workspace.shapes),
     )
 
 
@@ -273,7 +222,7 @@ def _create(folder: pathlib.Path, described: Mapping[str, Any]) -> None:
     """Makes the index of a unit or opens one that an earlier job has begun.
 
     It raises a ValueError if that one has other batches, as on another kind of device (see
-    `program_tokens`).
+    `steps.program_tokens`).
     """
     is_there = manifests.has_index(folder)
     try:
@@ -308,16 +257,24 @@ def open_index(workspace: Workspace) -> tuple[SketchStore, np.ndarray]:
     return store, store.positions_of(row.example_id for row in workspace.corpus.train)
 
 
-def read_queries(workspace: Workspace, store: SketchStore) -> np.ndarray:
-    """Returns the sketches of a run's retrieval queries, [Q, K]."""
+def ask_index(workspace: Workspace) -> tuple[SketchStore, np.ndarray, search.Queries]:
+    """Returns what `open_index` does, and the run's retrieval queries of the index."""
+    store, row_N = open_index(workspace)
     shape = len(workspace.retrieval_queries()), store.size
-    return artifacts.QUERY_SKETCHES.read(workspace.root, shape)
+    query_QK = artifacts.QUERY_SKETCHES.read(workspace.root, shape)
+    center = workspace.config.retrieve.center
+    return store, row_N, search.queries_of_store(store, query_QK, center=center)
+
+
+def sketch_of_run(workspace: Workspace) -> Sketch:
+    """Returns the function that sketches a batch as the run's index has its rows."""
+    adapters = sketched_adapters(workspace)
+    return sketch_function(workspace, make_projection(workspace, adapters), adapters)
 
 
 def make_query_sketches(workspace: Workspace, folder: pathlib.Path) -> None:
     """Sketches the gradients of the retrieval queries as the index has those of the examples."""
-    adapters = sketched_adapters(workspace)
-    sketch = sketch_function(workspace, make_projection(workspace, adapters), adapters)
+    sketch = sketch_of_run(workspace)
     query_QK = sketch_queries(workspace, sketch, workspace.retrieval_queries())
     artifacts.QUERY_SKETCHES.write(folder, query_QK)
 
@@ -333,7 +290,7 @@ def count_sketches(
     projection = jax.eval_shape(lambda: projections.init_projection(0, family, run.num_flat, size))
     adapters = (run.model.initial,) * run.num_adapters
     with meshes.traced_for(platform_of(run.mesh)):
-        most = program_tokens(workspace.sketch_model.decoder.config)
+        most = steps.program_tokens(workspace.sketch_model.decoder.config)
     planned: Any = {"num_buckets": settings.num_buckets, "targets": settings.targets}
     program = run.program(
         f"sketch {family} {size}",

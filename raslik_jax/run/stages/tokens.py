@@ -7,11 +7,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from raslik_jax.data import batches, examples
 from raslik_jax.data.tokens import encoding
-from raslik_jax.data.tokens.tokenization import Tokenizer
 from raslik_jax.index import search
 from raslik_jax.index.combine import best_positions, query_weights
 from raslik_jax.parallel import meshes
@@ -22,14 +21,10 @@ from raslik_jax.run.stages.scores import EVIDENCE, SCORES_FORMAT, needs_of
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.sketch import tokens
 
-# The cosine of near-duplicates, which are shown as one (docs/notes/retrieve.md).
-ALIKE = 0.9
 # The number of rows searched for each that is shown.
 _CANDIDATES = 25
 # The rows that are stored for a wished answer.
 _WISHED = 8
-# A piece of text and its share of the score; None where the token does not count in the loss.
-Piece = tuple[str, float | None]
 
 
 @memory.explained("shares of tokens", "--retrieve.token_rows or --sketch.size")
@@ -41,17 +36,17 @@ def make_tokens(workspace: Workspace, folder: pathlib.Path) -> None:
     """
     config, train = workspace.config, workspace.corpus.train
     score_N = artifacts.INFLUENCE.read(workspace.root, (len(train),))
-    store, place_N = sketch_lib.open_index(workspace)
+    store, place_N, queries = sketch_lib.ask_index(workspace)
     center, able = config.retrieve.center, int((score_N > -np.inf).sum())
     number = min(config.retrieve.token_rows, able)
     most = min(_CANDIDATES * number, able)
     best = best_positions(score_N, [row.example_id for row in train], most)
-    best = best[distinct_rows(search.queries_of_rows(store, place_N[best], center=center), number)]
+    best = best[
+        search.distinct_rows(search.queries_of_rows(store, place_N[best], center=center), number)
+    ]
     of_best = search.queries_of_rows(store, place_N[best], center=center)
-    alike = group_rows(search.score_each(store, of_best)[place_N], best)
+    alike = search.group_rows(search.score_each(store, of_best)[place_N], best)
     asked = workspace.retrieval_queries()
-    query_QK = sketch_lib.read_queries(workspace, store)
-    queries = search.queries_of_store(store, query_QK, center=center)
     row_MK = of_best.direction_QK
     cosine_MQ = row_MK @ queries.direction_QK.T
     nearest = cosine_MQ.argmax(axis=1)
@@ -78,24 +73,6 @@ def make_tokens(workspace: Workspace, folder: pathlib.Path) -> None:
         )
     ]
     artifacts.TOKEN_SHARES.write(folder, found)
-
-
-def distinct_rows(rows: search.Queries, number: int) -> list[int]:
-    """Returns at most `number` first rows that are not `ALIKE` an earlier one."""
-    chosen = list[int]()
-    for place, direction_K in enumerate(rows.direction_QK):
-        if len(chosen) == number:
-            break
-        if not len(chosen) or (rows.direction_QK[chosen] @ direction_K).max() < ALIKE:
-            chosen.append(place)
-    return chosen
-
-
-def group_rows(cosine_NM: Float[np.ndarray, "N M"], best: Int[np.ndarray, " M"]) -> list[list[int]]:
-    """Returns the other rows that are `ALIKE` each of the best; each is of the first such one."""
-    first_N = np.where((cosine_NM >= ALIKE).any(axis=1), (cosine_NM >= ALIKE).argmax(axis=1), -1)
-    first_N[best] = -1
-    return [np.flatnonzero(first_N == number).tolist() for number in range(len(best))]
 
 
 def _share_function(workspace: Workspace) -> Callable[..., tokens.Shares]:
@@ -131,7 +108,7 @@ def _pieces_of(
     rows: Sequence[int],
     toward: Sequence[Float[np.ndarray, " K"]],
     mean_K: Float[np.ndarray, " K"],
-) -> list[list[Piece]]:
+) -> list[list[tokens.Piece]]:
     """Returns the pieces of rows with their shares of the score with a direction each."""
     # One shape for all: it is compiled once.
     plan = batches.plan_rows(encoded, np.unique(np.array(rows, np.int64)))
@@ -141,41 +118,10 @@ def _pieces_of(
         # The first device's row: the others' are dummies.
         told = shares((toward_K.astype(np.float32), mean_K.astype(np.float32)), batch)
         share = iter(meshes.fetch(told.share_T)[0].astype(np.float64).tolist())
-        pieces = token_pieces(workspace.tokenizer, encoded.tokens[row])
+        pieces = tokens.token_pieces(workspace.tokenizer, encoded.tokens[row])
         counted = [next(share) if counts else None for counts in masks[row].tolist()]
-        found.append(whole_pieces([*zip(pieces, counted, strict=True)]))
+        found.append(tokens.whole_pieces([*zip(pieces, counted, strict=True)]))
     return found
-
-
-def token_pieces(tokenizer: Tokenizer, ids: np.ndarray) -> list[str]:
-    """Returns the text that each token adds; "" for one that is part of a longer character.
-
-    The pieces together make the text. Special tokens are in it by their names.
-    """
-    pieces, told, names = list[str](), "", tokenizer.special_names()
-    for end in range(1, len(ids) + 1):
-        if name := names.get(int(ids[end - 1])):
-            pieces.append(name)
-            continue
-        text = tokenizer.decode(ids[:end].tolist())
-        if text.endswith("\ufffd") and end < len(ids):  # the rest of a character is to come
-            text = told
-        pieces.append(text[len(told) :] if text.startswith(told) else "")
-        told = text if text.startswith(told) else told
-    return pieces
-
-
-def whole_pieces(pieces: Sequence[Piece]) -> list[Piece]:
-    """Returns pieces that all have a text: tokens of one character become one, shares summed."""
-    whole, before = list[Piece](), list[float]()
-    for text, share in pieces:
-        before += [] if share is None else [share]
-        if text:
-            whole.append((text, sum(before) if before else None))
-            before = []
-    if before:  # of a character that was cut off
-        whole.append(("\ufffd", sum(before)))
-    return whole
 
 
 @memory.explained("the gradient of the wished answer", "--sketch.batch_tokens")
@@ -188,9 +134,7 @@ def make_wished(workspace: Workspace, folder: pathlib.Path) -> None:
     train, settings = workspace.corpus.train, workspace.config.retrieve
     asked = examples.answered(workspace.retrieval_queries()[0], settings.wished)
     store, place_N = sketch_lib.open_index(workspace)
-    adapters = sketch_lib.sketched_adapters(workspace)
-    projection = sketch_lib.make_projection(workspace, adapters)
-    sketch = sketch_lib.sketch_function(workspace, projection, adapters)
+    sketch = sketch_lib.sketch_of_run(workspace)
     query_QK = sketch_lib.sketch_queries(workspace, sketch, [asked])
     score_N = search.score_store(store, query_QK, center=settings.center)[place_N]
     bad_N = artifacts.INFLUENCE.read(workspace.root, (len(train),))

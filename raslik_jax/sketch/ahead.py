@@ -5,7 +5,7 @@ import contextvars
 import time
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import jax
 
@@ -47,7 +47,7 @@ class Ahead:
         self._begun: dict[Any, concurrent.futures.Future[jax.stages.Compiled]] = {}
         self._pool = concurrent.futures.ThreadPoolExecutor(1, THREAD)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Ahead":
         return self
 
     def __exit__(

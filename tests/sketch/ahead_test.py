@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from raslik_jax.run.ahead import WAITING, Ahead
+from raslik_jax.sketch.ahead import WAITING, Ahead
 
 _WEIGHTS = {"scale": np.arange(3.0, dtype=np.float32)}
 _ROWS = [np.ones((2, 3), np.float32), np.full((2, 3), 2, np.float32), np.ones((5, 3), np.float32)]
