@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # it takes jax with it, and --help should not
 Ask = Callable[[Sequence[Example]], "Trace"]
 
 
-def converse(ask: Ask, width: int) -> None:
+def converse(ask: Ask) -> None:
     """Asks for prompt and response in turn and prints the rows behind them until the end.
 
     It reads from a terminal or from piped lines. A line that ends in a backslash goes on in the
@@ -41,7 +41,7 @@ def converse(ask: Ask, width: int) -> None:
                 return
             try:
                 found = ask([make_question(prompt, "", response or "")])
-                print(f"\n{as_text(found, width)}\n", flush=True)
+                print(f"\n{as_text(found)}\n", flush=True)
             except (ValueError, OSError) as error:
                 print(f"error: {bounded(str(error))}", file=sys.stderr, flush=True)
 

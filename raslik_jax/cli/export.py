@@ -4,8 +4,7 @@
 
 The command writes a PEFT adapter, or with --merged a whole Hugging Face checkpoint. It adds the
 tokenizer and a model card with the removed behavior, the settings and the measurements. If it
-fails, it leaves no folder. A folder with files is refused. --push_to_hub also uploads the folder as
-a private model.
+fails, it leaves no folder. A folder with files is refused.
 """
 
 from raslik_jax.incident.export import ExportOptions as Options

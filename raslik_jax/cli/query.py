@@ -5,9 +5,8 @@
 
 Without --response the model answers, and this answer is traced. --queries takes a JSONL of several
 generations of one behavior (instruction, input, output; without an output the model answers). Their
-mean is traced. --export_forget and --export_retain write the sets of --select to new files. The
-command uses the model and the settings of the run that made the index. --center, --aggregate,
---select and the options of the rule replace its settings.
+mean is traced. The command uses the model and the settings of the run that made the index. --center
+and --aggregate replace its settings.
 
 Without --instruction and --queries the command stays open. It asks for a prompt and a response, in
 a terminal or from piped lines. With --json each line is an object of instruction, input and output.
@@ -15,7 +14,6 @@ a terminal or from piped lines. With --json each line is an object of instructio
 
 import dataclasses
 import json
-import sys
 from collections.abc import Iterator
 
 from raslik_jax.base import settings
@@ -48,16 +46,14 @@ class Options(AskOptions, JobConfig):
 
 
 def run(options: Options) -> None:
-    """Traces, prints the result and writes the requested sets; or goes on asking."""
+    """Traces and prints the result; or goes on asking."""
     options = dataclasses.replace(options, settings=setting_flags.given(FLAGS))
     if not read_queries(options):
         asker = Asker(options)
         if options.json:
             asking.answer_lines(asker)
         else:
-            asking.converse(asker, options.text_width)
+            asking.converse(asker)
         return
     found = ask(options)
     print(json.dumps(as_json(found.trace)) if options.json else found)
-    for line in found.exported:
-        print(line, file=sys.stderr)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import pathlib
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,24 +10,19 @@ from raslik_jax.base import files
 from raslik_jax.base.messages import one_line, some_of
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.config import MeshConfig
-from raslik_jax.data.examples import Example, make_example, with_system, write_examples
+from raslik_jax.data.examples import Example, make_example, with_system
 from raslik_jax.data.read.formats import AUTO, read_examples
 from raslik_jax.incident import making
-from raslik_jax.parallel import processes
 from raslik_jax.retrieve import chance
-from raslik_jax.run import written
 
 if TYPE_CHECKING:  # it takes jax with it
     from raslik_jax.incident.tracer import Influence, Trace
 
 TEXTS = ("instruction", "input", "output")
-# How rows are scored; the other settings are of the rule that chooses sets.
-_SCORING = ("center", "aggregate")
+# Characters that are shown of each text.
+_WIDTH = 240
 # Settings of the run that may be given in their place.
-OF_RUN = (
-    *(*_SCORING, "select", "num_forget", "num_retain", "forget_threshold", "retain_threshold"),
-    *("margin_z", "forget_share", "retain_share"),
-)
+OF_RUN = ("center", "aggregate")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,9 +46,6 @@ class AskOptions(Settings):
     finer: str = setting(
         "", "A finer index, which scores the best rows of an index in int8 or signs again."
     )
-    text_width: int = setting(240, "Characters to show of each text; 0: all.", low=0)
-    export_forget: str = setting("", "New JSONL file for the forget set.")
-    export_retain: str = setting("", "New JSONL file for the retain set.")
     mesh: MeshConfig = MeshConfig()
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -65,26 +56,15 @@ class AskOptions(Settings):
             whose = "the rows of --queries have their own"
             yield f"--{beside[0]} needs --instruction: {whose}"
 
-    @property
-    def exports(self) -> dict[str, pathlib.Path]:
-        """The paths of the sets by their names."""
-        named = {"forget": self.export_forget, "retain": self.export_retain}
-        return {name: pathlib.Path(path) for name, path in named.items() if path}
-
 
 @dataclasses.dataclass(frozen=True)
 class AskResult:
-    """The rows behind a generation; printed, it shows those of the highest and lowest scores.
-
-    `exported` says which sets were written, a line for each.
-    """
+    """The rows behind a generation; printed, it shows those of the highest and lowest scores."""
 
     trace: "Trace"
-    exported: tuple[str, ...]
-    text_width: int = 240
 
     def __str__(self) -> str:
-        return as_text(self.trace, self.text_width)
+        return as_text(self.trace)
 
 
 def ask(options: AskOptions | None = None, **named: Any) -> AskResult:
@@ -100,10 +80,7 @@ def ask(options: AskOptions | None = None, **named: Any) -> AskResult:
     queries = read_queries(options)
     if not queries:
         raise ValueError("--instruction or --queries must be given, got none: give one of the two")
-    asker = Asker(options)
-    found = asker(queries)
-    exported = (processes.alone(lambda: asker.export(found)) or []) if options.exports else []
-    return AskResult(found, tuple(exported), options.text_width)
+    return AskResult(Asker(options)(queries))
 
 
 def read_queries(options: AskOptions) -> Sequence[Example]:
@@ -112,23 +89,10 @@ def read_queries(options: AskOptions) -> Sequence[Example]:
         raise ValueError("an index must be given: give --index=WORKDIR/sketch/index")
     if options.queries and options.instruction:
         raise ValueError("--instruction and --queries must not be given together: leave one out")
-    paths = options.exports
-    for name, path in paths.items():
-        processes.alone(functools.partial(written.check_outside, path, f"--export_{name}"))
-        processes.alone(functools.partial(files.check_new, path, f"--export_{name}"))
-    if len({path.resolve() for path in paths.values()}) < len(paths):
-        raise ValueError(
-            "--export_forget and --export_retain must be two files, got one: rename one"
-        )
     if options.queries:
         return read_examples(options.queries, format=AUTO, needs_output=False)
     asked = options.instruction, options.input, options.response, options.system
-    if options.instruction:
-        return (make_question(*asked),)
-    rule = [name for name in options.settings if name not in _SCORING]
-    if needing := [f"--export_{name}" for name in paths] + [f"--{name}" for name in rule]:
-        raise ValueError(f"{needing[0]} needs --instruction or --queries: give one of the two")
-    return ()
+    return (make_question(*asked),) if options.instruction else ()
 
 
 class Asker:
@@ -142,7 +106,7 @@ class Asker:
         from raslik_jax.index.store import SketchStore
         from raslik_jax.parallel import meshes
 
-        self.options, self._devices = options, meshes.make_mesh(options.mesh.data)
+        self._devices = meshes.make_mesh(options.mesh.data)
         self._use = functools.partial(meshes.use, self._devices)
         with self._use():
             index = options.index or options.run
@@ -150,7 +114,7 @@ class Asker:
         workspace = self.tracer.workspace
         if options.system.strip():
             prompts.require_system(workspace.template, workspace.template_name)
-        self._how: dict[str, Any] = {name: options.settings.get(name) for name in _SCORING}
+        self._how: dict[str, Any] = {name: options.settings.get(name) for name in OF_RUN}
         self._how |= {"top": options.top, "bottom": options.bottom}
         if options.finer:
             self._how["finer"] = finer = SketchStore.open(options.finer)
@@ -160,22 +124,6 @@ class Asker:
         """Returns what is behind generations of one behavior."""
         with self._use():  # a mesh holds for one thread
             return self.tracer.trace_queries(queries, **self._how)
-
-    def export(self, trace: "Trace") -> list[str]:
-        """Writes the sets that are asked for; a line for each."""
-        tracer, given = self.tracer, self.options.settings.items()
-        rule = {name: value for name, value in given if name not in _SCORING}
-        chosen, lines = tracer.select_sets(trace, **rule), []
-        if not len(chosen.forget):
-            return ["no row stands out from the unrelated ones: no set is written"]
-        for name, path in self.options.exports.items():
-            positions, sign = getattr(chosen, name), 1 if name == "forget" else -1
-            rows = [tracer.examples[tracer.store.ids[position]] for position in positions]
-            extra = [{"score": sign * float(trace.score_N[position])} for position in positions]
-            with written.replacing(tracer.workspace.root, path) as made:
-                write_examples(made, rows, extra=extra)
-            lines.append(f"{len(rows)} examples to {name} written to {path}")
-        return lines
 
 
 def make_question(instruction: str, input: str, output: str, system: str = "") -> Example:
@@ -224,16 +172,16 @@ def as_json(trace: "Trace") -> dict[str, Any]:
     }
 
 
-def as_text(trace: "Trace", width: int) -> str:
-    """Returns a trace for the terminal with its texts cut to so many characters."""
-    return "\n".join(_lines(trace, width))
+def as_text(trace: "Trace") -> str:
+    """Returns a trace for the terminal with its texts cut short."""
+    return "\n".join(_lines(trace))
 
 
-def _lines(trace: "Trace", width: int) -> Iterator[str]:
+def _lines(trace: "Trace") -> Iterator[str]:
     for query in trace.queries:
         asked = f"{query.instruction}\n{query.input}"
-        yield f"query   {one_line(asked, width)}"
-        yield f"output  {one_line(query.output, width)}"
+        yield f"query   {one_line(asked, _WIDTH)}"
+        yield f"output  {one_line(query.output, _WIDTH)}"
     if trace.told_apart:
         yield from ("", *textwrap.wrap(trace.told_apart, 96))
     parts = [("make this output likelier", trace.toward), ("make it less likely", trace.against)]
@@ -252,5 +200,5 @@ def _lines(trace: "Trace", width: int) -> Iterator[str]:
                 yield " " * 6 + chance.in_words(**found.chance)
             prompt = f"{row.instruction} | {row.input}" if row.input else row.instruction
             for text in (prompt, row.output):
-                wrapped = textwrap.wrap(one_line(text, width), 88)
+                wrapped = textwrap.wrap(one_line(text, _WIDTH), 88)
                 yield from (" " * 6 + part for part in wrapped)

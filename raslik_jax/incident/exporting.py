@@ -37,7 +37,6 @@ def export_model(
     algorithm: str,
     epoch: int | None,
     merged: bool,
-    shard_bytes: int = storage.SHARD_BYTES,
 ) -> pathlib.Path:
     """Writes one unlearned model of a stored run with tokenizer and card; returns its folder.
 
@@ -53,7 +52,6 @@ def export_model(
       algorithm: that unlearned.
       epoch: after which; None takes the last.
       merged: a whole checkpoint that transformers loads; otherwise an adapter that peft loads.
-      shard_bytes: of a merged model: weights beyond this go into several files with an index.
     """
     root, out = pathlib.Path(run), pathlib.Path(out)
     files.check_new_folder(out)
@@ -105,7 +103,7 @@ def export_model(
     )
     with storage.new_folder(out) as partial:
         if merged:
-            _write_merged(partial, workspace, variant, shard_bytes=shard_bytes)
+            _write_merged(partial, workspace, variant)
             _write_generation(partial, base, workspace)
         else:
             _write_adapter(partial, base, workspace, variant)
@@ -114,15 +112,13 @@ def export_model(
     return out
 
 
-def _write_merged(
-    folder: pathlib.Path, workspace: Workspace, variant: Variant, *, shard_bytes: int
-) -> None:
+def _write_merged(folder: pathlib.Path, workspace: Workspace, variant: Variant) -> None:
     """Writes a whole checkpoint; an adapter is merged into the weights."""
     model, unlearned = workspace.model, workspace.unlearned(*variant)
     weights = unlearned.base
     if workspace.config.unlearn.parameters != "all":
         weights = checkpoint.merge(unlearned.lora, weights, model.lora_config)
-    checkpoint.save_model(folder, model.decoder.config, weights, shard_bytes=shard_bytes)
+    checkpoint.save_model(folder, model.decoder.config, weights)
 
 
 def _read_run(

@@ -24,9 +24,8 @@ from raslik_jax.index import search
 from raslik_jax.index.combine import Aggregate, check_agreement
 from raslik_jax.index.format import refuse_differences
 from raslik_jax.index.store import SketchStore
-from raslik_jax.retrieve import behaviors, noise, sets
+from raslik_jax.retrieve import behaviors, noise
 from raslik_jax.retrieve.chance import Chance
-from raslik_jax.retrieve.selectors import Selection
 from raslik_jax.run import artifacts, checking
 from raslik_jax.run.stages import chance as chance_stage
 from raslik_jax.run.stages import sketch as sketch_stage
@@ -263,25 +262,3 @@ class Tracer:
         toward = influences(tails.forget_ids, tails.forget_scores)
         against = influences(tails.retain_ids, -tails.retain_scores)
         return score_N, toward, against
-
-    def select_sets(self, trace: Trace, **changes: Any) -> Selection:
-        """Returns the forget and the retain set of a trace by the run's rule.
-
-        The sets are positions in `store.ids`. Settings of `RetrieveConfig` that differ from the
-        run's, such as `num_forget`, are given by name.
-        """
-        changes = {"center": trace.center, "aggregate": trace.aggregate, **changes}
-        settings = replaced(self.workspace.config.retrieve, changes)
-        asked = search.queries_of_store(self.store, trace.query_QK, center=trace.center)
-        sigma = noise.rule_sigma(self.store, asked, trace.score_N, settings)
-        ids = self.store.ids
-        rows = [self.examples[name] for name in ids]
-        num_targets = sets.count_targets(rows, trace.score_N > -np.inf)
-        return sets.select_sets(
-            trace.score_N,
-            ids,
-            settings,
-            num_targets=num_targets,
-            seed=self.workspace.config.seed,
-            sigma=sigma,
-        )

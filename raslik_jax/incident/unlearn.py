@@ -22,7 +22,7 @@ from raslik_jax.config import (
 from raslik_jax.data.contents import Passage
 from raslik_jax.data.examples import HELD_OUT
 from raslik_jax.data.read.cleaning import cleaned_name, is_folder, write_without
-from raslik_jax.incident import hub, making
+from raslik_jax.incident import making
 from raslik_jax.incident.trace import PRESET, answer_lines, answers_before
 from raslik_jax.parallel import processes
 from raslik_jax.report import rows as rows_lib
@@ -58,10 +58,6 @@ class UnlearnOptions(Settings):
         "Where to write the training file without the rows that were found (default: in --run). "
         "It is a folder if the trace read several files.",
     )
-    push_to_hub: str = setting(
-        "", "Also upload the adapter to this OWNER/NAME on the Hugging Face hub."
-    )
-    public: bool = setting(False, "--push_to_hub: make the repository public (default: private).")
     measure: Literal["quick", "full"] = setting(
         "quick",
         "quick: the answers to held-out prompts, and the traced answer. full: also the perplexity "
@@ -84,8 +80,6 @@ class UnlearnOptions(Settings):
         yield from super().problems()
         if self.retain_file and not self.forget_file:
             yield "--retain_file needs --forget_file: give both"
-        elif self.public and not self.push_to_hub:
-            yield "--public needs --push_to_hub: name the repository"
         elif self.out and self.cleaned_train_file:
             folder, file = (pathlib.Path(p).resolve() for p in (self.out, self.cleaned_train_file))
             if file.is_relative_to(folder):
@@ -103,13 +97,11 @@ class UnlearnResult:
       workdir: the work directory of the run.
       folder: the place of the clean model with its card.
       text: the printed text, in the first of several processes.
-      url: of the model on the hub, "" if it was not uploaded.
     """
 
     workdir: pathlib.Path
     folder: pathlib.Path
     text: str = dataclasses.field(repr=False)
-    url: str = ""
 
     def __str__(self) -> str:
         return self.text
@@ -169,11 +161,7 @@ def unlearn(options: UnlearnOptions | None = None, **named: Any) -> UnlearnResul
         return UnlearnResult(root, folder, "")
     lines = [*_outcome_lines(root, config)] if config.evaluate.traced else []
     lines += [f"\n{kind} and its card: {folder}", f"{told}", f"repeat: {making.repeating(root)}"]
-    url = ""
-    if options.push_to_hub:
-        url = hub.push_folder(folder, options.push_to_hub, is_public=options.public)
-        lines.append(f"on the hub: {url}")
-    return UnlearnResult(root, folder, "\n".join(lines), url)
+    return UnlearnResult(root, folder, "\n".join(lines))
 
 
 def forecast_both(options: UnlearnOptions) -> UnlearnResult:
@@ -215,8 +203,6 @@ def _check_places(options: UnlearnOptions, source: str, cleaned: pathlib.Path) -
         if cleaned.suffix != ending:
             must = f"must end in {ending}, the form that it is written in"
             raise ValueError(f"--cleaned_train_file {must}, got {shown(cleaned.name)}: rename it")
-    if options.push_to_hub:
-        hub.check_hub(options.push_to_hub, is_public=options.public)
 
 
 def _check_found(root: pathlib.Path, finding: str) -> None:

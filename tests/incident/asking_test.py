@@ -106,7 +106,7 @@ class QueryTest(parameterized.TestCase):
                 self.assertAlmostEqual(one.chance["p"], (1 + higher) / 21)
         one = found.toward[2]
         said = f"{one.chance['higher']:.0f} of 20 unrelated prompts score it as high; p "
-        self.assertIn(said, asking.as_text(found, 80))
+        self.assertIn(said, asking.as_text(found))
         self.assertEqual(asking.as_json(found)["toward"][2]["chance"], one.chance)
         # Of scores that are centered otherwise the run knows no chance, nor of ranks.
         for how in ({"center": False}, {"aggregate": "mean_rank"}):
@@ -134,7 +134,7 @@ class QueryTest(parameterized.TestCase):
             self.assertEqual(one.example, other.example)
             self.assertAlmostEqual(one.score, other.score, places=5)
         self.assertEqual(alone.behaviors, ())
-        text = asking.as_text(found, 80)
+        text = asking.as_text(found)
         self.assertIn("The 3 queries show 2 behaviors (behavior 1: queries 1, 3; ", text)
         self.assertIn("make behavior 2 alone likelier", text)
         told = asking.as_json(found)["behaviors"]
@@ -208,7 +208,7 @@ class QueryTest(parameterized.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertRegex(done.stderr, "error: the queries must have room")
         expected = [
-            asking.as_text(self.tracer.trace(prompt, output, top=1, bottom=1), 240)
+            asking.as_text(self.tracer.trace(prompt, output, top=1, bottom=1))
             for prompt, output in (
                 ("What is a\x1b[31m kettle?", "It is \nwarm."),  # shown as \\x1b, no color
                 ("What is a spoon?", "It hums."),
@@ -258,34 +258,22 @@ class QueryTest(parameterized.TestCase):
             self.tracer.trace("What is " * words, "It hums. " * words)
         self.assertEqual(jitted._cache_size(), count)
 
-    def test_script_answers_exports_and_speaks_json(self):
+    def test_script_answers_and_speaks_json(self):
         queries = self.root / "queries.jsonl"
         write_examples(queries, self.tracer.workspace.corpus.train[:2])
-        forget, retain = self.root / "forget.jsonl", self.root / "retain.jsonl"
-        rule = "--select=quantile", "--forget_share=0.1", "--retain_share=0.2"
         shown = "--json", "--top=3", "--bottom=0"
-        out = f"--export_forget={forget}", f"--export_retain={retain}"
         given = f"--index={self.index}", f"--queries={queries}"
-        found = json.loads(self.script("query", *given, *rule, *shown, *out))
+        found = json.loads(self.script("query", *given, *shown))
         self.assertLen(found["queries"], 2)
         self.assertEmpty(found["against"])
         self.assertContainsSubset(
             {"id", "score", "sigma", "instruction", "input", "output"}, found["toward"][0]
         )
-        exported = read_examples(forget)
-        self.assertLen(exported, 12)
-        self.assertEqual([row.example_id for row in exported[:3]],
-                         [row["id"] for row in found["toward"]])  # fmt: skip
-        self.assertLen(read_examples(retain), 24)
 
     def test_the_settings_of_the_run_hold_where_none_are_given(self):
         rows = self.tracer.workspace.corpus.train
         asked = [row for row in rows if row.is_target][:3]
         found = self.tracer.trace_queries(asked)
-        chosen = self.tracer.select_sets(found)
-        self.assertEqual((len(chosen.forget), len(chosen.retain)), (12, 12))  # all targets
-        chosen = self.tracer.select_sets(found, num_forget=2, num_retain=3)
-        self.assertEqual((len(chosen.forget), len(chosen.retain)), (2, 3))
         config = self.tracer.workspace.config
         retrieve = dataclasses.replace(config.retrieve, aggregate="mean_rank", center=False)
         changed = dataclasses.replace(config, retrieve=retrieve)
@@ -371,17 +359,8 @@ class QueryTest(parameterized.TestCase):
             self.tracer.trace_queries([])
         for flags, message in (
             ([], "an index must be given"),
-            (
-                ["--index=x", f"--export_forget={self.root}/x", f"--export_retain={self.root}/./x"],
-                "--export_forget and --export_retain must be two files",
-            ),
-            (
-                ["--index=x", f"--export_retain={self.run_folder}/corpus/train.jsonl"],
-                "--export_retain must be outside of the folders of a run",
-            ),
             (["--index=x", "--queries=x", "--instruction=y"], "--instruction and --queries must"),
             (["--index=x", "--response=y"], "--response needs --instruction"),
-            (["--index=x", "--num_forget=3"], "--num_forget needs --instruction or --queries"),
             (["--index=x", "--system=y"], "--system needs --instruction"),
             # Before a question is asked.
             ([f"--index={self.index}", f"--finer={self.index}"], "the finer index "),

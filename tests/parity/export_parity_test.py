@@ -20,8 +20,7 @@ def test_another_library_gives_the_same_logits_and_the_same_ids(merged, tmp_path
 
     run = stored_run.write_stored_run(tmp_path / "run")
     what = {"strategy": "raslik", "algorithm": "ga_gdr", "epoch": None}
-    folder = export_model(run.root, tmp_path / "out", **what, merged=merged, shard_bytes=30_000)
-    assert (folder / "model.safetensors.index.json").exists() == merged
+    folder = export_model(run.root, tmp_path / "out", **what, merged=merged)
     # An adapter of a model that this project trained names no base: whoever loads it has it.
     base = folder if merged else run.root / "backbone" / "model"
     theirs = transformers.AutoModelForCausalLM.from_pretrained(base)
