@@ -105,10 +105,7 @@ def plan(options: unlearn.UnlearnOptions, *, compiles: bool) -> Plans:
     """
     from raslik_jax.run import cost, memory
 
-    root = pathlib.Path(options.run)
-    names = [field.name for field in dataclasses.fields(unlearn.UnlearnOptions)]
-    kept = {name: getattr(options, name) for name in names}
-    config = unlearn.make_config(unlearn.UnlearnOptions(**kept))
+    root, config = pathlib.Path(options.run), unlearn.make_config(options)
     first, second, unknown = count(config, root, compiles=compiles), None, ""
     inputs, outputs = first.run.widest_kernel
     rates = cost.measure_rates(inputs=inputs, outputs=outputs, dtype=config.backbone.dtype)
@@ -121,8 +118,8 @@ def plan(options: unlearn.UnlearnOptions, *, compiles: bool) -> Plans:
     if config.backbone.adapter:
         named = dataclasses.replace(named, approximate=True)
         own = retrain.read_settings(config, named, options.settings, **how)
-        kept["settings"] = {**own, "unlearn.algorithms": (retrain.ALGORITHM,)}
-        config = unlearn.make_config(unlearn.UnlearnOptions(**kept))
+        own["unlearn.algorithms"] = (retrain.ALGORITHM,)
+        config = unlearn.make_config(dataclasses.replace(options, settings=own))
         second = count(config, root, compiles=compiles)
         done = {step.name for step in second.steps if step.is_done}
         if artifacts.RECIPE.unit in done and not reproduction.is_confirmed(

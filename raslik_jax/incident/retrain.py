@@ -20,6 +20,7 @@ from raslik_jax.incident.unlearn import (
 )
 from raslik_jax.models import storage
 from raslik_jax.parallel import processes
+from raslik_jax.run import artifacts
 from raslik_jax.train import recipe
 from raslik_jax.train.objectives import OBJECTIVES, RetrainSettings
 
@@ -81,21 +82,15 @@ def retrain(options: RetrainOptions | None = None, **named: Any) -> UnlearnResul
     options = making.options_of(options or RetrainOptions(), named)
     if not options.run or not (options.out or options.dry_run):
         raise ValueError("--run and --out must be given: give --run=WORKDIR and --out=DIR")
-    recorded = read_json(
-        pathlib.Path(options.run) / "config.json", dict, mend="give the folder of a trace"
-    )
+    recorded = artifacts.CONFIG.read(pathlib.Path(options.run), "give the folder of a trace")
     config = config_from_json(recorded)
     settings = read_settings(config, options, options.settings)
     checked = _check(config, options) if options.check_recipe else {}
     settings = checked | settings
     if options.dry_run:
         return forecast_both(dataclasses.replace(options, settings=checked | {**options.settings}))
-    given = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
-    kept = {field.name for field in dataclasses.fields(UnlearnOptions)}
-    given = {name: value for name, value in given.items() if name in kept}
-    algorithms = (ALGORITHM, *(_AGAIN if options.other_seed else ()))
-    given["settings"] = {**settings, "unlearn.algorithms": algorithms}
-    return unlearn(UnlearnOptions(**given))
+    settings["unlearn.algorithms"] = (ALGORITHM, *(_AGAIN if options.other_seed else ()))
+    return unlearn(dataclasses.replace(options, settings=settings))
 
 
 def read_settings(

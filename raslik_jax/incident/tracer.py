@@ -26,7 +26,7 @@ from raslik_jax.index.format import refuse_differences
 from raslik_jax.index.store import SketchStore
 from raslik_jax.retrieve import behaviors, noise
 from raslik_jax.retrieve.chance import Chance
-from raslik_jax.run import artifacts, checking
+from raslik_jax.run import artifacts, memory
 from raslik_jax.run.stages import chance as chance_stage
 from raslik_jax.run.stages import sketch as sketch_stage
 from raslik_jax.run.workspace import Workspace
@@ -140,7 +140,7 @@ class Tracer:
         config = replaced(config, changes)
         layout = (mesh or MeshConfig()).base
         self.workspace = Workspace(root, config, layout=layout)
-        checking.check_sketching(config, self.workspace.shapes, layout=layout)
+        memory.lay_out(config.backbone, self.workspace.shapes, layout)
         adapters = sketch_stage.sketched_adapters(self.workspace)
         today = made_with | sketch_stage.model_identity(self.workspace, adapters)
         refuse_differences(self.store.path, made_with, today)

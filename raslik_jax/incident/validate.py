@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from raslik_jax.base.files import read_json, write_json
+from raslik_jax.base.files import write_json
 from raslik_jax.base.messages import shown
 from raslik_jax.base.settings import setting
 from raslik_jax.config import MeshConfig, config_from_json
@@ -101,8 +101,7 @@ def validate(options: ValidateOptions | None = None, **named: Any) -> ValidateRe
     if not options.run:
         raise ValueError("--run must be given: give --run=WORKDIR")
     root = pathlib.Path(options.run)
-    recorded = read_json(artifacts.CONFIG.place(root), dict, mend="give the folder of a trace")
-    config = config_from_json(recorded)
+    config = config_from_json(artifacts.CONFIG.read(root, "give the folder of a trace"))
     own = f"unlearn.{ALGORITHM}."
     if foreign := [name for name in options.settings if not name.startswith(own)]:
         must = f"settings must begin with {own}, because the others are those of the trace"

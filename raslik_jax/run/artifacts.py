@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 import numpy as np
 from jaxtyping import Float
 
-from raslik_jax.base.files import read_array, read_json, read_json_lines, write_json
+from raslik_jax.base.files import Shape, read_array, read_json, read_json_lines, write_json
 from raslik_jax.base.messages import shown
 from raslik_jax.data.corpora.record import Question
 from raslik_jax.data.examples import HELD_OUT, Example, write_examples
@@ -90,10 +90,6 @@ def _load_scores(path: pathlib.Path) -> list[float]:
     return [row["score"] for row in read_json_lines(path, {"score": float})]
 
 
-def _load_json(path: pathlib.Path) -> Any:
-    return read_json(path)
-
-
 def _save_array(path: pathlib.Path, array: np.ndarray) -> None:
     np.save(path, array, allow_pickle=False)
 
@@ -115,8 +111,8 @@ def _text(unit: str, file: str) -> Artifact[str]:
     return Artifact(unit, file, pathlib.Path.read_text, pathlib.Path.write_text)
 
 
-def _json(unit: str, file: str, load: Callable[..., Any] = _load_json) -> Artifact[Any]:
-    return Artifact(unit, file, load, write_json)
+def _json(unit: str, file: str, shape: Shape = object) -> Artifact[Any]:
+    return Artifact(unit, file, lambda path: read_json(path, shape), write_json)
 
 
 class Variant(NamedTuple):
@@ -138,16 +134,17 @@ def _stem(model: str | int) -> str:
 
 
 # The settings of the last run, as `config.to_json` gives them.
-CONFIG = _json(
+CONFIG: Artifact[Any] = Artifact(
     "",
     "config.json",
     lambda path, mend="give the folder of a run": read_json(path, dict, mend=mend),
+    write_json,
 )
 VERSIONS = _json("", "versions.json")
 # The answer that `raslik trace` traces.
 TRACED_QUERY = _rows("", "queries")
 # The places of files that `raslik unlearn` wrote, by title; below the work directory or absolute.
-EXPORTS = _json("", "exports.json", lambda path: read_json(path, {str: str}))
+EXPORTS = _json("", "exports.json", {str: str})
 
 # The corpus, and the models before unlearning -----------------------------------------------------
 
@@ -226,7 +223,7 @@ _NORMAL = {"id": str, "nats": float, "words": int, "ended": bool}
 def normal_records(model: str | int, variant: Variant | None = None) -> Artifact[Any]:
     """Returns the file of a model's `left.NormalRecord`s; a model as of `answers`."""
     unit = answers(model, variant).unit
-    return _json(unit, f"{_stem(model)}-normal.json", lambda path: read_json(path, [_NORMAL]))
+    return _json(unit, f"{_stem(model)}-normal.json", [_NORMAL])
 
 
 def perplexities(model: str | int, variant: Variant | None = None) -> Artifact[Any]:
@@ -368,18 +365,12 @@ def read_sigma(root: pathlib.Path, number: int) -> Float[np.ndarray, " N"]:
 
 _SHARES = {"id": str, "score": float, "row": [list], "query": str, "answer": [list]}
 _SHARES |= {"cosine": float, "alike": [str]}
-TOKEN_SHARES = _json("retrieve/tokens", "tokens.json", lambda path: read_json(path, [_SHARES]))
+TOKEN_SHARES = _json("retrieve/tokens", "tokens.json", [_SHARES])
 # The rows behind the answer that one wished for: its score, and that with the bad answer.
-WISHED = _json(
-    "retrieve/wished",
-    "rows.json",
-    lambda path: read_json(path, [{"id": str, "score": float, "bad": float}]),
-)
+WISHED = _json("retrieve/wished", "rows.json", [{"id": str, "score": float, "bad": float}])
 # The sizes of all sets, and the ids of the rows that no set may have.
 SIZES = _json(
-    "retrieve/sizes",
-    "sizes.json",
-    lambda path: read_json(path, {"num_forget": int, "num_retain": int, "barred": [str]}),
+    "retrieve/sizes", "sizes.json", {"num_forget": int, "num_retain": int, "barred": [str]}
 )
 _CUT = {"num_forget": int, "middle": float, "edge": float, "gap": float, "num_out": int}
 # The scores at which the rule cuts, next to the resulting sizes.
@@ -437,7 +428,7 @@ def steps(variant: Variant) -> Artifact[Any]:
 # How far a training by the recipe on all rows gives the adapter that was given.
 _RECIPE: dict[str, Any] = {"steps": int, "of": int, "rows?": int}
 _RECIPE |= dict.fromkeys(("curve?", "loss?", "answers?"), ([(float, None)], None))
-RECIPE = _json("unlearn/recipe", "check.json", lambda path: read_json(path, _RECIPE))
+RECIPE = _json("unlearn/recipe", "check.json", _RECIPE)
 
 _LEVELS, _GONE = {str: float}, {str: {"way": float, "gone": int, "of": int}}
 _PROBES = {
@@ -448,7 +439,7 @@ _PROBES = {
 
 def probes(variant: Variant) -> Artifact[Any]:
     """Returns the file of what the probes of an unlearning found."""
-    return _json(f"unlearn/{variant}", "probes.json", lambda path: read_json(path, _PROBES))
+    return _json(f"unlearn/{variant}", "probes.json", _PROBES)
 
 
 def distances(retrained: Variant) -> Artifact[Any]:
@@ -457,19 +448,14 @@ def distances(retrained: Variant) -> Artifact[Any]:
     The keys are algorithms ("" for the fine-tuned model), kinds of query and query ids. A value has
     KL(retrained || model), then KL(model || retrained).
     """
-    return _json(
-        f"generate/distance-{retrained}",
-        "distances.json",
-        lambda path: read_json(path, {str: {str: {str: [float]}}}),
-    )
+    shape = {str: {str: {str: [float]}}}
+    return _json(f"generate/distance-{retrained}", "distances.json", shape)
 
 
 def robustness(measure: str, strategy: str, algorithm: str = "") -> Artifact[Any]:
     """Returns the file of a measure's result for a model; without algorithm for those before."""
     model = Variant(strategy, algorithm) if algorithm else strategy
-    return _json(
-        f"generate/robustness-{measure}-{model}", "found.json", lambda path: read_json(path, dict)
-    )
+    return _json(f"generate/robustness-{measure}-{model}", "found.json", dict)
 
 
 # Retrainings without rows -------------------------------------------------------------------------
@@ -477,7 +463,7 @@ def robustness(measure: str, strategy: str, algorithm: str = "") -> Artifact[Any
 
 def query_losses(training: str) -> Artifact[Any]:
     """Returns the file of the nats a token of each query after a training, by id."""
-    return _json(f"validate/{training}", "losses.json", lambda path: read_json(path, {str: float}))
+    return _json(f"validate/{training}", "losses.json", {str: float})
 
 
 _INTERVALS = {str: {"mean": float, "low": float, "high": float}}
@@ -491,7 +477,7 @@ _VALIDATED = {
     },
     "lds?": {"nll": [[float]], "score": _INTERVALS},
 }
-VALIDATION = _json("validate/results", "found.json", lambda path: read_json(path, _VALIDATED))
+VALIDATION = _json("validate/results", "found.json", _VALIDATED)
 
 # Results ------------------------------------------------------------------------------------------
 

@@ -170,13 +170,6 @@ def checkpoint_shapes(config: Config, making: Collection[Unit]) -> decoder.Model
     return shapes_of(config) if config.backbone.checkpoint and is_read else None
 
 
-def check_sketching(
-    config: Config, shapes: decoder.ModelConfig, *, layout: str = "replicated"
-) -> None:
-    """Refuses a model that the devices cannot hold."""
-    memory.lay_out(config.backbone, shapes, layout)
-
-
 def _check_references_base(config: Config, model_config: decoder.ModelConfig) -> None:
     """Refuses a model before fine-tuning of another shape; its tokens must be the same ones."""
     folder = checkpoint.resolve_folder(config.references.base)
