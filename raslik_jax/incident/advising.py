@@ -36,17 +36,14 @@ class Advice(NamedTuple):
     reason: str
 
 
-def choose(
-    unlearn: Cost, retrain: Cost, *, unknown: str = "", incidents: int = 1, memory_bytes: float = 0
-) -> Advice:
+def choose(unlearn: Cost, retrain: Cost, *, unknown: str = "", memory_bytes: float = 0) -> Advice:
     """Returns whether to unlearn or to retrain.
 
     Retraining is better wherever it is possible and cheap: it is the exact answer. It is cheap if
-    it takes at most twice as long as unlearning, or ten minutes longer for all incidents.
+    it takes at most twice as long as unlearning, or ten minutes longer.
 
     Args:
       unknown: why the recipe is not known; "" where it is.
-      incidents: how often a model is to be made from this adapter.
       memory_bytes: of the device; 0 where it is not known.
     """
     from raslik_jax.run.forecast import format_bytes, format_seconds  # it takes jax with it
@@ -59,9 +56,7 @@ def choose(
             needs = f"needs {format_bytes(cost.device_bytes)} of memory and {has}"
             return Advice(command, f"{'retraining' if cost is retrain else 'unlearning'} {needs}")
     times = f"about {format_seconds(retrain.seconds)}, unlearning {format_seconds(unlearn.seconds)}"
-    if incidents > 1:
-        times += f", and {incidents} incidents are expected"
-    more = incidents * (retrain.seconds - unlearn.seconds)
+    more = retrain.seconds - unlearn.seconds
     if retrain.seconds <= _TIMES * unlearn.seconds or more <= _SECONDS_MORE:
         return Advice("retrain", f"it is exact for the rows that were found and takes {times}")
     return Advice("unlearn", f"retraining takes {times}")
@@ -132,7 +127,6 @@ def plan(options: unlearn.UnlearnOptions, *, compiles: bool) -> Plans:
         unlearning,
         retraining or unlearning,
         unknown=unknown,
-        incidents=options.incidents,
         memory_bytes=memory.device_bytes(),
     )
     return Plans(unlearning, retraining, advice, rates.device)

@@ -68,11 +68,6 @@ class UnlearnOptions(Settings):
         False,
         "Print the cost of unlearning and of retraining with an advice, and do neither.",
     )
-    incidents: int = setting(
-        1,
-        "--dry_run: number of incidents that you expect with this adapter, this one included.",
-        low=1,
-    )
     mesh: MeshConfig = MeshConfig()
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 

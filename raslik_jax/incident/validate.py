@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from raslik_jax.base.files import write_json
 from raslik_jax.base.messages import shown
 from raslik_jax.base.settings import setting
 from raslik_jax.config import MeshConfig, config_from_json
@@ -14,7 +13,7 @@ from raslik_jax.incident import making
 from raslik_jax.incident.retrain import ALGORITHM, RecipeOptions, read_settings
 from raslik_jax.parallel import processes
 from raslik_jax.report import tables, validation
-from raslik_jax.run import artifacts, written
+from raslik_jax.run import artifacts
 
 _LEAST_SUBSETS = 3
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*%")
@@ -28,7 +27,6 @@ class ValidateOptions(RecipeOptions):
     """
 
     run: str = setting("", "Work directory of a trace of an adapter.")
-    out: str = setting("", "JSON file for a copy of the numbers. They are always stored in --run.")
     retrainings: int = setting(
         32,
         "Number of all retrainings. Those that --seeds does not take are on random subsets, "
@@ -111,9 +109,6 @@ def validate(options: ValidateOptions | None = None, **named: Any) -> ValidateRe
     if finding := artifacts.read_finding(root):
         must = f"must be a trace that found rows, {shown(str(root), 120)} found none ({finding})"
         raise ValueError(f"--run {must}: trace another answer")
-    if options.out:
-        written.check_outside(options.out, "--out", root)
-        written.check_file(root, pathlib.Path(options.out), "--out")
     from raslik_jax.run import plan  # it takes jax with it
     from raslik_jax.run.stages import scores
     from raslik_jax.run.stages import validate as stage
@@ -150,13 +145,6 @@ def validate(options: ValidateOptions | None = None, **named: Any) -> ValidateRe
     how: Any = {"mesh": options.mesh, "update": True, "is_measured": False}
     making.make(config, root, stages=("validate",), more=planned.recipes(), **how)
     found = artifacts.VALIDATION.read(root)
-    if options.out:
-
-        def export() -> None:
-            with written.replacing(root, pathlib.Path(options.out)) as made:
-                write_json(made, found)
-
-        processes.alone(export)
     if artifacts.PAGE.current(root):
         making.make(config, root, stages=("report",), mesh=options.mesh, update=True)
     text = f"\n{tables.render_terminal(validation.table_of(found))}"

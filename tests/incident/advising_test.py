@@ -19,9 +19,6 @@ _UNKNOWN = "no file next to it has one"
         (Cost(60.0), Cost(600.0), {}, "retrain"),
         # A large file.
         (Cost(480.0), Cost(40_000.0), {}, "unlearn"),
-        # Many incidents.
-        (Cost(60.0), Cost(600.0), {"incidents": 20}, "unlearn"),
-        (Cost(480.0), Cost(285.0), {"incidents": 20}, "retrain"),
         # No recipe, however few the rows.
         (Cost(480.0), Cost(285.0), {"unknown": _UNKNOWN}, "unlearn"),
         # Only one of them fits.
