@@ -21,7 +21,7 @@ from raslik_jax.cli import command, setting_flags
 from raslik_jax.config import STAGES, Config, MeshConfig
 from raslik_jax.incident import making
 from raslik_jax.parallel.processes import JobConfig
-from raslik_jax.run import gpus, verifying, written
+from raslik_jax.run import gpus, written
 from raslik_jax.run.live import WRITERS
 
 WHEN_STOPPED = command.GOES_ON
@@ -78,7 +78,7 @@ def run(options: Options) -> int:
     config = setting_flags.read(Config())
     workdir = pathlib.Path(options.workdir or f"runs/{config.name}")
     if options.verify:
-        found = verifying.verify(workdir)
+        found = written.verify_run(workdir)
         print("\n".join(found) or f"{workdir}: no result is damaged")
         return int(bool(found))
     if options.dry_run:

@@ -27,10 +27,7 @@ def explained(what: str, lower: str) -> Iterator[None]:
 
 def device_bytes() -> int:
     """Returns the memory of the first device, or of the machine if it has none of its own."""
-    stats = jax.local_devices()[0].memory_stats() or {}
-    if "bytes_limit" in stats:
-        return int(stats["bytes_limit"])
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return meshes.device_memory() or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def rows_held(tokens: int, hidden_size: int) -> int:

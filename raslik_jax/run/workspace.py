@@ -15,7 +15,6 @@ import numpy as np
 from raslik_jax.base.axes import Tree
 from raslik_jax.base.files import read_json
 from raslik_jax.base.messages import shown, some_of
-from raslik_jax.base.settings import replaced
 from raslik_jax.config import AUTO_TARGETS, Config, to_json
 from raslik_jax.data import batches, corpora, examples
 from raslik_jax.data.examples import Corpus, Example, answered
@@ -99,20 +98,6 @@ class Workspace:
         self._layout = layout
         self._settings, self._writers = to_json(config), writers
         self._told: set[str] = set()
-        # Runs of other settings share it, see `with_settings`: no weights are loaded twice.
-        self._load_model = functools.cache(self._read_model)
-
-    def with_settings(self, changes: Mapping[str, Any]) -> "Workspace":
-        """Returns the run under other settings of sketches or unlearning by their dotted names.
-
-        It shares the loaded weights and their layout. The changes must not be of settings that
-        decide these.
-        """
-        run = copy.copy(self)
-        run.config = replaced(self.config, changes)
-        for name in ("sketch_model", "without_weights", "_whole"):  # follow from such settings
-            vars(run).pop(name, None)
-        return run
 
     def live(self, unit: str) -> live.Live:
         """Returns where the numbers of a training go while it runs; see `run.live`."""
@@ -142,7 +127,7 @@ class Workspace:
     @functools.cached_property
     def model(self) -> Model:
         """The backbone with an adapter that changes nothing yet."""
-        return self._load_model(self.config.backbone.format)
+        return self._read_model(self.config.backbone.format)
 
     @functools.cached_property
     def sketch_model(self) -> Model:
@@ -150,7 +135,7 @@ class Workspace:
         form = self.config.sketch.base_format
         if form in ("same", self.config.backbone.format):
             return self.model
-        return self._load_model(form)
+        return self._read_model(form)
 
     @functools.cached_property
     def without_weights(self) -> "Workspace":

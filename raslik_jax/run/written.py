@@ -15,7 +15,7 @@ from typing import Any
 from raslik_jax.base import files
 from raslik_jax.base.messages import shown
 from raslik_jax.config import STAGES
-from raslik_jax.run import artifacts
+from raslik_jax.run import artifacts, manifests
 from raslik_jax.run.manifests import MANIFEST
 
 RECORD = "written.json"
@@ -183,6 +183,17 @@ def verify(root: pathlib.Path) -> list[str]:
             differing = min((_differing(there, one) for one in versions), key=len)
             found += [f"{f'{name}/{file}'.rstrip('/')}: {why}" for file, why in differing.items()]
     return found
+
+
+def verify_run(root: pathlib.Path) -> list[str]:
+    """Returns the damage to a work directory with its units, a line each; reads every byte."""
+    lost = manifests.lost_units(root, STAGES)
+    if not (lost or manifests.finished_units(root)):
+        raise ValueError(f"{shown(str(root), 200)} must hold results of a run: correct --workdir")
+    why = "missing, so the files next to it cannot be checked"
+    mend = "restore it, or move the folder away and run again"
+    own = [f"{name}/{MANIFEST}: {why}: {mend}" for name in lost]
+    return [*manifests.verify(root), *own, *verify(root)]
 
 
 def _differing(there: Content, recorded: Content) -> dict[str, str]:

@@ -19,8 +19,6 @@ from raslik_jax.data.contents import Passage
 from raslik_jax.data.examples import answered
 from raslik_jax.data.tokens import tokenization
 from raslik_jax.models import decode
-from raslik_jax.parallel import meshes
-from raslik_jax.run import memory
 from raslik_jax.run.stages import references
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.train.losses import BoundModel
@@ -112,21 +110,3 @@ def test_answers_are_as_long_as_the_positions_allow_and_prompts_leave_room_for_o
     assert "3 of 3" in line and "at least 1 of" in line and "max_new_tokens=128" in line
     with pytest.raises(ValueError, match="'b' must have at most 63 tokens.* got 64: .*--prompt"):
         workspace._check_room(config, rows, [[1] * 60, [1] * 64, [1] * 5])
-
-
-def test_a_run_under_other_settings_shares_what_is_loaded(tmp_path, monkeypatch):
-    loaded = []
-    monkeypatch.setattr(Workspace, "_read_model", lambda run, form: loaded.append(form) or [form])
-    workspace = Workspace(tmp_path, Config(), layout="sharded")
-    same = workspace.with_settings({"sketch.loss": "next_token", "unlearn.remat": True})
-    assert (same.config.unlearn.remat, workspace.config.unlearn.remat) == (True, False)
-    assert same.model is workspace.model is same.sketch_model is workspace.sketch_model
-    other = same.with_settings({"sketch.base_format": "int8"})
-    assert other.model is workspace.model
-    assert other.sketch_model == ["int8"] and workspace.sketch_model == ["plain"]
-    assert loaded == ["plain", "int8"]
-    layouts = []
-    monkeypatch.setattr(meshes, "num_shards", lambda: 2)
-    monkeypatch.setattr(Workspace, "shapes", None)
-    monkeypatch.setattr(memory, "lay_out", lambda *given: layouts.append(given[-1]) or (1, {}))
-    assert (other.parts, layouts) == (1, ["sharded"])

@@ -7,17 +7,19 @@ docs/studies/geometry.md says how far this holds. No strategy is better than RAS
 them.
 """
 
+import copy
 import dataclasses
 import functools
 import math
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from raslik_jax.base.settings import Settings, setting
+from raslik_jax.base.settings import Settings, replaced, setting
 from raslik_jax.data import batches
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.data.tokens import encoding
@@ -286,9 +288,18 @@ def make_step_effects(workspace: Workspace, folder: pathlib.Path) -> None:
     scores.write_scores(acting, "step_effects", folder, np.where(norm_N[:, None] > 0, act_NM, -np.inf))
 
 
+def _with_settings(workspace: Workspace, changes: Mapping[str, Any]) -> Workspace:
+    """Returns the run under other settings that decide no weights; it shares those loaded."""
+    run = copy.copy(workspace)
+    run.config = replaced(workspace.config, changes)
+    for name in ("without_weights", "_whole"):  # follow from such settings
+        vars(run).pop(name, None)
+    return run
+
+
 def sketch_steps(workspace: Workspace) -> tuple[Workspace, sketch_lib.Sketch]:
     """Returns the run with the gradient that a step of unlearning takes, and its sketches."""
-    acting = workspace.with_settings(_ACTING)
+    acting = _with_settings(workspace, _ACTING)
     return acting, sketch_lib.sketch_of_run(acting)
 
 
@@ -328,7 +339,7 @@ def make_damage(workspace: Workspace, folder: pathlib.Path) -> None:
     sets = [unlearn.cut_rows(workspace, [ids[row] for row in part], "trial") for part in chosen]
     unlearn.require_rows(workspace, TRIAL, sets)
     model = workspace.model
-    trying = workspace.with_settings({"unlearn.parameters": "lora"})
+    trying = _with_settings(workspace, {"unlearn.parameters": "lora"})
     fitted = loop.fit(
         trying.unlearning(TRIAL, settings.learning_rate),
         workspace.finetuned,

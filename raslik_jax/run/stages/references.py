@@ -72,11 +72,6 @@ def make_questions(workspace: Workspace, folder: pathlib.Path) -> None:
     artifacts.QUESTIONS.write(folder, questions)
 
 
-def make_answered(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Writes what both models make of the dataset's questions."""
-    generate.write_questions(workspace, None, folder)
-
-
 def _question_settings(case: Case) -> str:
     corpus = case.config.corpus
     reads = corpus.record.evaluation.reads if corpus.record.evaluation else ()
@@ -128,7 +123,7 @@ UNITS = (
     ),
     Recipe(
         "references/answered",
-        make_answered,
+        lambda workspace, folder: generate.write_questions(workspace, None, folder),
         "references/questions {finetuned}",
         "{likelihood} {decoding} references.base",
         is_asked=generate.has_questions,
