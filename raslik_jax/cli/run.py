@@ -12,7 +12,7 @@ up to date. Put the flag file first, because later flags replace earlier ones.
 
 import dataclasses
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from raslik_jax.base import settings
@@ -103,28 +103,23 @@ def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None
     from raslik_jax.report import tables, writing
     from raslik_jax.run import checking, cost, forecast, operands
 
-    def forecast_on(mesh: Any, layout: str, stages: Sequence[str]) -> Any:
-        return forecast.forecast(
-            config,
-            workdir,
-            stages=stages,
-            is_measured=options.measure != "none",
-            more=writing.UNITS,
-            compiles=options.compile,
-            mesh=mesh if options.gpu or mesh.size > 1 else None,
-            layout=layout,
-            memory=gpus.GPUS[options.gpu].usable_bytes if options.gpu else meshes.device_memory(),
-        )
-
-    if not options.gpu:
-        config = operands.settled(config, workdir)
     if options.gpu:
         mesh = gpus.mesh_of(options.gpu, data=options.mesh.data or 1)
     else:
+        config = operands.settled(config, workdir)
         mesh = meshes.make_mesh(options.mesh.data)
     checking.check_mesh(config, mesh.size, stages=options.stages)
-    layout = options.mesh.base
-    found = forecast_on(mesh, layout, options.stages)
+    found = forecast.forecast(
+        config,
+        workdir,
+        stages=options.stages,
+        is_measured=options.measure != "none",
+        more=writing.UNITS,
+        compiles=options.compile,
+        mesh=mesh if options.gpu or mesh.size > 1 else None,
+        layout=options.mesh.base,
+        memory=gpus.GPUS[options.gpu].usable_bytes if options.gpu else meshes.device_memory(),
+    )
     rates: dict[str, Any] = {
         name: getattr(options, name) for name in ("flops_per_second", "bytes_per_second")
     }
@@ -142,15 +137,4 @@ def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None
     for table in (shown.sizes_table(found.run), shown.steps_table(found, **rates)):
         print(tables.render_terminal(table) + "\n")
     if options.gpu:
-        trials = forecast.find_devices(
-            found,
-            lambda devices, layout, stages: forecast_on(
-                gpus.mesh_of(options.gpu, data=devices), layout, stages
-            ),
-            devices=mesh.size,
-            layout=layout,
-            memory_bytes=gpu.usable_bytes,
-            most=options.mesh.data or checking.most_devices(config, stages=options.stages),
-        )
-        print(tables.render_terminal(shown.devices_table(trials, gpu.usable_bytes)) + "\n")
-        print(shown.describe_devices(trials, gpu.usable_bytes, gpu.title))
+        print(shown.describe_memory(found, gpu.usable_bytes, gpu.title))

@@ -1,11 +1,10 @@
-"""The tables of a forecast: the plan and cost of a run, and the devices that it fits on."""
+"""The tables of a forecast: the plan and cost of a run, and whether it fits on the devices."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from raslik_jax.report.tables import Column, Table
 from raslik_jax.run import checking
-from raslik_jax.run.forecast import Forecast, Step, Trial, format_bytes, format_seconds
+from raslik_jax.run.forecast import Forecast, Step, format_bytes, format_seconds
 from raslik_jax.run.programs import AbstractRun
 
 
@@ -73,39 +72,14 @@ def steps_table(
     return Table(columns, tuple(rows), (rates, *found.notes))
 
 
-def devices_table(trials: Sequence[Trial], memory_bytes: int) -> Table:
-    """Returns the memory of a device by stage and number of devices; what is too much is marked.
-
-    A stage that fits on the first ones is not compiled again for more.
-    """
-    heads = [
-        f"{t.devices} device{'s' * (t.devices > 1)}{', weights split' * t.is_split}" for t in trials
-    ]
-    rows: list[tuple[str, ...]] = []
-    for stage in trials[0].taken:
-        cells: list[str] = []
-        for trial in trials:
-            taken = trial.taken.get(stage)
-            text = "fits" if taken is None else format_bytes(taken)
-            is_beyond = taken is not None and taken > memory_bytes
-            cells.append(f"{text}, too much" if is_beyond else text)
-        rows.append((stage, *cells))
-    columns = (Column("Stage"), *(Column(head, "right") for head in heads))
-    return Table(columns, tuple(rows), title="Memory of a device")
-
-
-def describe_devices(trials: Sequence[Trial], memory_bytes: int, title: str) -> str:
-    """Returns on how many devices all stages fit and the flags for it, in a sentence."""
-    of_device = f"{title} of {format_bytes(memory_bytes)}"
-    first, last = trials[0], trials[-1]
-    if left := last.beyond(memory_bytes):
-        taken = ", ".join(f"{stage} ({format_bytes(last.taken[stage])})" for stage in left)
-        return f"Does not fit on {last.devices} x {of_device}: {taken}."
-    most = format_bytes(max((first.taken | last.taken).values(), default=0.0))
-    if first is last:
-        return f"All stages fit on {last.devices} x {of_device}: at most {most}."
-    flags = f"--mesh.data={last.devices}{' --mesh.base=sharded' * last.is_split}"
-    return (
-        f"Does not fit on {first.devices} x {of_device}: {', '.join(first.beyond(memory_bytes))}. "
-        f"Fits on {last.devices} with {flags}: at most {most}."
-    )
+def describe_memory(found: Forecast, memory_bytes: int, title: str) -> str:
+    """Returns whether all stages fit on the devices, in a sentence."""
+    taken: dict[str, float] = {}
+    for step in found.steps:
+        taken[step.stage] = max(step.device_bytes, taken.get(step.stage, 0.0))
+    devices = f"{found.run.num_devices} x {title} of {format_bytes(memory_bytes)}"
+    beyond = [f"{name} ({format_bytes(n)})" for name, n in taken.items() if n > memory_bytes]
+    if beyond:
+        mend = "try --mesh.data=2, 4 or 8, with --mesh.base=sharded to split the weights"
+        return f"Does not fit on {devices}: {', '.join(beyond)}. To share the work, {mend}."
+    return f"All stages fit on {devices}: at most {format_bytes(max(taken.values()))}."

@@ -79,33 +79,20 @@ def check_inputs(config: Config, *, making: Collection[Unit], layout: str = "rep
             checkpoint.resolve_folder(leaf.value, auto=leaf.metadata["auto"])
 
 
-# Devices that may share the work where no batch of training does.
-_ANY = 1 << 20
-
-
 def check_mesh(config: Config, devices: int, *, stages: Sequence[str]) -> None:
     """Refuses batches of training that are smaller than the devices that share their rows."""
-    for stage, size in _batch_sizes(config).items():
+    sizes = {"unlearn": config.unlearn.batch_size}
+    if not config.backbone.checkpoint:
+        sizes["backbone"] = config.backbone.batch_size
+    if config.finetunes:
+        sizes["finetune"] = config.finetune.batch_size
+    for stage, size in sizes.items():
         if stage in stages and size < devices:
             raise ValueError(
                 f"--{stage}.batch_size must be at least the devices that share a batch, "
                 f"{devices}, got {size}: raise it, or set --mesh.data to a divisor of all "
                 f"devices, at most {size}"
             )
-
-
-def most_devices(config: Config, *, stages: Sequence[str]) -> int:
-    """Returns how many devices may share the rows of the smallest batch of training."""
-    sizes = [size for stage, size in _batch_sizes(config).items() if stage in stages]
-    return min(sizes, default=_ANY)
-
-
-def _batch_sizes(config: Config) -> dict[str, int]:
-    return {
-        "backbone": config.backbone.batch_size if not config.backbone.checkpoint else _ANY,
-        "finetune": config.finetune.batch_size if config.finetunes else _ANY,
-        "unlearn": config.unlearn.batch_size,
-    }
 
 
 def check_model(config: Config) -> None:

@@ -13,7 +13,6 @@ import numpy as np
 
 from raslik_jax.config import STAGES, Config
 from raslik_jax.data.tokens import encoding, prompts, tokenization
-from raslik_jax.models.sharding import LayoutError
 from raslik_jax.run import checking, cost, plan
 from raslik_jax.run.programs import AbstractRun, Program, Work, platform_of
 from raslik_jax.run.recipes import Recipe
@@ -22,8 +21,6 @@ from raslik_jax.run.workspace import StoredCorpus, Workspace, read_tokenizer
 
 # Seconds that a program takes to compile where none was compiled to know: of small models on a CPU.
 COMPILE_SECONDS = 5.0
-# A machine has no more devices that are linked as closely.
-_MOST_DEVICES = 8
 
 
 class Step(NamedTuple):
@@ -227,60 +224,3 @@ def format_seconds(seconds: float) -> str:
         return f"{seconds:.2g} s"
     minutes = seconds / 60
     return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
-
-
-class Trial(NamedTuple):
-    """The memory of stages on so many devices with a layout of `--mesh.base`: bytes of a device."""
-
-    devices: int
-    layout: str
-    is_split: bool
-    taken: dict[str, float]
-
-    def beyond(self, memory_bytes: int) -> tuple[str, ...]:
-        """Returns the stages that take more than a device has."""
-        return tuple(stage for stage, taken in self.taken.items() if taken > memory_bytes)
-
-
-def find_devices(
-    first: Forecast,
-    forecast_on: Callable[[int, str, Sequence[str]], Forecast],
-    *,
-    devices: int,
-    layout: str,
-    memory_bytes: int,
-    most: int = _MOST_DEVICES,
-) -> list[Trial]:
-    """Returns the trials until all stages fit or no more devices can share the work.
-
-    The `first` trial is of all stages on `devices` with a `layout`. The others are of those that do
-    not fit. `forecast_on` takes a number of devices, a layout and stages. `auto` is also tried with
-    split weights if they can be. At most `most` devices share a batch. The number of devices
-    decides no result, so a run may go on with more of them.
-    """
-    trials = [_trial_of(devices, layout, first)]
-    hard = trials[0].beyond(memory_bytes)
-    layouts = [layout, "sharded"] if layout == "auto" else [layout]
-    counts = [devices << n for n in range(_MOST_DEVICES)]
-    counts = [count for count in counts if count <= min(_MOST_DEVICES, most)]
-    for count, way in [(count, way) for count in counts for way in layouts][1:] if hard else ():
-        is_split_by_itself = any(t.is_split and t.layout != way for t in trials)
-        if way == "sharded" and (count == 1 or is_split_by_itself):
-            continue
-        try:
-            trials.append(_trial_of(count, way, forecast_on(count, way, hard)))
-        except LayoutError:  # a kernel that so many devices do not divide
-            if way == layout:
-                raise
-            continue
-        if not trials[-1].beyond(memory_bytes):
-            break
-    return trials
-
-
-def _trial_of(devices: int, layout: str, found: Forecast) -> Trial:
-    taken: dict[str, float] = {}
-    for step in found.steps:
-        if step.device_bytes:
-            taken[step.stage] = max(step.device_bytes, taken.get(step.stage, 0.0))
-    return Trial(devices, layout, bool(found.run.layout), taken)

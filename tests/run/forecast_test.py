@@ -18,9 +18,7 @@ from raslik_jax.config import (
     ReferencesConfig,
     UnlearnConfig,
 )
-from raslik_jax.models.sharding import LayoutError
 from raslik_jax.report import forecast as shown
-from raslik_jax.report import tables
 from raslik_jax.run import forecast, programs
 from raslik_jax.run.stages import finetune
 from raslik_jax.run.workspace import Workspace
@@ -155,86 +153,22 @@ class TestRecords:
 _GB = 10**9
 
 
-class TestDevices:
-    """Stages that do not fit are compiled for more devices, and the sentence says what fits."""
-
-    def _search(self, first, answers=None, *, devices=1, layout="auto", most=8, memory=80):
-        """Gigabytes of stages on the first devices, and of all further ways or of one by one."""
-        asked = []
-
-        def result(taken, is_split):
-            steps = [forecast.Step("x", "x")]
-            for stage, held in taken.items():
-                steps.append(forecast.Step(f"{stage}/a", stage, device_bytes=held * _GB))
-            run = types.SimpleNamespace(layout={"Split": "yes"} if is_split else {})
-            return forecast.Forecast(run, tuple(steps), 1, ())
-
-        def forecast_on(devices, layout, stages):
-            asked.append((devices, layout, stages))
-            held = answers(devices, layout) if callable(answers) else answers[devices, layout]
-            held = held if isinstance(held, dict) else dict.fromkeys(stages, held)
-            return result({s: held[s] for s in stages}, layout == "sharded" or self.is_split)
-
-        how = {"devices": devices, "layout": layout, "memory_bytes": memory * _GB, "most": most}
-        trials = forecast.find_devices(result(first, False), forecast_on, **how)
-        return trials, asked, shown.describe_devices(trials, memory * _GB, "G")
-
-    is_split = False
-
-    def test_what_fits_on_one_is_compiled_once(self):
-        _, asked, said = self._search({"sketch": 40, "unlearn": 80})
-        assert asked == []
-        assert said == "All stages fit on 1 x G of 80 GB: at most 80 GB."
-
-    def test_more_devices_and_split_weights_are_tried_for_what_does_not_fit(self):
-        answers = {(2, "auto"): 90, (2, "sharded"): 81, (4, "auto"): 88, (4, "sharded"): 50}
-        trials, asked, said = self._search({"sketch": 40, "unlearn": 140}, answers)
-        assert asked == [(devices, layout, ("unlearn",)) for devices, layout in answers]
-        text = tables.render_terminal(shown.devices_table(trials, 80 * _GB))
-        assert "4 devices, weights split" in text and "140 GB, too much" in text
-        assert said == (
-            "Does not fit on 1 x G of 80 GB: unlearn. "
-            "Fits on 4 with --mesh.data=4 --mesh.base=sharded: at most 50 GB."
-        )
-
-    @pytest.mark.parametrize(("most", "last"), [(8, 8), (3, 2), (1, 1)])
-    def test_no_more_devices_than_share_a_batch(self, most, last):
-        how = {"layout": "replicated", "most": most}
-        _, _, said = self._search({"unlearn": 140}, lambda devices, layout: 100, **how)
-        assert said.startswith(f"Does not fit on {last} x G of 80 GB: unlearn (1")
-
-    def test_all_stages_have_to_fit_one_way(self):
-        answers = {
-            (2, "auto"): {"weights": 112, "rows": 93},
-            (2, "sharded"): {"weights": 56, "rows": 83},
-            (4, "auto"): {"weights": 112, "rows": 53},
-            (4, "sharded"): {"weights": 29, "rows": 43},
-        }
-        _, asked, said = self._search({"weights": 112, "rows": 166, "small": 78}, answers)
-        assert asked == [(*way, ("weights", "rows")) for way in answers]
-        assert said.endswith("Fits on 4 with --mesh.data=4 --mesh.base=sharded: at most 78 GB.")
-
-    def test_devices_that_were_named_are_also_tried_with_split_weights(self):
-        how = {"devices": 4, "most": 4}
-        _, asked, said = self._search({"unlearn": 140}, lambda devices, layout: 60, **how)
-        assert asked == [(4, "sharded", ("unlearn",))]
-        assert "Fits on 4 with --mesh.data=4 --mesh.base=sharded" in said
-
-    def test_a_layout_that_is_split_already_is_no_second_trial(self):
-        self.is_split = True
-        _, asked, said = self._search({"unlearn": 140}, lambda n, layout: 100 / n, memory=20)
-        assert [(devices, layout) for devices, layout, _ in asked] == [
-            (2, "auto"), (4, "auto"), (8, "auto"),
-        ]  # fmt: skip
-        assert "Fits on 8 with --mesh.data=8 --mesh.base=sharded" in said
-
-    def test_a_kernel_that_cannot_be_split_ends_no_search_that_did_not_ask_for_it(self):
-        def answers(devices, layout):
-            if layout == "sharded":
-                raise LayoutError("--mesh.base=sharded must split the weights")
-            return 140 / devices
-
-        trials, _, _ = self._search({"unlearn": 140}, answers)
-        assert [(t.devices, t.layout) for t in trials] == [(1, "auto"), (2, "auto")]
-        with pytest.raises(ValueError, match="must split"):
-            self._search({"unlearn": 140}, answers, layout="sharded")
+@pytest.mark.parametrize(
+    ("memory", "sentence"),
+    [
+        (80, "All stages fit on 2 x G of 80 GB: at most 80 GB."),
+        (
+            50,
+            "Does not fit on 2 x G of 50 GB: unlearn (80 GB). To share the work, try "
+            "--mesh.data=2, 4 or 8, with --mesh.base=sharded to split the weights.",
+        ),
+    ],
+)
+def test_stages_that_do_not_fit_are_named(memory, sentence):
+    held = {"corpus": 0, "sketch": 40, "unlearn/a": 80, "unlearn/b": 60}
+    steps = [
+        forecast.Step(name, name.split("/")[0], device_bytes=n * _GB) for name, n in held.items()
+    ]
+    run = types.SimpleNamespace(num_devices=2)
+    found = forecast.Forecast(run, tuple(steps), 1, ())
+    assert shown.describe_memory(found, memory * _GB, "G") == sentence
