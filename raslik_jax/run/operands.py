@@ -23,33 +23,25 @@ _KEPT = "operands.json"
 def settled(config: Config, workdir: pathlib.Path) -> Config:
     """Returns the settings of a run with its operands, which all results of the model depend on.
 
-    Says so where they are bfloat16 by measurement, and where a run was begun with others than a new
-    one would have here.
+    Says so where a new run has bfloat16 by measurement.
     """
     found = processes.from_first(lambda: _settle(config, workdir))
     return settings.replaced(config, {"backbone.operands": found})
 
 
 def _settle(config: Config, workdir: pathlib.Path) -> str:
-    asked, begun = config.backbone.operands, _begun(workdir)
-    if asked not in ("auto", begun):
-        return asked
-    fastest, line = _fastest(config), ""
-    if begun and begun != fastest:
-        line = (
-            f"the run began with {begun} operands and keeps them, but {fastest} is faster on "
-            "this machine"
-        )
-        line += f": start again with --update --backbone.operands={fastest}"
-    elif not begun and fastest == _NARROW and config.backbone.dtype == _PLAIN:
-        line = (
+    if config.backbone.operands != "auto":
+        return config.backbone.operands
+    if begun := _begun(workdir):
+        return begun
+    fastest = _fastest(config)
+    if fastest == _NARROW and config.backbone.dtype == _PLAIN:
+        print(
             "products with the base have bfloat16 operands and float32 sums, which is faster on "
-            "this machine"
+            f"this machine (--backbone.operands={_PLAIN} turns it off)",
+            file=sys.stderr,
         )
-        line += f" (--backbone.operands={_PLAIN} turns it off)"
-    if line:
-        print(line, file=sys.stderr)
-    return begun or fastest
+    return fastest
 
 
 def _begun(workdir: pathlib.Path) -> str:
