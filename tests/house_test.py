@@ -34,9 +34,9 @@ _ABOVE = {
     "retrieve": 1485,
     "train": 1568,
     "evaluate": 3917,
-    "run": 8897,
-    "report": 3579,
-    "incident": 2409,
+    "run": 8543,
+    "report": 3553,
+    "incident": 2207,
 }
 
 
