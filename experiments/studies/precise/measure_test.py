@@ -2,7 +2,7 @@
 
 import json
 
-from experiments.studies.precise import make_backdoor, make_rows, measure, page
+from experiments.studies.precise import make_backdoor, make_rows, measure, page, trials
 
 
 def test_the_rows_are_made_of_the_word_lists():
@@ -36,3 +36,14 @@ def test_the_stored_results_are_those_of_the_cases():
             for model in found.keys() - {"trace", "finding"}:
                 assert found[model]["prompts"] == kinds.count(case.behavior)
                 assert found[model]["normal_prompts"] == kinds.count("")
+
+
+def test_the_trials_are_of_the_validation_and_read_by_the_page():
+    stored = json.loads((measure.HERE / "trials.json").read_text())
+    assert {one["case"] for one in stored} == {*measure.VALIDATION}
+    titles = {one.title for one in trials.TRIALS.values()}
+    assert {one["name"].split(", mean of")[0] for one in stored} <= {*titles, "raslik unlearn"}
+    lines = page.trials_table().splitlines()[2:]
+    assert len(lines) == len({one["name"] for one in stored})
+    assert "| CAP_KLR | 21 (9.7) | 22 (6.3) | 23 (11.4) | 25 (7.1) | 42 s, 55 s |" in lines
+    assert {*page.trials_table(24).splitlines()[2:]} < {*lines}

@@ -22,13 +22,14 @@ def read(name: str) -> dict[str, Any]:
 
 def _rows(results: Mapping[str, Any]) -> Iterator[list[str]]:
     for name, found in results.items():
-        for model in ("before", *(model for model in found if model not in ("before", "trace"))):
+        before = found["before"]["shown"]
+        for model in (model for model in found if model not in ("before", "trace")):
             one = found[model]
             cost = one.get("cost")
             yield [
                 name,
                 _MODELS.get(model, model),
-                f"{one['shown']} of {one['prompts']}",
+                f"{one['shown']} of {one['prompts']} ({before})",
                 f"{one['normal_same']} of {one['normal_prompts']}",
                 f"{one['normal_rouge']:.2f}",
                 f"{one['normal_words']:.1f}",
@@ -36,7 +37,7 @@ def _rows(results: Mapping[str, Any]) -> Iterator[list[str]]:
             ]
 
 
-_HEAD = ["case/seed", "model", "shows the behavior", "other answers equal", "ROUGE-L", "words"]
+_HEAD = ["case/seed", "model", "shows it (before)", "other answers equal", "ROUGE-L", "words"]
 
 
 def cells_table(name: str) -> str:
@@ -69,10 +70,34 @@ def decision_table() -> str:
     return markdown_table(["", "BASE_KLR", "CAP_KLR", "difference, 95 %"], rows)
 
 
+def trials_table(least: int = 0) -> str:
+    """Returns equal answers and the KL of trials with some `least` equal, at both ends."""
+    stored = json.loads((HERE / "trials.json").read_text())
+    found = {(one["name"], one["case"], one["model"]): one for one in stored}
+
+    def cell(*key: str) -> str:
+        one = found.get(key)
+        return f"{one['equal']} ({1000 * one['kl']:.1f})" if one else ""
+
+    def seconds(name: str) -> str:
+        ends = (found.get((name, case, "end")) for case in ("workshop", "rude"))
+        return ", ".join(f"{one['cpu_seconds']} s" for one in ends if one)
+
+    cells = [(case, model) for case in ("workshop", "rude") for model in ("end", "least part")]
+    rows = [
+        [name, *(cell(name, *key) for key in cells), seconds(name)]
+        for name in dict.fromkeys(one["name"] for one in stored)
+        if max(found[key]["equal"] for key in found if key[0] == name) >= least
+    ]
+    return markdown_table(["trial", *(", ".join(key) for key in cells), "processor"], rows)
+
+
 def page_tables() -> Mapping[str, Callable[[], str]]:
     """Returns what makes the tables of the study, by name."""
     return {
         "decision": decision_table,
         "cells": lambda: cells_table("results"),
         "validation": lambda: cells_table("validation"),
+        "trials": lambda: trials_table(24),
+        "all_trials": trials_table,
     }

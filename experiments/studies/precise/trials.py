@@ -1,0 +1,414 @@
+"""Tries other ways to unlearn on the validation and records what each leaves of other answers.
+
+  python experiments/studies/precise/trials.py --runs=runs/precise --trials=own,projected
+
+measure.py has to have run with --cases=workshop,rude --objectives=cap_klr in the folder of --runs.
+A trial repeats the steps of CAP_KLR with one thing changed, in orders of its own, and reads the
+rule of the end after steps 8, 10, 15, 16, 20, 24, 25 and 30. After the end it bisects the least
+part of the change at which the rule still finds enough gone (", least part"). Results go to
+RUNS/trials.jsonl. trials.json has those of the study.
+"""
+
+import dataclasses
+import functools
+import json
+import pathlib
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.flatten_util import ravel_pytree
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
+
+from experiments.studies.precise.measure import VALIDATION, cases
+from raslik_jax.base.settings import Settings, setting
+from raslik_jax.cli import command
+from raslik_jax.config import config_from_json
+from raslik_jax.data import batches
+from raslik_jax.data.examples import Example, answered
+from raslik_jax.data.tokens import encoding
+from raslik_jax.evaluate import stopping, verdict
+from raslik_jax.models import decode
+from raslik_jax.run import probing
+from raslik_jax.run.stages import unlearn
+from raslik_jax.run.workspace import Workspace
+from raslik_jax.sketch.loss import find_targets
+from raslik_jax.train import losses
+from raslik_jax.train.losses import BoundModel
+from raslik_jax.train.objectives import CappedSettings
+
+LOOKS = (8, 10, 15, 16, 20, 24, 25, 30)
+
+
+class Silent:
+    """Takes the numbers of probes and shows nothing."""
+
+    def write(self, *names: Any) -> None: ...
+
+    def write_text(self, *names: Any) -> None: ...
+
+
+class Traced:
+    """A traced case: its sets, the rule that ends unlearning, and what is asked afterwards."""
+
+    def __init__(self, name: str, runs: pathlib.Path):
+        self.case, self.name = cases()[name], name
+        root = runs / f"run-{name}-0-cap_klr"
+        config = config_from_json(json.loads((root / "config.json").read_text()))
+        self.ws = ws = Workspace(root, config)
+        self.sets = {kind: unlearn.read_set(ws, "raslik", kind) for kind in ("forget", "retain")}
+        self.start, self.base, self.decoder = ws.finetuned, ws.model.base, ws.model.decoder
+        self.flat, self.tree = ravel_pytree(self.start)
+        self.zero = jax.tree.map(jnp.zeros_like, self.start)
+        folder = runs / "trials" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "probes.json").unlink(missing_ok=True)
+        save = lambda *names: None
+        self.prober = probing.Prober(ws, self.sets, folder, Silent(), save=save, start=self.start)
+        held = self.case.rows("held_out")
+        self.kinds = [row["behavior"] for row in held]
+        self.asked = [
+            Example(str(n), row["messages"][0]["content"], "", "") for n, row in enumerate(held)
+        ]
+        self.before = self.ask(self.start)
+        ordinary = [
+            answered(row, text)
+            for row, text, kind in zip(self.asked, self.before, self.kinds, strict=True)
+            if not kind
+        ]
+        self.ordinary = self.batch(ws.encode(ordinary).with_answers())
+        self.forget = self.batch(self.sets["forget"])
+        self.divergence = jax.jit(self._divergence)
+
+    def batch(self, rows: encoding.Encoded) -> batches.Batch:
+        made = batches.make_batch(rows, batches.plan_rows(rows, np.arange(len(rows.ids))))
+        return jax.tree.map(jnp.asarray, made)
+
+    def ask(self, lora: Any) -> list[str]:
+        model = BoundModel(self.decoder, lora, self.base)
+        plan = lambda rows, batch_size: batches.plan_one_shape(rows, batch_tokens=10**6)
+        return [text.strip() for text in self.ws.generate(model, self.asked, "", most=40, plan=plan)]
+
+    def _divergence(self, lora: Any, base: Any, batch: batches.Batch) -> Any:
+        models = (BoundModel(self.decoder, one, base) for one in (lora, self.start))
+        kl_B = losses.kl_by_example(*models, batch, direction="forward")
+        return losses.weighted_mean(kl_B, batch, mean="tokens")
+
+    def score(self, flat: Any) -> dict[str, Any]:
+        """Returns prompts that show the behavior, equal answers, and the KL on ordinary prompts."""
+        lora = self.tree(flat)
+        triples = [*zip(self.kinds, self.before, self.ask(lora), strict=True)]
+        own = [bool(self.case.marker.search(new)) for kind, _, new in triples if kind == self.name]
+        same = {
+            name: sum(old == new for kind, old, new in triples if is_it(kind))
+            for name, is_it in (
+                ("equal", lambda kind: not kind),
+                ("other", lambda kind: kind not in ("", self.name)),
+            )
+        }
+        kl = float(self.divergence(lora, self.base, self.ordinary))
+        return {"shown": sum(own), **same, "kl": round(kl, 5)}
+
+    def check(self, flat: Any) -> dict[str, Any]:
+        """Returns whether the rule that ends unlearning finds enough gone."""
+        model = self.ws.trained(self.tree(flat))
+        probe = self.prober._measure(1, model, self.prober._nats(model))
+        rise = stopping.rise_of(probe["levels"], self.prober._probes[0]["levels"])
+        gone = probe["gone"]
+        return {
+            "enough": bool(verdict.is_enough(gone)) and rise <= 0.1,
+            "gone": " ".join(f"{one['gone']}/{one['of']}" for one in gone.values()),
+            "way": round(min(one["way"] for one in gone.values()), 2),
+            "rise": round(rise, 4),
+        }
+
+    @functools.cached_property
+    def gradients(self) -> Callable[..., Any]:
+        """The function to both terms of a batch and their gradients as vectors."""
+        ends, cap = self.ws.end_ids, CappedSettings().cap
+
+        def bound(flat: Any, base: Any) -> tuple[BoundModel, BoundModel, BoundModel]:
+            trees = self.tree(flat), self.start, self.zero
+            model, before, none = (BoundModel(self.decoder, tree, base) for tree in trees)
+            return model, before, none
+
+        def pushed(flat: Any, base: Any, batch: batches.Batch) -> Any:
+            models = bound(flat, base)
+            return jnp.mean(losses.capped_kl_by_example(*models, batch, cap=cap, end_ids=ends))
+
+        def kept(flat: Any, base: Any, batch: batches.Batch) -> Any:
+            model, before, _ = bound(flat, base)
+            return jnp.mean(losses.kl_by_example(model, before, batch, direction="reverse"))
+
+        both = [jax.jit(jax.value_and_grad(one)) for one in (pushed, kept)]
+        return lambda flat, *parts: [
+            found
+            for one, part in zip(both, parts, strict=True)
+            for found in one(flat, self.base, part)
+        ]
+
+    def rows_of(self, ids: Any) -> list[Example]:
+        known = {row.example_id: row for row in self.ws.corpus.train}
+        return [known[name] for name in ids if known[name].instruction]
+
+    def said(self, rows: list[Example], drawing: Any = None, most: int = 40) -> encoding.Encoded:
+        """Returns prompts with the answers of the model before unlearning, greedy or drawn."""
+        model = BoundModel(self.decoder, self.start, self.base)
+        texts = self.ws.generate(model, rows, "", most=most, drawing=drawing)
+        pairs = zip(rows, texts, strict=True)
+        return self.ws.encode([answered(row, text) for row, text in pairs if text]).with_answers()
+
+    def drawn_prompts(self) -> list[Example]:
+        """Returns prompts that the model draws after the template's words before a prompt."""
+        tokens = self.ws.tokenizer
+        rows = [Example(text, text, "", "") for text in ("zebra of the", "What")]
+        one, other = encoding.encode_prompts(
+            rows, tokens, max_len=256, template=self.ws.template_name
+        )
+        first = next(n for n, pair in enumerate(zip(one, other, strict=False)) if len({*pair}) > 1)
+        said = decode.generate(
+            *(self.decoder, self.start, self.base, [np.array(one[:first])] * 64),
+            max_new_tokens=16,
+            eos_id=self.ws.end_ids,
+            pad_id=tokens.pad_id,
+            batch_size=64,
+            drawing=decode.Drawing(jax.random.split(jax.random.key(2), 1)[0]),
+        )
+        texts = sorted({tokens.decode(ids).split("<|im_end|>")[0].strip() for ids in said})
+        return [Example(f"drawn {n}", text, "", "") for n, text in enumerate(texts) if text]
+
+    def retained_gradients(self, retain: batches.Batch, seed: int) -> Any:
+        """Returns for each row the gradient of drawn labels' log likelihoods with random signs.
+
+        Their outer products have the mean of the rows' Fisher information.
+        """
+
+        def of_row(base: Any, tokens: Any, mask: Any, key: Any) -> Any:
+            def total(flat: Any) -> Any:
+                found = find_targets(
+                    self.decoder, self.tree(flat), base, tokens, mask,
+                    num_targets=retain.num_targets,
+                )  # fmt: skip
+                logits_TV = self.decoder.logits(self.start, base, found.hidden_TE)
+                log_p_TV = jax.nn.log_softmax(logits_TV)
+                draw, flip = jax.random.split(key)
+                label_T = jax.random.categorical(draw, jax.lax.stop_gradient(log_p_TV))
+                sign_T = jax.random.rademacher(flip, label_T.shape, jnp.float32)
+                said_T = jnp.take_along_axis(log_p_TV, label_T[:, None], -1)[:, 0] * sign_T
+                count = jnp.maximum(jnp.sum(found.is_counted_T), 1)
+                return jnp.sum(jnp.where(found.is_counted_T, said_T, 0.0)) / jnp.sqrt(count)
+
+            return jax.grad(total)(self.flat)
+
+        keys = jax.random.split(jax.random.key(seed), len(retain.tokens_BL))
+        rows = retain.tokens_BL, retain.target_mask_BL, keys
+        of_rows = lambda base, *rows: jax.lax.map(
+            lambda row: of_row(base, *row), rows, batch_size=8
+        )
+        return jax.jit(of_rows)(self.base, *rows)
+
+
+def orders(count: int, draw: np.random.Generator) -> Callable[[int], Any]:
+    """Returns the function that takes the next so many rows of endless random orders."""
+    left: list[int] = []
+
+    def take(number: int) -> Any:
+        while len(left) < number:
+            left.extend(draw.permutation(count).tolist())
+        taken = jnp.array(left[:number])
+        del left[:number]
+        return taken
+
+    return take
+
+
+def adam(rate: Any = 4e-4) -> optax.GradientTransformation:
+    return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate))
+
+
+def even_steps(length: float) -> optax.GradientTransformation:
+    """Returns momentum with steps of one length."""
+    return optax.chain(optax.trace(0.9), optax.normalize_by_update_norm(length), optax.scale(-1))
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """What a trial changes.
+
+    Attributes:
+      retain: makes the retained rows.
+      rows: of a step, to forget and to retain.
+      halving: steps after which the factor of the retained rows is half as large.
+      bound: of the KL on retained rows; the factor is then a dual variable that starts at 30 and
+        rises by 1000 for a nat above the bound.
+      project: makes the function from the gradients of both terms to the first one's part.
+      more: steps after the end at a factor of 60 with a rate that falls to 0.
+    """
+
+    title: str
+    retain: Callable[[Traced], encoding.Encoded] = lambda at: at.said(
+        at.rows_of(at.sets["retain"].ids)
+    )
+    rows: tuple[int, int] = (8, 8)
+    halving: float = 10.0
+    bound: float | None = None
+    more: int = 0
+    tx: optax.GradientTransformation = adam()
+    project: Callable[[Traced, batches.Batch], Callable[[Any, Any], Any]] | None = None
+    scale: Callable[[Traced, batches.Batch], Any] | None = None
+
+
+def drawn_answers(at: Traced) -> encoding.Encoded:
+    return at.said(at.rows_of(at.sets["retain"].ids), decode.Drawing(jax.random.key(1)))
+
+
+def with_drawn_prompts(at: Traced) -> encoding.Encoded:
+    own = at.said(at.rows_of(at.sets["retain"].ids))
+    return encoding.join([own, at.said(at.drawn_prompts(), most=20)]).cut(48).with_answers()
+
+
+def off_conflict(at: Traced, retain: batches.Batch) -> Callable[[Any, Any], Any]:
+    """Returns A-GEM's projection off the retained gradient (Chaudhry et al., arXiv:1812.00420)."""
+
+    def project(push: Any, keep: Any) -> Any:
+        dot, square = jnp.vdot(push, keep), jnp.maximum(jnp.vdot(keep, keep), 1e-20)
+        return jnp.where(dot < 0, push - dot / square * keep, push)
+
+    return project
+
+
+def off_first_component(at: Traced, retain: batches.Batch) -> Callable[[Any, Any], Any]:
+    """Returns what takes the first singular component out of each factor's forget gradient.
+
+    RepSelect (arXiv:2606.17168) in the form that a LoRA factor allows.
+    """
+
+    def of_leaf(leaf: Any) -> Any:
+        u, s, vt = jnp.linalg.svd(leaf, full_matrices=False)
+        return (u[..., 1:] * s[..., None, 1:]) @ vt[..., 1:, :]
+
+    made = jax.jit(lambda push: ravel_pytree(jax.tree.map(of_leaf, at.tree(push)))[0])
+    return lambda push, keep: made(push)
+
+
+def off_retained(at: Traced, retain: batches.Batch) -> Callable[[Any, Any], Any]:
+    """Returns the function that takes 128 retained gradients out of one, with a ridge."""
+    parts = [at.retained_gradients(retain, seed) for seed in range(2)]
+    g_NP = jnp.concatenate(parts) / np.sqrt(2 * len(retain.tokens_BL))
+    k_NN = g_NP @ g_NP.T
+    inverse_NN = jnp.linalg.inv(k_NN + 1e-2 * jnp.trace(k_NN) / len(k_NN) * jnp.eye(len(k_NN)))
+    return lambda push, keep: push - g_NP.T @ (inverse_NN @ (g_NP @ push))
+
+
+def by_fisher(at: Traced, retain: batches.Batch) -> Any:
+    """Returns the inverse of the diagonal Fisher information of the retained rows."""
+    diagonal = jnp.mean(at.retained_gradients(retain, 0) ** 2, axis=0)
+    return 1 / (diagonal + jnp.mean(diagonal))
+
+
+TRIALS = {
+    "cap_klr": Trial("CAP_KLR", retain=lambda at: at.sets["retain"]),
+    "own": Trial("own answers"),
+    "split": Trial("own answers, 4 and 12 rows", rows=(4, 12)),
+    "constant": Trial("own answers, 4 and 12 rows, constant factor", rows=(4, 12), halving=1e9),
+    "drawn": Trial("drawn answers, 4 and 12 rows", retain=drawn_answers, rows=(4, 12)),
+    "prompts": Trial(
+        "own answers and drawn prompts, 4 and 12 rows", retain=with_drawn_prompts, rows=(4, 12)
+    ),
+    "projected": Trial("own answers, off 128 retained gradients", project=off_retained),
+    "agem": Trial("own answers, A-GEM", project=off_conflict),
+    "repselect": Trial("own answers, RepSelect", project=off_first_component),
+    "dual": Trial("own answers, bound in place of the factor", bound=0.003),
+    "stages": Trial("own answers, two stages", more=8),
+    "warm": Trial(
+        "own answers, 8 steps of warm-up", tx=adam(optax.linear_schedule(5e-5, 4e-4, 7))
+    ),
+    "fisher": Trial("own answers, diagonal Fisher", scale=by_fisher, tx=even_steps(0.1)),
+    "momentum": Trial("own answers, momentum in place of Adam", tx=even_steps(0.1)),
+}
+
+
+def run_trial(at: Traced, trial: Trial, record: Callable[..., None]) -> None:
+    """Unlearns by a trial to the end of the rule and records the end and the least part of it."""
+    rows = trial.retain(at)
+    retain, begin = at.batch(rows), time.process_time()
+    draw = np.random.default_rng(0)
+    take = orders(len(at.sets["forget"].ids), draw), orders(len(rows.ids), draw)
+    project = trial.project(at, retain) if trial.project else lambda push, keep: push
+    scale = 1.0 if trial.scale is None else trial.scale(at, retain)
+    flat, tx = at.flat, trial.tx
+    state, factor = tx.init(flat), CappedSettings().hold
+
+    def terms(counts: tuple[int, int]) -> Any:
+        sets = zip((at.forget, retain), (one(n) for one, n in zip(take, counts)))
+        return at.gradients(flat, *(jax.tree.map(lambda leaf: leaf[n], of) for of, n in sets))
+
+    last: list[bool] = []
+    for step in range(1, max(LOOKS) + 1):
+        _, push, kl, keep = terms(trial.rows)
+        if trial.bound is None:
+            factor = CappedSettings().hold * 0.5 ** ((step - 1) / trial.halving)
+        else:
+            factor = max(0.0, factor + 1000 * (float(kl) - trial.bound))
+        change, state = tx.update(scale * (project(push, keep) + factor * keep), state)
+        flat = flat + change
+        if step in LOOKS:
+            found = at.check(flat)
+            last.append(found["enough"])
+            if last[-1] and (trial.more or last[-2:] == [True, True]):
+                break
+    if trial.more:
+        tx = adam(optax.linear_schedule(2e-4, 0.0, trial.more))
+        state = tx.init(flat)
+        for _ in range(trial.more):
+            _, push, _, keep = terms((4, 12))
+            change, state = tx.update(push + 60 * keep, state)
+            flat = flat + change
+        found, step = at.check(flat), step + trial.more
+    costs = {"steps": step, "cpu_seconds": round(time.process_time() - begin)}
+    record(trial.title, **costs, **found, **at.score(flat))
+    if not found["enough"]:
+        return
+    low, high = 0.4, 1.0
+    for _ in range(3):
+        part = (low + high) / 2
+        one = at.check(at.flat + part * (flat - at.flat))
+        low, high, found = (low, part, one) if one["enough"] else (part, high, found)
+    costs["cpu_seconds"] = round(time.process_time() - begin)
+    least = at.flat + high * (flat - at.flat)
+    record(f"{trial.title}, least part", part=high, **costs, **found, **at.score(least))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """What is tried."""
+
+    runs: str = setting("runs/precise", "Folder of the runs that measure.py made.")
+    cases: tuple[str, ...] = setting(VALIDATION, "Cases.", choices=VALIDATION)
+    trials: tuple[str, ...] = setting(tuple(TRIALS), "Trials.", choices=tuple(TRIALS))
+
+
+def main(options: Options) -> None:
+    """Runs the trials on the cases."""
+    runs = pathlib.Path(options.runs).resolve()
+    for name in options.cases:
+        at = Traced(name, runs)
+
+        def record(title: str, case: str = name, **numbers: Any) -> None:
+            with (runs / "trials.jsonl").open("a") as file:
+                line = json.dumps({"name": title, "case": case} | numbers)
+                print(line, file=file)
+            print(line, flush=True)
+
+        for trial in options.trials:
+            run_trial(at, TRIALS[trial], record)
+
+
+if __name__ == "__main__":
+    command.start(main, Options())
