@@ -13,6 +13,7 @@ from experiments.studies.sets import strategies
 from raslik_jax.data.corpora import DATASETS
 from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.run.stages.scores import SCORES
+from tests.conftest import paper_corpora as paper_corpora
 from tests.conftest import pytest_configure as pytest_configure
 
 

@@ -16,6 +16,7 @@ from raslik_jax.retrieve.selectors import select_by_count
 from raslik_jax.retrieve.strategies import STRATEGIES, Request
 from raslik_jax.run.artifacts import read_metrics
 
+pytestmark = pytest.mark.usefixtures("paper_corpora")
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[3]
 _STORED = _REPOSITORY / "experiments" / "studies" / "smollm2"
 _SEEDS = ("seed-0", "seed-1")
@@ -35,7 +36,7 @@ def _config(run):
 
 
 @pytest.fixture(scope="module")
-def corpus(folder):
+def corpus(folder, paper_corpora):
     """Its corpus, from its settings and seed."""
     config = _config(folder / "test")
     settings = dataclasses.replace(config.corpus, data_dir=str(shared_data()))

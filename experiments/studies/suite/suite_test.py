@@ -102,7 +102,7 @@ def test_flag_files_must_be_there_and_a_choice_needs_learning_rates(tmp_path):
         _options(tmp_path, seeds=(1, 1))
 
 
-def test_a_grid_is_the_product_and_its_choice_is_measured_on_test_queries(tmp_path):
+def test_a_grid_is_the_product_and_its_choice_is_measured_on_test_queries(tmp_path, members):
     grid, tests = suite.plan_cells(
         _options(
             tmp_path,
