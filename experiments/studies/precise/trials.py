@@ -97,7 +97,8 @@ class Traced:
 
     def _divergence(self, lora: Any, base: Any, batch: batches.Batch) -> Any:
         models = (BoundModel(self.decoder, one, base) for one in (lora, self.start))
-        kl_B = losses.kl_by_example(*models, batch, direction="forward")
+        outputs = (losses.Outputs(one, batch) for one in models)
+        kl_B = losses.kl_by_example(*outputs, direction="forward")
         return losses.weighted_mean(kl_B, batch, mean="tokens")
 
     def score(self, flat: Any) -> dict[str, Any]:
@@ -133,18 +134,18 @@ class Traced:
         """The function to both terms of a batch and their gradients as vectors."""
         ends, cap = self.ws.end_ids, CappedSettings().cap
 
-        def bound(flat: Any, base: Any) -> tuple[BoundModel, BoundModel, BoundModel]:
+        def outputs(flat: Any, base: Any, batch: batches.Batch) -> list[losses.Outputs]:
             trees = self.tree(flat), self.start, self.zero
-            model, before, none = (BoundModel(self.decoder, tree, base) for tree in trees)
-            return model, before, none
+            models = (BoundModel(self.decoder, tree, base) for tree in trees)
+            return [losses.Outputs(model, batch) for model in models]
 
         def pushed(flat: Any, base: Any, batch: batches.Batch) -> Any:
-            models = bound(flat, base)
-            return jnp.mean(losses.capped_kl_by_example(*models, batch, cap=cap, end_ids=ends))
+            found = outputs(flat, base, batch)
+            return jnp.mean(losses.capped_kl_by_example(*found, cap=cap, end_ids=ends))
 
         def kept(flat: Any, base: Any, batch: batches.Batch) -> Any:
-            model, before, _ = bound(flat, base)
-            return jnp.mean(losses.kl_by_example(model, before, batch, direction="reverse"))
+            found = outputs(flat, base, batch)
+            return jnp.mean(losses.kl_by_example(*found[:2], direction="reverse"))
 
         both = [jax.jit(jax.value_and_grad(one)) for one in (pushed, kept)]
         return lambda flat, *parts: [
