@@ -343,7 +343,7 @@ class UnlearnConfig(Stage):
     epochs: int = setting(5, "Passes over the larger of the two sets.", low=1)
     batch_size: int = setting(8, "Examples a step, of each set.", low=1)
     micro_batch_size: int = setting(
-        0, "Examples of each set in memory at a time; 0: all.", low=0, divides="batch_size"
+        0, "Rows of a set in memory; 0: all, on a CPU 1,024 tokens.", low=0, divides="batch_size"
     )
     parameters: Literal["lora", "all"] = setting(
         "lora",
