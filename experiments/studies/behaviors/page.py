@@ -13,7 +13,7 @@ _TEXTS = {"prompt": "BM25, prompts", "prompt_and_output": "BM25, prompts and ans
 
 
 def words_table() -> str:
-    """Returns BM25's auPRC by behavior and rate: mean, smallest and largest over seeds."""
+    """Returns BM25's AUPRC by behavior and rate: mean, smallest and largest over seeds."""
     groups: dict[tuple[str, float], list[dict[str, float]]] = {}
     for found in json.loads(RESULTS.read_text())["measured"]:
         groups.setdefault((found["behavior"], found["rate"]), []).append(found["auprc"])
@@ -43,4 +43,4 @@ def judges_table() -> str:
 
 def page_tables() -> Mapping[str, Callable[[], str]]:
     """Returns what makes the tables of the study, by name."""
-    return {"BM25's auPRC": words_table, "what the judges see, at 8 %": judges_table}
+    return {"BM25's AUPRC": words_table, "what the judges see, at 8 %": judges_table}

@@ -20,14 +20,14 @@ PRESETS = {
     ("finetuned/unshifted/response", "plain", "per_tensor"): "released",
     ("finetuned/unshifted/all", "centered", "vector"): "robust",
 }
-_PERFORMANCE = {"auprc": "auPRC", "auroc": "auROC", "precision": "precision"}
+_PERFORMANCE = {"auprc": "AUPRC", "auroc": "auROC", "precision": "precision"}
 _SHOWN = _PERFORMANCE | {"targets_in_retain": "targets in retain"}
 _BELOW_ZERO = _SHOWN | {"below_zero": "scores below 0"}
-_COUNTED = {"auprc": "auPRC", "least_auprc": "least auPRC", "precision": "precision"}
+_COUNTED = {"auprc": "AUPRC", "least_auprc": "least AUPRC", "precision": "precision"}
 _CHOICE = ("kernel", "centering", "normalize", "query", "combine")
 _BY_COMBINE = {"kernel": "kernel", "centering": "centering", "combine": "queries by"}
 _OF_SKETCHES = {
-    "auprc": "auPRC",
+    "auprc": "AUPRC",
     "precision": "precision",
     "targets_in_retain": "targets in retain",
     "jaccard_seeds": "Jaccard of forget sets, between seeds",
@@ -103,7 +103,7 @@ def sections(joined: Joined) -> list[str]:
             main,
             _BY_COMBINE,
             _BELOW_ZERO,
-            text="All queries, the model's own answers, cosine of whole gradients; best auPRC "
+            text="All queries, the model's own answers, cosine of whole gradients; best AUPRC "
             "first.",
         ),
         section(
@@ -139,7 +139,7 @@ def write_figures(joined: Joined, out: pathlib.Path) -> None:
     for entry in _by_auprc(main):
         rows.setdefault(entry["kernel"], {})[entry["centering"]] = entry["auprc"]
     figure = draw_intervals(
-        rows, xlabel="auPRC of the forget ranking", title="Which gradient"
+        rows, xlabel="AUPRC of the forget ranking", title="Which gradient"
     )
     drawing.save_figure(figure, out / "kernels")
 
@@ -150,7 +150,7 @@ def write_figures(joined: Joined, out: pathlib.Path) -> None:
         if is_shown and entry["combine"] in ("mean", "common") and entry["kernel"] in names:
             points = panels.setdefault(entry["kernel"], {}).setdefault(entry["combine"], [])
             points.append((float(entry["num_queries"]), entry["auprc"]))
-    figure = draw_curves(panels, xlabel="queries", ylabel="auPRC, centered", log_x=True)
+    figure = draw_curves(panels, xlabel="queries", ylabel="AUPRC, centered", log_x=True)
     drawing.save_figure(figure, out / "queries")
 
 

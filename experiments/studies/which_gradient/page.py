@@ -154,7 +154,7 @@ def _by_cell(value: Callable[[str], Callable[[Cell], float]]) -> str:
         return f"{value(name)(cell):.3f}" if name in cell.by_name else "-"
 
     rows = [[name, *(text(name, cell) for cell in cells)] for name in _names(cells)]
-    return markdown_table(["auPRC", *(cell.title for cell in cells)], rows)
+    return markdown_table(["AUPRC", *(cell.title for cell in cells)], rows)
 
 
 def single_table() -> str:
