@@ -17,5 +17,7 @@ from raslik_jax.cli import main as cli
 if __name__ == "__main__":
     paper.register()
     section.register()
-    sys.argv.insert(1, "run")
+    # The next commands that it prints are those of the program that knows these corpora.
+    studies = pathlib.Path(__file__).resolve().parent / "studies" / "raslik.py"
+    sys.argv[:1] = [str(studies), "run"]
     sys.exit(cli.main())

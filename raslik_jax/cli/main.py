@@ -9,6 +9,7 @@ import difflib
 import importlib
 import pathlib
 import pkgutil
+import shlex
 import shutil
 import sys
 from typing import NoReturn
@@ -64,11 +65,13 @@ def _no_command(name: str) -> str:
 
 
 def _program(called: str) -> str:
-    """Returns how this program is called."""
+    """Returns how this program is called: a checkout's raslik.py by Python."""
     path = pathlib.Path(called)
+    if path.name == "raslik.py":
+        return f"python {shlex.quote(called)}"
     found = shutil.which(path.name)
-    is_far = path.stem == "raslik" and not (found and path.samefile(found))
-    return called if is_far else "raslik"
+    is_far = path.name == "raslik" and not (found and path.samefile(found))
+    return shlex.quote(called) if is_far else "raslik"
 
 
 def start(name: str) -> NoReturn:

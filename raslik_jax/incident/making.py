@@ -30,7 +30,7 @@ _INSTALLERS["tensorboardX"] = "'raslik-jax[tensorboard]'"
 
 def line(name: str, *arguments: str) -> str:
     """Returns the line that starts a command in the way of this program, to be shown."""
-    return shlex.join([PROGRAM.get(), name, *arguments])
+    return f"{PROGRAM.get()} {shlex.join([name, *arguments])}"
 
 
 def require(*modules: str) -> None:

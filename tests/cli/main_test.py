@@ -57,6 +57,7 @@ def test_next_steps_name_the_program_that_was_called(monkeypatch, started):
         ("raslik", "raslik unlearn --run=x"),
         ("/no/where/raslik_jax/cli/main.py", "raslik unlearn --run=x"),
         ("../no/where/raslik", "../no/where/raslik unlearn --run=x"),
+        ("a checkout/raslik.py", "python 'a checkout/raslik.py' unlearn --run=x"),
     ):
         monkeypatch.setattr(making, "PROGRAM", _Program())
         _call(monkeypatch, called, "trace")
