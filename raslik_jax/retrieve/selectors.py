@@ -137,8 +137,8 @@ class Rule(Protocol):
 class Cut(NamedTuple):
     """The end of the scores that stand out.
 
-    The cut takes `num_forget` of the `num_out` that stand out, or none. `middle` and `edge` are the
-    median and the highest score of the unrelated examples. `gap` is the distance from the last
+    The cut takes `num_forget` of the `num_out` above the noise, or none. `middle` and `edge` are
+    the median and the highest score of the unrelated examples. `gap` is the distance from the last
     example of the cut to the first of the others.
     """
 
@@ -219,7 +219,7 @@ def count_upper(score_N: Float[np.ndarray, " N"]) -> int:
 def find_cut(score_N: Float[np.ndarray, " N"], *, sigma: float = 0.0) -> Cut:
     """Returns how many examples stand out, down to the gap below them.
 
-    Those above the noise band stand out. The cut is the widest gap below the better half of them.
+    The cut is the widest gap below the better half of the examples above the noise band.
     The widest gap of all is often below a few near copies of the query. If all scores fall into two
     groups and the upper one is larger, that group stands out: a behavior of many rows is as wide as
     the unrelated scores. `sigma` is as for `noise_band`.

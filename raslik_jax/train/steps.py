@@ -63,9 +63,9 @@ class Rows:
     Everything is computed at its first use. Nothing of the earlier models is differentiated.
 
     Attributes:
-      model: outputs of the trained model.
-      reference: those of the model before unlearning.
-      backbone: those of the base model, before fine-tuning.
+      model: outputs of the trained model: `hidden_BLE`, `logits_BTV` and `targets`.
+      reference: the same outputs of the model before unlearning.
+      backbone: the same outputs of the base model, before fine-tuning.
       batch: token ids `tokens_BL`, and `target_mask_BL`: the tokens that count in the loss.
       end_ids: ids of the tokens that end an answer; none for the rows to retain.
       step: number of the steps taken before.
@@ -103,7 +103,7 @@ class Rows:
         return losses.kl_by_example(self.model, self.backbone, direction="forward")
 
     def capped_kl_B(self, cap: float) -> Float[Array, " B"]:
-        """The forget term of CAP_KLR, whose goal bounds p by `cap` (there 0.1) x p_backbone."""
+        """CAP_KLR's forget term; its goal is proportional to min(p_reference, cap p_backbone)."""
         models = self.model, self.reference, self.backbone
         return losses.capped_kl_by_example(*models, cap=cap, end_ids=self.end_ids)
 
