@@ -1,5 +1,6 @@
 """The work directory for the stages: results of earlier stages, read at their first use."""
 
+import collections
 import copy
 import functools
 import pathlib
@@ -76,10 +77,21 @@ class StoredCorpus:
     @functools.cached_property
     def queries(self) -> Mapping[str, tuple[Example, ...]]:
         """Queries by set."""
-        return {name: self._read(name) for name in examples.QUERY_SETS}
+        return _Queries(self._read)
 
     def _read(self, name: str) -> tuple[Example, ...]:
         return artifacts.corpus_rows(name).read_in(self._folder)
+
+
+class _Queries(collections.UserDict[str, tuple[Example, ...]]):
+    """The query sets by name, each read at its first use: units declare which ones they read."""
+
+    def __init__(self, read: Callable[[str], tuple[Example, ...]]):
+        super().__init__(dict.fromkeys(examples.QUERY_SETS, ()))
+        self._read = functools.cache(read)
+
+    def __getitem__(self, name: str) -> tuple[Example, ...]:
+        return self._read(name) if name in self.data else super().__getitem__(name)
 
 
 class Workspace:

@@ -58,7 +58,6 @@ class RecordsTest(FolderTest):
         ("no_split", {"instruction": "a"}),
         ("unknown_split", {"instruction": "a", "split": "test"}),
         ("no_retrieval", {"instruction": "a", "split": "test_normal"}),
-        ("no_instruction", {"split": "retrieval"}),
         ("trained_on", _QUERY, {"instruction": "Task.", "split": "test_target"}),
         ("twice", _QUERY, {"instruction": "a", "split": "test_target"}),
     )
@@ -66,6 +65,12 @@ class RecordsTest(FolderTest):
         train = self._write("rows.jsonl", [{"instruction": "Task.", "output": "Done."}])
         with refused():
             _load(train, self._write("queries.jsonl", queries))
+
+    def test_a_query_without_a_prompt_is_refused(self):
+        train = self._write("rows.jsonl", [{"instruction": "Task.", "output": "Done."}])
+        # The end of the sentence is cut, at a place that depends on the folder's name.
+        with self.assertRaisesRegex(ValueError, "queries.jsonl:1: a row must have 'instruction'"):
+            _load(train, self._write("queries.jsonl", [{"split": "retrieval"}]))
 
     def test_training_rows_need_an_output(self):
         train = self._write("rows.jsonl", [{"instruction": "Task."}])
