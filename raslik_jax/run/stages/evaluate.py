@@ -225,12 +225,10 @@ def reads_of_results(case: Case) -> str:
     sets = [f"retrieve/{strategy}" for strategy in config.retrieve.strategies]
     others = {f"references/{name}" for name in _OTHERS}
     found = [name for name in case.names if name.split("/")[0] in _MEASURED]
-    return " ".join(["{train} {measured}", *sets, *(n for n in found if n not in others)])
-
-
-def _reads(case: Case) -> str:
-    probed = stepped_variants(case.config) if case.config.unlearn.probe.steps else ()
-    return " ".join([reads_of_results(case), *(artifacts.probes(v).path for v in probed)])
+    found = [name for name in found if name not in others]
+    probed = stepped_variants(config) if config.unlearn.probe.steps else ()
+    probes = [artifacts.probes(variant).path for variant in probed]
+    return " ".join(["{train} {measured}", *sets, *found, *probes])
 
 
 def _files(case: Case) -> Files:
@@ -243,7 +241,7 @@ UNITS = (
     Recipe(
         "evaluate",
         evaluate,
-        _reads,
+        reads_of_results,
         "evaluate.marker_words",
         # 2: rates over fewer than three target queries judge no model; 3: rows without a label that
         # are forgotten are not among those that have to stay likely; 4: prompts are counted.
