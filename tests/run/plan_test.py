@@ -106,7 +106,7 @@ _DECIDES = {
     ("unlearn.ga_gdr.learning_rate", 1.0): "unlearn/",
     ("unlearn.retain_weight", 2.0): "unlearn/",
     ("unlearn.epochs", 2): "unlearn/ generate/",
-    ("unlearn.probe.steps", 5): "unlearn/",
+    ("unlearn.probe.steps", 5): "unlearn/ evaluate report",
     ("unlearn.probe.rows", 5): "",
     ("retrieve.held_out", 0.5): "retrieve/sizes references/evaluation references/perplexity "
     "generate/ report",
