@@ -3,8 +3,9 @@
   python experiments/studies/precise/measure.py --model=FOLDER/smollm2 --workdir=runs/precise
 
 FOLDER/smollm2 is made by own_model/checkpoint.py. rule.md says what is validation and what is test.
-A case is one trace with the default settings, and one unlearning by each objective from a copy of
-it. Results go to WORKDIR/results.json cell by cell; a cell that is there is not repeated.
+A case is one trace with the default settings, of the first held-out answer that shows the behavior,
+and one unlearning by each objective from a copy of it. Results go to WORKDIR/results.json cell by
+cell; a cell that is there is not repeated.
 """
 
 import dataclasses
@@ -46,16 +47,18 @@ def run_case(case: ways.Case, options: "Options", workdir: pathlib.Path, seed: i
     """Takes one case through a trace and all objectives; returns costs and answers of each."""
     model, name = pathlib.Path(options.model).resolve(), f"{case.behavior}-{seed}"
     prompts = [own.prompt_of(row) for row in case.rows("held_out")]
-    prompt = next(
-        own.prompt_of(row) for row in case.rows("held_out") if row["behavior"] == case.behavior
-    )
+    before = own.ask(model, case.adapter, prompts)
+    rows = zip(case.rows("held_out"), prompts, before, strict=True)
+    asked = [pair for row, *pair in rows if row["behavior"] == case.behavior]
+    shown = [prompt for prompt, answer in asked if case.marker.search(answer)]
+    if not shown:
+        return {"finding": "no held-out answer shows the behavior"}
     traced = workdir / f"run-{case.folder.name}-{seed}"
-    trace = ["trace", "--checkpoint", model, "--adapter", case.adapter, "--prompt", prompt]
+    trace = ["trace", "--checkpoint", model, "--adapter", case.adapter, "--prompt", shown[0]]
     trace += ["--train_file", case.folder / "train.jsonl", "--workdir", traced, "--update"]
     found: dict[str, Any] = {}
     with (workdir / f"{name}.txt").open("w") as log:
         found["trace"] = ways.run([*trace, f"--seed={seed}"], log)
-        before = own.ask(model, case.adapter, prompts)
         found["before"] = ways.measure_answers(case, before, before) | others(case, before, before)
         if not [*traced.glob("retrieve/*/forget.jsonl")]:
             return found | {"finding": "no row stands out"}
