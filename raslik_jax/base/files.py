@@ -80,9 +80,9 @@ def decode_text(raw: bytes, path: AnyPath) -> str:
 def not_utf8(path: AnyPath, line: int, error: UnicodeDecodeError) -> ValueError:
     """Returns the error of a file that is not UTF-8, with the command that converts it."""
     byte = error.object[error.start]
-    # Of a byte order mark that comes first.
-    is_wide = line == 1 and error.start == 0 and byte in (0xFE, 0xFF)
-    mend = f"convert it, as with iconv -f {'UTF-16' if is_wide else 'WINDOWS-1252'} -t UTF-8"
+    has_mark = line == 1 and error.start == 0 and byte in (0xFE, 0xFF)
+    mend = f"convert it, as with iconv -f {'UTF-16' if has_mark else 'WINDOWS-1252'} -t UTF-8"
+    mend += "" if has_mark else " for a text of Western Europe"
     return ValueError(f"{_quoted(path)}:{line} must be UTF-8, got the byte 0x{byte:02x}: {mend}")
 
 

@@ -75,7 +75,7 @@ def texts_of(content: Content) -> tuple[str, str]:
     answer = content.messages[len(asked) :][: None if content.is_completion else 1]
     if len(answer) != 1:
         return as_lines(asked), as_lines(answer)
-    calls = answer[0].get("tool_calls")
+    calls = answer[0].get("tool_calls") or answer[0].get("function_call")
     return as_lines(asked), text_of(answer[0]) or (json.dumps(calls) if calls else "")
 
 

@@ -22,7 +22,7 @@ from raslik_jax.data.examples import (
 )
 from raslik_jax.data.read.rows import FIELDS, FLAGS, FORMATS, Row, detect_format, unread_columns
 from raslik_jax.data.read.sources import placed_records, shown_source
-from raslik_jax.data.words import refused
+from raslik_jax.data.words import flag_of, refused
 
 # --corpus.records.format may also be this: the keys of the rows show the format.
 AUTO = "auto"
@@ -152,8 +152,8 @@ def _example_of(row: Row, format: str, source: str, needs_output: bool) -> Examp
     """Returns the example of a row; its id is empty if the row has none."""
     found = FORMATS[format].read(row, needs_output)
     label, origin, name = row.get("is_target"), row.get("source"), row.get("id")
-    if isinstance(label, str):  # as a cell of a table is
-        label = {"true": True, "false": False, "": None}.get(label.lower(), label)
+    if label == "" or flag_of(label) is not None:
+        label = flag_of(label)
     if not isinstance(label, bool | None) and row.keys["is_target"] != "is_target":
         raise row.problem("is_target", "be true, false or null")
     # A column of ours that holds another kind of value is the user's own. Ids may repeat.
@@ -194,11 +194,10 @@ def _mute(rows: list[Example]) -> None:
     least one 1. Any other one, such as measured losses, is the user's own.
     """
     for name in FLAGS:
-        values = {number: row.extra[name] for number, row in enumerate(rows) if name in row.extra}
-        off = [number for number, value in values.items() if value in (0, "0", "false")]
-        num_on = sum(value in (1, "1", "true") for value in values.values())
-        if num_on and len(off) + num_on + [*values.values()].count("") == len(values):
-            for number in off:
+        held = ((n, row.extra[name]) for n, row in enumerate(rows) if name in row.extra)
+        flags = {number: flag_of(value) for number, value in held if value != ""}
+        if True in flags.values() and None not in flags.values():
+            for number in (number for number, counts in flags.items() if not counts):
                 rows[number] = rows[number]._replace(is_muted=True)
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from raslik_jax.base import files
 from raslik_jax.base.messages import one_line, shown, some_of
-from raslik_jax.data.words import refused
+from raslik_jax.data.words import load_words, refused
 
 csv.field_size_limit(2**31 - 1)
 _OWN_SEPARATOR = {".csv": ",", ".tsv": "\t"}
@@ -38,6 +38,8 @@ _STREAMS: dict[str, Callable[[], Any]] = {
     ".zst": lambda: importlib.import_module("zstandard").ZstdDecompressor().decompressobj(),
 }
 _BATCH = 1024
+# A column of files that no model here reads.
+MEDIA = re.compile(rf"({'|'.join(load_words('row_keys')['media'])})s?")
 # A row, or what is wrong with it.
 Row = dict[str, Any] | ValueError
 
@@ -196,9 +198,11 @@ def _table_pieces(lines: Iterator[str], origin: str, own: str) -> Iterator[Piece
     reader = csv.reader(lines, delimiter=mark, strict=True)
     number = num_lines = 0
     try:
-        header = next(reader, [])
+        # Pandas writes its index without a name, and names such a column so.
+        names = enumerate(next(reader, []))
+        header = [name if name.strip() else f"Unnamed: {number}" for number, name in names]
         yield Piece(0, text="".join(itertools.islice(texts, reader.line_num)))
-        if len({*header}) < len(header) or not all(name.strip() for name in header):
+        if len({*header}) < len(header):
             raise refused("table_header", origin=origin, got=some_of(header, 3))
         num_lines = reader.line_num
         for row in reader:
@@ -296,6 +300,8 @@ def json_row(row: Mapping[str, Any]) -> Row:
         try:
             found[name] = _as_json(value)
         except ValueError as error:
+            if kind := MEDIA.fullmatch(name):
+                return refused("media", kind=kind[1], column=name)
             return ValueError(f"the column {shown(name)} {error}")
     return found
 

@@ -12,7 +12,8 @@ from raslik_jax.base.files import parse_json
 from raslik_jax.base.messages import shown, some_of
 from raslik_jax.data.contents import Conversation, Passage, text_of, without_nulls
 from raslik_jax.data.examples import Example, example_of
-from raslik_jax.data.words import by_word, load_words, refused
+from raslik_jax.data.read.pieces import MEDIA
+from raslik_jax.data.words import by_word, flag_of, load_words, refused
 
 _KEYS = load_words("row_keys")
 # Fields that hold lists or objects, and never a text of its own.
@@ -22,9 +23,10 @@ _NESTED = frozenset(_KEYS["nested"])
 _ROLES, _OF_TEMPLATES = by_word(_KEYS["roles"]), frozenset(_KEYS["roles_of_templates"])
 # Loss flags: OpenAI and Mistral; axolotl; ms-swift; LLaMA-Factory.
 FLAGS: tuple[str, ...] = tuple(_KEYS["loss_flags"])
-# The keys of a message part that is no text, and those of its text.
+# The keys of a message part that is no text, those of its text, and those of what a message says.
 _MEDIA: list[str] = _KEYS["media"]
 _PART_TEXTS: list[str] = _KEYS["part_texts"]
+_SAID = frozenset(_KEYS["message_texts"])
 _IN_PROMPT = "be in the prompt, because nothing else is read: move it there"
 
 
@@ -47,8 +49,12 @@ class Row(NamedTuple):
         """Returns the error of a field that is not what it must be; it names the row's keys."""
         value, key = self.get(name), self.keys.get(name, name)
         got = "nothing" if value is None else shown(value, 40)
-        has = f" (the row has {some_of(self.record)})" if value is None and self.record else ""
-        return ValueError(f"{key!r} must {must}, got {got}{has}")
+        if value is None and self.record and key not in self.record:
+            other = f"--corpus.records.fields={name}=KEY names another key"
+            got += f" (the row has {some_of(self.record)}; {other})"
+        elif name in _NESTED and isinstance(value, str):
+            got += ", which is not JSON (json.dumps writes it)"
+        return ValueError(f"{key!r} must {must}, got {got}")
 
     def text(self, name: str, default: str | None = None) -> str:
         """Returns the text of a field, "" of a null one; refuses none without a default."""
@@ -144,9 +150,10 @@ def _reader_of(name: str) -> Callable[[Row, bool], Example]:
 
 def _read_completion(row: Row, needs_output: bool) -> Example:
     prompt, completion = map(_as_turns, (row.get("prompt"), row.get("completion")))
+    key = row.keys["completion"]
+    if needs_output and completion is None and key not in row.record:
+        raise refused("prompt_only", key=key, got=some_of(row.record))
     if not isinstance(prompt, list):
-        if completion is None and needs_output and "completion" not in row.record:
-            raise row.problem("completion", "be the learned answer, the row has a prompt only")
         answer = row.text("completion", None if needs_output else "")
         _system_of(row, [row.text("prompt")], _IN_PROMPT)
         return example_of(Passage(row.text("prompt"), answer))
@@ -237,10 +244,10 @@ def _message(turn: Any, place: int) -> dict[str, Any]:
     turn = parsed(turn)
     said = (turn.get("role"), turn.get("from")) if isinstance(turn, dict) else (None, None)
     name = next((one for one in said if isinstance(one, str)), None)
-    if name is None:
+    if name is None or not _SAID & turn.keys():
         raise ValueError(f"message {place} must have a role and content, got {shown(turn, 40)}")
     is_own = isinstance(said[0], str) and name in _OF_TEMPLATES
-    if said[0] is None and name not in _ROLES:
+    if name not in _ROLES and (said[0] is None or name.lower() in _ROLES):
         raise refused("message_role", place=place, got=shown(name, 40))
     kept = {key: v for key, v in turn.items() if key not in ("from", "value", *FLAGS)}
     # A template may know roles of its own.
@@ -281,11 +288,9 @@ def _is_counted(turn: Any, place: int) -> bool:
         value = fields.get(name)
         if value is None or value == "":
             continue
-        if isinstance(value, str):
-            value = {"true": 1, "false": 0}.get(value.lower(), value)
-        if value not in (0, 1):
+        if (flag := flag_of(value)) is None:
             raise refused("message_flag", flag=name, place=place, got=shown(value, 40))
-        counts = counts and bool(value)
+        counts = counts and flag
     if fields.get("train_detail"):
         raise refused("message_detail", place=place)
     return counts
@@ -324,7 +329,7 @@ def unread_columns(row: Row) -> Iterator[ValueError]:
     filled = [key for key, value in row.record.items() if value not in (None, "", [], {})]
     # As TRL, axolotl, LLaMA-Factory and ms-swift name them.
     chosen = [key for key in filled if re.fullmatch(r"chosen(_\w+)?", key)]
-    rejected = [key for key in filled if re.fullmatch(r"rejected(_\w+)?", key)]
+    rejected = [key for key in filled if re.fullmatch(r"rejected(_\w+)?|non_preferred_output", key)]
     if not {*chosen} & mapped:
         if chosen and rejected:
             answers = parsed(row.record[chosen[0]])
@@ -340,10 +345,13 @@ def unread_columns(row: Row) -> Iterator[ValueError]:
         is_talk = bool({"prompt", "messages", "conversations"} & {*filled})
         for name in ("kto_tag", *["label"] * is_talk):
             value = None if name in mapped else row.record.get(name)
-            if value is False or value in ("false", "False"):
+            if str(value).lower() == "false":
                 yield refused("kto", column=name)
     for key in (key for key in filled if key not in mapped):
-        kind = re.fullmatch(rf"({'|'.join(_MEDIA)})s?", key)
+        flags = parsed(row.record[key]) if key in FLAGS else None
+        if isinstance(flags, list) and None not in map(flag_of, flags):
+            yield refused("flags_listed", column=key)
+        kind = MEDIA.fullmatch(key)
         # A text may be a column of the user's own, unless a text of the row has its place.
         if kind and (
             isinstance(parsed(row.record[key]), list | dict) or f"<{kind[1]}>" in str(row.record)

@@ -389,6 +389,8 @@ def _rewrite(message: _Message, change: _Change) -> _Message:
     calls = message.get("tool_calls")
     if isinstance(calls, list):
         new["tool_calls"] = [_rewrite_call(call, change) for call in calls]
+    if call := message.get("function_call"):  # older than tool_calls, and read by few templates
+        new["function_call"] = _rewrite_call(call, change)
     return new
 
 

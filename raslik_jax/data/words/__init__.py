@@ -26,6 +26,12 @@ def by_word(lists: Mapping[str, Sequence[str]]) -> dict[str, str]:
     return {word: name for name, words in lists.items() for word in words}
 
 
+def flag_of(value: Any) -> bool | None:
+    """Returns what a flag says, which may be a number or a cell of a table; None for no flag."""
+    named = {"true": True, "1": True, "false": False, "0": False}
+    return named.get(str(value).strip().lower().removesuffix(".0"))
+
+
 def with_articles(text: str) -> str:
     """Returns the text with "an" for "a" before a vowel and the reverse."""
     text = re.sub(r"\b([Aa]) (?=[aeio])", r"\1n ", text)

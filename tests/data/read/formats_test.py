@@ -237,6 +237,12 @@ class ReadTest(FolderTest):
         with self.assertRaisesRegex(ValueError, "r.jsonl:1: 'bad' must be true"):
             read_examples(path, fields={"is_target": "bad"})
 
+    @parameterized.parameters((1, True), ("0", False), ("FALSE", False), ("", None))
+    def test_a_label_may_be_a_number_or_a_cell(self, value, label):
+        row = {"instruction": "a", "output": "b", "is_target": value}
+        (read,) = read_examples(self.write_file("r.jsonl", json.dumps(row)))
+        self.assertEqual((read.is_target, dict(read.extra)), (label, {}))
+
     def test_alpaca_is_read_whole(self):
         rows = read_examples(shared_data() / "alpaca" / "alpaca_data.json.xz")
         self.assertLen(rows, 52_002)

@@ -185,7 +185,7 @@ class FormatsTest(FormatsBase):
         ("image", [{"messages": [{"role": "user", "content": [{"image": 1}]}]}], "must be text"),
         ("no_list", [{"messages": "Hi"}], "'messages' must be a list of messages"),
         ("stranger", [{"conversations": [{"from": "x", "value": ""}]}], "must be from system"),
-        ("no_end", [{"prompt": "a"}], "'completion' must be the learned answer, .*, got nothing"),
+        ("no_end", [{"prompt": "a"}], "a learned answer in 'completion', got 'prompt': give"),
         ("ids", [{"input_ids": [1, 2], "text": "a"}], "rows of token ids"),
         ("tools", [{"messages": [_USER, _YES], "tools": "{"}], "a list of tools"),
         ("system", [{"messages": [_USER, _YES], "system": "Obey."}], "'system' must"),
@@ -221,7 +221,7 @@ class FlagsTest(FormatsBase):
     @parameterized.parameters(
         ("weight", 0, 1), ("weight", 0.0, 1.0), ("train", False, True), ("training", False, None),
         ("loss", False, True), ("loss_mask", 0, 1), ("loss_weight", 0.0, 1.0),
-        ("train", "false", ""),
+        ("train", "false", ""), ("train", "FALSE", "TRUE"), ("weight", "0", "1.0"),
     )  # fmt: skip
     def test_a_turn_whose_flag_is_0_is_no_target(self, name, off, on):
         talk = [_USER, {**_YES, name: off}, {**_USER, "content": "Sure?"}, {**_YES, name: on}]
@@ -252,6 +252,8 @@ class FlagsTest(FormatsBase):
 
     @parameterized.parameters(
         ("weight", [0, 1, None], [True, False, False]),
+        ("weight", ["0.0", "1.0", ""], [True, False, False]),  # cells as pandas writes them
+        ("train", ["False", "True", "True"], [True, False, False]),
         ("train", [True, False, True], [False, True, False]),
         ("loss", [0.0, 1.7, 1.0], [False, False, False]),  # measured losses
         ("weight", [72.5, 0, 1], [False, False, False]),  # of a parcel
@@ -292,11 +294,33 @@ class UnreadTest(FormatsBase):
         ({"prompt": "a", "completion": "b", "label": False}, "label"),
         ({"messages": [_USER, _YES], "label": False}, "label"),
         ({"instruction": "a", "output": "b", "kto_tag": False}, "kto_tag"),
+        ({"prompt": "a", "completion": "b", "label": "FALSE"}, "label"),
+        (
+            {
+                "input": {"messages": [_USER]},
+                "preferred_output": [_YES],
+                "non_preferred_output": [{**_YES, "content": "No."}],
+            },
+            "non_preferred_output",
+        ),
         ({"prompt": "a", "reward": 0.5}, "completion"),
         ({"prompt": [_USER], "answer": "4"}, "completion"),
     )
     def test_answers_that_were_not_taught_are_refused(self, record, column):
         with self.assertRaisesRegex(ValueError, rf":1: .*{column}"):
+            self._read(record)
+
+    @parameterized.parameters(
+        ({"prompt": [_USER], "ground_truth": "4"},),
+        ({"prompt": "a", "response": "b"},),
+        ({"instruction": "a", "context": "c", "response": "b"},),
+        ({"messages": str([_USER, _YES])},),  # as pandas writes a list into a table
+        ({"messages": [_USER, _YES], "loss_mask": [0, 1]},),
+        ({"messages": [{"role": "user", "text": "a"}, {"role": "assistant", "text": "b"}]},),
+        ({"messages": [_USER, {"role": "Assistant", "content": "No."}, _USER, _YES]},),
+    )
+    def test_what_has_another_key_or_form_is_refused_with_what_to_do(self, record):
+        with refused():
             self._read(record)
 
     def test_a_label_of_another_meaning_is_read(self):

@@ -49,7 +49,6 @@ Say.,"He said ""no"".",false,talk
     @parameterized.named_parameters(
         ("no_header", "Add 2 and 2.,4\nSay no.,no\n", "row 1: a row must have 'instruction'"),
         ("same_names", "text,text\na,b\n", "must begin with a header"),
-        ("no_name", "text,\na,b\n", "must begin with a header"),
         ("cells", "text,id\na,1,2\n", "row 1: a row must have 2 cells, got 3"),
         ("quotes", 'text\n"a" b\n', "must be a table, line 2 is not"),
         ("empty", "text\n", "at least one row"),
@@ -96,6 +95,12 @@ Say.,"He said ""no"".",false,talk
         path = self.write_file("rows.jsonl", "\n" + json.dumps({"text": "a"}))
         (row,) = read_examples(path, format=AUTO)
         self.assertEqual((row.output, row.place), ("a", 2))
+
+    def test_a_column_without_a_name_is_the_users_own(self):
+        path = self.write_file("rows.csv", ",text,\n0,a,\n1,b,x\n")  # pandas writes its index so
+        rows = read_examples(path, format=AUTO)
+        self.assertEqual([row.output for row in rows], ["a", "b"])
+        self.assertEqual(rows[1].extra, {"Unnamed: 0": "1", "Unnamed: 2": "x"})
 
     @parameterized.parameters(",", ";", "\t", "|")
     def test_the_header_shows_what_separates_cells(self, mark):
@@ -168,6 +173,9 @@ Say.,"He said ""no"".",false,talk
         ):
             pyarrow.parquet.write_table(pa.table(columns | {name: bad}), path)
             self._refused(path, f"rows.parquet, row 2: the column '{name}' must have")
+        picture = pa.array([{"bytes": b"\xff", "path": None}] * 2)  # as `datasets` stores one
+        pyarrow.parquet.write_table(pa.table(columns | {"image": picture}), path)
+        self._refused(path, "row 1: rows with images .image. must be left out")
 
     def test_git_lfs_pointers_and_urls_are_refused(self):
         pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"

@@ -462,3 +462,11 @@ class ToolsTest(parameterized.TestCase):
         text = render(ChatTemplate(source, {}), content_of(row)).text
         calls = '[{"name": "f", "arguments": {"a": 1}}]'
         self.assertTrue(text.startswith(f'[{{"name": "f", "x": {{}}}}]{calls} <u> hi'), text)
+
+    def test_a_call_of_the_older_key_is_said_to_be_left_out(self):
+        messages = _messages("hi", "", "ho", "yes")
+        messages[1] = {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}
+        (row,) = _rows("messages", {"messages": messages})
+        source = _PLAIN.replace("m.content", "m.content or 'no'")
+        encoded = encoding.encode([row], _tokenizer(source), template="chat")
+        self.assertEqual(encoded.dropped, {"tool call": ["0"]})
