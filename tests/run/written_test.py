@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 import pytest
+from snapshots import said
 
 from raslik_jax.base import files
 from raslik_jax.run import written
@@ -278,3 +279,11 @@ def test_a_place_among_results_of_a_run_is_refused(root, tmp_path):
         written.check_outside("http://127.0.0.1/x", "--out", root)
     for place in ("clean", "run/clean", "run", "other/sketch", "shared/x", "run/left.jsonl"):
         written.check_outside(tmp_path / place, "--out", root)
+
+
+def test_verify_names_a_lost_manifest_and_the_index_that_can_still_be_read(root):
+    for name in ("sketch/index/manifest.json", "corpus/train.jsonl"):
+        (root / name).parent.mkdir(parents=True)
+        (root / name).write_text("{}")
+    for line in written.verify_run(root):
+        said(line)
