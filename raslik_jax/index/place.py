@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorstore as ts
 
-from raslik_jax.base.messages import shown
+from raslik_jax.base.messages import one_line, shown
 
 # With locks, one stopped process would block all that write the same file, for ever.
 _CONTEXT = ts.Context({"file_io_locking": {"mode": "none"}})
 # Others have no writes; a server that does not answer is waited for.
 _SCHEMES = ("", "gs", "s3", "file", "memory")
+# A mistyped name or a missing network would be waited for in silence, for many minutes.
+_HASTY = ts.Context({f"{name}_request_retries": {"max_retries": 3} for name in ("gcs", "s3")})
 _UNFINISHED = ".__lock"  # how TensorStore's names of unfinished writes end
 
 
@@ -44,6 +46,13 @@ class Place:
         self.local = None if is_remote else Path(self.path)
         spec: Any = f"{self.path}/" if is_remote else {"driver": "file", "path": f"{self.path}/"}
         self._spec = spec
+        if scheme in _SCHEMES[1:3]:
+            try:
+                ts.KvStore.open(spec, context=_HASTY).result().read("zarr.json").result()
+            except (ValueError, OSError, RuntimeError) as error:
+                why = f"got no answer from {shown(text, 120)} ({one_line(str(error), 100)})"
+                mend = "correct the path, the network or the credentials"
+                raise ValueError(f"an index must be readable, {why}: {mend}") from error
         self._kv = ts.KvStore.open(spec, context=_CONTEXT).result()
 
     def look(self, name: str) -> Read:

@@ -132,6 +132,13 @@ class StoreTest(parameterized.TestCase):
         with refused():
             SketchStore.open(self.path)
 
+    @parameterized.parameters("gs", "s3")
+    def test_a_bucket_that_does_not_answer_is_named(self, scheme):
+        with mock.patch.object(ts.KvStore, "open") as store:
+            store().result().read().result.side_effect = ValueError("ABORTED: all attempts failed")
+            with refused():
+                SketchStore.open(f"{scheme}://nobody/index")
+
     def test_a_writer_of_older_settings_commits_nothing(self):
         """Its index was replaced under its hands: no row of it may be counted in the new one."""
         writer = self.create()
