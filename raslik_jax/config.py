@@ -65,14 +65,14 @@ class BackboneConfig(Stage):
     dtype: Literal["float32", "bfloat16"] = setting("float32", "Dtype of the frozen base.")
     operands: Literal["auto", "float32", "bfloat16"] = setting(
         "auto",
-        "Dtype of both factors of a product with a float32 base. Sums are float32. bfloat16 also "
+        "Dtype of the inputs of products with a float32 base. Sums are float32. bfloat16 also "
         "halves the memory of the base. auto: float32 on GPUs, for hidden sizes below 256 and "
         "with --unlearn.parameters=all; else bfloat16 if more than 1.2 times as fast here.",
     )
     format: Literal["plain", "int8", "nf4"] = setting(
         "plain",
         "Weights of the frozen base's linear layers. plain: unchanged. int8: 8 bits per output "
-        "channel. nf4: 4-bit NormalFloat. Products are in --backbone.dtype.",
+        "channel. nf4: 4-bit NormalFloat. Products have the dtype --backbone.dtype.",
     )
     double_quant: bool = setting(False, "nf4: store the scales in 8 bits too.")
 
@@ -117,7 +117,7 @@ class FinetuneConfig(Stage):
         low=0,
         divides="batch_size",
     )
-    max_len: int = setting(0, "Tokens a training example may have; 0: --corpus.max_len.", zero_or=8)
+    max_len: int = setting(0, "Most tokens of a training example; 0: --corpus.max_len.", zero_or=8)
     fixed_padding: bool = setting(False, _PADDING)
     mean: Literal["examples", "tokens"] = setting(
         "examples",
@@ -136,7 +136,7 @@ class FinetuneConfig(Stage):
         decides=False,
     )
     trajectory_points: int = setting(
-        4, "Adapters to keep for --sketch.gradient_at=trajectory.", low=1
+        4, "Number of adapters to keep for --sketch.gradient_at=trajectory.", low=1
     )
 
     def problems(self) -> Iterator[str]:
@@ -288,7 +288,7 @@ class RetrieveConfig(Stage):
     def problems(self) -> Iterator[str]:
         if self.select == "quantile" and self.forget_share + self.retain_share > 1:
             got = f"{self.forget_share} and {self.retain_share}: lower one"
-            yield f"--forget_share and --retain_share must be at most 1 together, got {got}"
+            yield f"--forget_share and --retain_share must sum to at most 1, got {got}"
         if self.select == "threshold" and self.forget_threshold < -self.retain_threshold:
             yield "--forget_threshold must be above the negated --retain_threshold: raise one"
         if self.select in ("margin", "gap") and self.aggregate != "mean":
@@ -307,8 +307,8 @@ class ProbeConfig(Settings):
 
     steps: int = setting(
         0,
-        "Steps between probes. Probes also run before the first step and after each epoch; "
-        "0: none.",
+        "Steps between probes, which measure the model while it unlearns. The first is before all "
+        "steps, and one follows each epoch; 0: none.",
         low=0,
     )
     rows: int = setting(16, "Rows of each set whose likelihood is probed.", low=1)
@@ -321,12 +321,12 @@ class ProbeConfig(Settings):
         "stored.",
     )
     max_rise: float = setting(
-        0.1, "Nats a token that other rows may lose. 0.1 means 1.1 times their perplexity.", above=0
+        0.1, "Highest rise of other rows' loss, nats a token. 0.1: 1.1 times perplexity.", above=0
     )
     forget_rise: float = setting(
         2.0,
-        "Nats a token that a row has to lose if there is no base model, or if fewer than half of "
-        "the rows have a token that carries the behavior.",
+        "Rise of a row's loss, in nats a token, at which it is forgotten. It is used without a "
+        "base model, or if fewer than half of the rows have a token that carries the behavior.",
         above=0,
     )
 
@@ -350,7 +350,7 @@ class UnlearnConfig(Stage):
         "Trained parameters. lora: the adapter. all: all weights in float32, with the "
         "adapter merged.",
     )
-    max_len: int = setting(0, "Tokens an example may have; 0: --corpus.max_len.", zero_or=8)
+    max_len: int = setting(0, "Most tokens of an example; 0: --corpus.max_len.", zero_or=8)
     fixed_padding: bool = setting(False, _PADDING)
     mean: Literal["examples", "tokens"] = setting(
         "examples",
@@ -471,12 +471,12 @@ class Config(Settings):
             yield f"--name must be printable, without / or \\, got {shown(self.name)}: rename it"
         answer, longest = self.references.max_new_tokens, self.corpus.max_len
         if not self.backbone.checkpoint and answer > longest:
-            must = f"must be at most --corpus.max_len={longest} for a backbone from scratch"
-            yield f"--references.max_new_tokens {must}, got {answer}"
+            must = f"must be at most --corpus.max_len={longest} without a --backbone.checkpoint"
+            yield f"--references.max_new_tokens {must}, got {answer}: lower it"
         given = f"--backbone.adapter={shown(self.backbone.adapter)}"
         given = given if self.backbone.adapter else "--finetune.epochs=0"
         if not self.finetunes and self.sketch.gradient_at == "trajectory":
-            needs = "needs an adapter that is fine-tuned here"
+            needs = "needs an adapter that this run fine-tunes"
             yield f"--sketch.gradient_at=trajectory {needs}, got {given}: take finetuned or initial"
         own, usual = map(settings_lib.as_json, (self.finetune, FinetuneConfig()))
         idle = [name for name in own if own[name] != usual[name] and (name, own[name]) != _NONE]
@@ -487,11 +487,11 @@ class Config(Settings):
             yield f"{given} needs a --backbone.checkpoint: give the model that was fine-tuned"
         is_known = self.finetunes or self.backbone.adapter
         if is_known and self.references.base:
-            known = "--backbone.checkpoint is the model before fine-tuning"
-            yield f"--references.base needs --finetune.epochs=0, {known} otherwise: leave it out"
+            known = "because --backbone.checkpoint is the model before fine-tuning"
+            yield f"--references.base must be empty, {known}: leave it out"
         if not (is_known or self.references.base) and self.evaluate.reference == "backbone":
             needs = "needs a model before fine-tuning"
-            yield f"--evaluate.reference=backbone {needs}, got {given}: give its --references.base"
+            yield f"--evaluate.reference=backbone {needs}, got {given}: give --references.base"
         back = [name for name in self.unlearn.algorithms if OBJECTIVES[name].reads_backbone]
         if back and not is_known:
             needs = "needs an adapter, because it goes back to the base without it"

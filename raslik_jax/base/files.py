@@ -30,7 +30,7 @@ from raslik_jax.base.messages import shown, some_of
 Shape = Any
 AnyPath = str | os.PathLike[str]
 
-_AGAIN = "restore the file, or move it away and run the stage that makes it again"
+_AGAIN = "restore the file, or move it away and run its stage again"
 
 
 # Folder of what an interrupted training goes on from: no part of a result.
@@ -268,9 +268,9 @@ def replacing(path: AnyPath) -> Iterator[pathlib.Path]:
     """
     path = pathlib.Path(path)
     if not path.parent.is_dir():
-        raise ValueError(f"no folder {_quoted(path.parent)}: make it first")
+        raise ValueError(f"the folder {_quoted(path.parent)} must exist: make it first")
     if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
-        raise ValueError(f"{_quoted(path)} is not a regular file: give another path")
+        raise ValueError(f"{_quoted(path)} must be a regular file or new: give another path")
     try:
         with beside(path) as temporary:
             yield temporary
@@ -282,7 +282,7 @@ def replacing(path: AnyPath) -> Iterator[pathlib.Path]:
 
 
 def restorer(path: AnyPath) -> Callable[[], None]:
-    """Returns a function that makes a small file what it is now; one that is not there goes."""
+    """Returns a function that restores a small file, or removes it if it does not exist now."""
     path = pathlib.Path(path)
     content = read_bytes(path) if path.exists() else None
 
@@ -301,7 +301,7 @@ def check_new(path: AnyPath, name: str) -> None:
     if os.path.lexists(path):
         raise ValueError(f"{name} must name a new file, {_quoted(path)} exists: give another path")
     if not path.parent.is_dir():
-        raise ValueError(f"{name} must be in a folder, {_quoted(path.parent)} is none: make it")
+        raise ValueError(f"{name} must be in a folder, got no {_quoted(path.parent)}: make it")
 
 
 def check_new_folder(folder: AnyPath) -> None:

@@ -33,7 +33,7 @@ Family = Mapping[str, Member]
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 # How to name a member that is in no family of the package.
-FROM_STUDIES = "call python experiments/studies/raslik.py of a checkout for members of the studies"
+FROM_STUDIES = "for names of the studies run python experiments/studies/raslik.py of the repository"
 _HOLDS: dict[str, Callable[[float, float], bool]] = {
     "at least": operator.ge,
     "above": operator.gt,
@@ -212,8 +212,8 @@ def _unmet(value: Any, hint: Any, metadata: Mapping[str, Any]) -> str:
         if not is_names or not value or not all(value):
             return "a list of names, none of them empty"
         if choices and not set(value) <= set(choices):
-            return f"a list of {', '.join(choices)}"
-        return "" if len(set(value)) == len(value) else "a list that names each once"
+            return f"a list of names from {', '.join(choices)}"
+        return "" if len(set(value)) == len(value) else "a list without a repeated name"
     if choices:
         return "" if value in choices else f"one of {', '.join(choices)}"
     if hint not in _KINDS:  # settings, which check themselves
@@ -281,7 +281,7 @@ def replaced(settings: _S, values: Mapping[str, Any]) -> _S:
         if rest and head in below:
             parts.setdefault(head, {})[rest] = value
         elif rest or head not in known:
-            problems.append(f"--{name} is not a setting of this version")
+            problems.append(f"--{name} must be a setting of this version, it is not: remove it")
         elif head in below:
             problems.append(f"--{name} must be an object of settings, got {shown(value)}")
         else:

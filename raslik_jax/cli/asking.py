@@ -28,8 +28,8 @@ def converse(ask: Ask) -> None:
         with contextlib.suppress(ImportError):  # gives lines a history, where there is one
             import readline  # noqa: F401
         print(
-            "Ctrl-D ends. A line that ends in \\ goes on in the next one. Without a response the "
-            "model answers."
+            "Ctrl-D quits. A line that ends in \\ continues on the next line. If the response is "
+            "empty, the model answers."
         )
     while True:
         prompt = _read("prompt", is_terminal)

@@ -104,7 +104,7 @@ def _repair(store: "SketchStore", damages: "Sequence[Damage]") -> tuple[str, int
     dropped, manifest = f"{len(chunks)} chunks dropped", read_manifest(folder)
     if any(damage.file == "center" for damage in damages):
         return (
-            f"{dropped}, the mean is still damaged: make this copy again with the same --compact_to"
+            f"{dropped}. The mean is still damaged: make this copy again with the same --compact_to"
         ), 1
     # zarr.json is derived from the manifest: it is written again with the next chunk, or now.
     if not chunks:
@@ -115,7 +115,7 @@ def _repair(store: "SketchStore", damages: "Sequence[Damage]") -> tuple[str, int
     if manifest is not None and f"{index.name}/manifest.json" in manifest["outputs"]:
         folder = reopen_unit(folder.parent, folder.name)
     elif not (folder / "started.json").is_file():
-        how = "with the command that made the index, or for a copy with the same --compact_to"
+        how = "with the command that made the index (for a copy: the same --compact_to)"
         return f"{dropped}: make them again {how}", 0
-    how = "`raslik run` makes them again and puts it back"
-    return f"{dropped}, the other chunks are in {folder}: {how}", 0
+    how = "`raslik run` makes the dropped chunks again and puts the index back"
+    return f"{dropped}. The other chunks are in {folder}: {how}", 0

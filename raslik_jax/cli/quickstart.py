@@ -51,7 +51,7 @@ class Options(JobConfig):
 
     workdir: str = setting("runs/quickstart", "Folder for the model, the rows and the results.")
     update: bool = setting(
-        False, "Use a --workdir of another run: make again only the parts that differ."
+        False, "Replace the run in --workdir. Parts that do not change are kept."
     )
     mesh: MeshConfig = MeshConfig()
 

@@ -90,7 +90,7 @@ def _write(folder: pathlib.Path, texts: dict[str, str], root: pathlib.Path | Non
     foreign = [name for name in texts if os.path.lexists(folder / name)]
     if foreign and not is_own:
         must = f"be a folder of an earlier report, or one without {foreign[0]}"
-        raise ValueError(f"--out must {must}, got {shown(str(folder), 160)}")
+        raise ValueError(f"--out must {must}, got {shown(str(folder), 160)}: choose another")
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         if root:

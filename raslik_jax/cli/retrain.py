@@ -28,9 +28,9 @@ GROUP = "run"  # of the settings of no stage: --help has the command's own flags
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(RetrainOptions, JobConfig):
-    """Which run goes on, what it leaves, and the processes that train."""
+    """The run to continue, the files to write, and the processes that train."""
 
 
 def run(options: Options) -> None:
-    """Trains, measures and exports; prints what became of the traced prompt."""
+    """Trains, measures and exports; prints the outcome for the traced prompt."""
     print(retrain(options, settings=setting_flags.given(FLAGS)))

@@ -30,15 +30,15 @@ FLAGS = tuple(settings.leaves(Config()))
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(JobConfig):
-    """How to go about a run: no part of what decides its results."""
+    """Options of a run on which its results do not depend."""
 
     workdir: str = setting("", "Folder for the results (default: runs/<name>).")
     stages: tuple[str, ...] = setting(STAGES, "Stages to run.", choices=STAGES)
     measure: Literal["none", "full"] = setting(
-        "full", "full: measure sets and models. none: only make them."
+        "full", "full: measure the sets and the models. none: only make them."
     )
     update: bool = setting(
-        False, "Use a --workdir of other settings: make again only the parts that differ."
+        False, "Replace the run in --workdir. Parts that do not change are kept."
     )
     verify: bool = setting(False, "List damaged files in --workdir and run nothing.")
     shared_units: str = setting(
@@ -46,7 +46,7 @@ class Options(JobConfig):
     )
     log_to: tuple[str, ...] = setting(
         (),
-        "Programs that get the losses of trainings, in addition to WORKDIR/live/*.jsonl.",
+        "Experiment trackers that get the losses, in addition to WORKDIR/live/*.jsonl.",
         choices=WRITERS,
     )
     dry_run: bool = setting(
@@ -126,13 +126,13 @@ def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None
     if options.gpu:
         gpu = gpus.GPUS[options.gpu]
         rates = {name: rate or getattr(gpu, name) for name, rate in rates.items()}
-        rates["origin"] = f"those of {gpu.title}, except for given ones"
+        rates["origin"] = f"those of {gpu.title} where no flag gives another"
     elif not all(rates.values()):
         inputs, outputs = found.run.widest_kernel
         measured = cost.measure_rates(inputs=inputs, outputs=outputs, dtype=config.backbone.dtypes)
         rates["flops_per_second"] = rates["flops_per_second"] or measured.operations
         rates["bytes_per_second"] = rates["bytes_per_second"] or measured.bytes_moved
-        rates["origin"] = f"measured on this device ({measured.device}), except for given ones"
+        rates["origin"] = f"measured on this device ({measured.device}), given flags replace these"
     print(f"{config.name}, seed {config.seed}, in {workdir}\n")
     for table in (shown.sizes_table(found.run), shown.steps_table(found, **rates)):
         print(tables.render_terminal(table) + "\n")

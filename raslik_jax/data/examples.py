@@ -333,5 +333,5 @@ def check_corpus(corpus: Corpus, *, held_out: Sequence[str] = QUERY_SETS) -> Cor
             problems.append(f"{shown(query.instruction)} of {name} is in {other}")
     if problems:
         told = listed_problems(problems, "remove them from one side")
-        raise ValueError(f"query prompts must be held out: {told}")
+        raise ValueError(f"query prompts must not be in other sets: {told}")
     return corpus

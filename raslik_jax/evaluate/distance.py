@@ -15,8 +15,8 @@ from raslik_jax.evaluate import rates, tofu_metrics
 # The parts of a distance on the answers to one kind of query, with heading and format in a table.
 # Parts of one heading share a column. "kl" is the mean of both directions: the verdict's distance.
 PARTS = {
-    "kl_from_retrained": ("KL from / to it,\n{}", ".3g"),
-    "kl_to_retrained": ("KL from / to it,\n{}", ".3g"),
+    "kl_from_retrained": ("KL from / to\nretrained, {}", ".3g"),
+    "kl_to_retrained": ("KL from / to\nretrained, {}", ".3g"),
     "kl": ("", ""),
     "same_answers": ("Same answers,\n{}", ".0%"),
     "rouge": ("ROUGE-L,\n{}", ".2f"),

@@ -1,6 +1,6 @@
 """How much of the fine-tuning a model still has on normal prompts: in likelihood and in style.
 
-The share of the way from the base to the fine-tuned model, summed over prompts q:
+The share of the change from the base to the fine-tuned model that is left, over prompts q:
 
     sum_q (base_q - model_q) / sum_q (base_q - finetuned_q)
 
@@ -62,10 +62,10 @@ def describe(shares: Mapping[str, rates.Interval]) -> str:
 
 
 def warn(shares: Mapping[str, rates.Interval]) -> str:
-    """Returns that the fine-tuning went with the behavior; "" where no interval shows it."""
+    """Returns that other fine-tuning went with the behavior; "" where no interval shows it."""
     lost = [
         f"by {title} at most {share['high']:.0%}"
         for name, title in MEASURES.items()
         if (share := shares.get(name)) and share["high"] < LEAST_LEFT
     ]
-    return f"fine-tuning went with the behavior: {', '.join(lost)} is left" if lost else ""
+    return f"unlearning removed other fine-tuning too: {', '.join(lost)} is left" if lost else ""

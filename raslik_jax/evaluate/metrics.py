@@ -215,7 +215,7 @@ METRICS: dict[str, Metric] = {
     ),
     **{
         f"answer_perplexity/{kind}": _perplexity(
-            f"{kind}_said", checks=Column("Perplexity under\nthe backbone", ".3g")
+            f"{kind}_said", checks=Column("Perplexity under\nthe base", ".3g")
         )
         for kind in KINDS
     },
@@ -227,8 +227,8 @@ METRICS: dict[str, Metric] = {
     "others/words": _metric(
         "normal",
         _mean_words,
-        checks=Column("Their words,\nmean", ".1f"),
-        card=Column("Words of an answer to other prompts, mean", ".1f"),
+        checks=Column("Their mean\nlength, words", ".1f"),
+        card=Column("Mean length of other answers, in words", ".1f"),
     ),
     "others/ended": _metric(
         "normal_records", lambda records: float(np.mean([record["ended"] for record in records]))

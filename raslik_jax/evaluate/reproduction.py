@@ -117,19 +117,19 @@ def _mend(found: Mapping[str, Any]) -> str:
     for one in (loss, curve):
         if one and one.off > BOUND:
             return (
-                "the recipe learns less than the adapter did (check for more epochs, a higher "
-                "learning rate, a smaller batch or other targets)"
+                "the recipe learns less than the adapter did (check epochs, learning rate, "
+                "batch size and targets)"
             )
         if one and one.off < -BOUND:
             return (
-                "the recipe learns more than the adapter did (check for fewer epochs, a lower "
-                "learning rate, a larger batch or other targets)"
+                "the recipe learns more than the adapter did (check epochs, learning rate, "
+                "batch size and targets)"
             )
     if answers:
         return (
-            "its answers differ from those of the adapter (check --corpus.template and the targets)"
+            "the answers differ from those of the adapter (check --corpus.template and the targets)"
         )
-    return f"the log has fewer than {_LEAST} losses in these steps (check more steps)"
+    return f"the log has fewer than {_LEAST} losses in these steps (raise --check_recipe)"
 
 
 def _numbers(found: Mapping[str, Any]) -> Iterator[str]:

@@ -13,13 +13,13 @@ HARDLY = 4.0
 def doubt(nll: float, base: float | None, drawn: tuple[float, float] | None = None) -> str:
     """Returns why a traced answer is no good evidence; "" if it is.
 
-    It goes by the answer's nats a token under the model and the base. Either the model would hardly
-    say it (`HARDLY` spreads above the mean of its own draws), or fine-tuning did not make it
+    It goes by the answer's nats a token under the model and the base. Either the model is unlikely
+    to say it (`HARDLY` spreads above the mean of its own draws), or fine-tuning did not make it
     likelier by the factor of the judgment (1.1 a token).
     """
     if drawn and nll > drawn[0] + HARDLY * drawn[1]:
-        own = f"{drawn[0]:.2f} +- {drawn[1]:.2f} nats a token are usual for its own answers"
-        return f"the model would hardly say it, because {own} (check prompt, template and adapter)"
+        own = f"its own answers have {drawn[0]:.2f} +- {drawn[1]:.2f} nats a token"
+        return f"the model is unlikely to say it, as {own} (check prompt, template and adapter)"
     if base is not None and base - nll < LEAST_NATS:
         return "the base finds it as likely, so fine-tuning may not have taught it"
     return ""
@@ -39,7 +39,7 @@ class Taught(NamedTuple):
 def taught_of(levels: Sequence[tuple[float, float | None, tuple[float, float] | None]]) -> Taught:
     """Returns the nats of the traced answers under model and base, and drawn ones, for `doubt`.
 
-    An answer that the base says as readily was not taught. One that the model would hardly say may
+    An answer that the base finds as likely was not taught. One that the model hardly says may
     be taught in other words if the base finds it less likely still.
     """
     doubts = [doubt(*level) for level in levels]

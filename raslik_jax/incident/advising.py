@@ -120,7 +120,7 @@ def plan(options: unlearn.UnlearnOptions, *, compiles: bool) -> Plans:
         if artifacts.RECIPE.unit in done and not reproduction.is_confirmed(
             artifacts.RECIPE.read(root)
         ):
-            unknown = unknown or "a check showed that it does not give the adapter"
+            unknown = unknown or "--check_recipe showed that its recipe gives another adapter"
     unlearning = cost_of(first, rates)
     retraining = cost_of(second, rates) if second else None
     advice = choose(
@@ -157,5 +157,5 @@ def next_lines(advice: Advice, run: str) -> Iterator[str]:
     """Yields the advice, and the two commands with the one that is recommended first."""
     yield f"advice: {advice.command}, because {advice.reason}"
     other = {"unlearn": "retrain", "retrain": "unlearn"}[advice.command]
-    for title, command in (("go on", advice.command), ("or", other)):
+    for title, command in (("next", advice.command), ("or", other)):
         yield f"{title}: {making.line(command, f'--run={run}')} --out=DIR"

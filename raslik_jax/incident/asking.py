@@ -44,7 +44,7 @@ class AskOptions(Settings):
     top: int = setting(10, "Number of examples to show that make the output likelier.", low=0)
     bottom: int = setting(10, "Number of examples to show that make it less likely.", low=0)
     finer: str = setting(
-        "", "A finer index, which scores the best rows of an index in int8 or signs again."
+        "", "Index of a finer dtype. It scores the best rows of an index in int8 or signs again."
     )
     mesh: MeshConfig = MeshConfig()
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -131,7 +131,7 @@ def make_question(instruction: str, input: str, output: str, system: str = "") -
     try:
         f"{instruction}{input}{output}{system}".encode()
     except UnicodeEncodeError:
-        raise ValueError("a question must be UTF-8 text, got other bytes in it") from None
+        raise ValueError("a question must be UTF-8 text, got other bytes: convert it") from None
     if not instruction.strip():
         raise ValueError("a question must have an instruction, got none: say what was asked")
     question = make_example(instruction, input, output)
@@ -190,7 +190,7 @@ def _lines(trace: "Trace") -> Iterator[str]:
         for number, one in enumerate(trace.behaviors, start=1)
     ]
     for way, influences in parts:
-        yield f"\nrows that {way} (score +- sigma of the sketch)"
+        yield f"\nrows that {way} (score +- standard deviation of its sketch)"
         for rank, found in enumerate(influences, start=1):
             row = found.example
             source = f"  {one_line(row.source, 60)}" if row.source else ""

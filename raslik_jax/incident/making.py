@@ -34,7 +34,7 @@ def line(name: str, *arguments: str) -> str:
 
 
 def require(*modules: str) -> None:
-    """Refuses what would miss a module only after its work."""
+    """Refuses work whose result needs a module that is not installed."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         packages = " ".join(dict.fromkeys(_INSTALLERS.get(name, name) for name in missing))

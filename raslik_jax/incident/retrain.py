@@ -200,4 +200,4 @@ def _lines(
         yield f"  left out: {lack}"
     trained = read_json(adapter / storage.ADAPTER_CONFIG, dict)
     if trained.get("lora_dropout"):
-        yield "  dropout draws other entries than in the trainer"
+        yield "  dropout uses other random numbers than the trainer"

@@ -76,7 +76,7 @@ class TraceOptions(Settings):
     )
     workdir: str = setting("runs/incident", "Folder for the results.")
     update: bool = setting(
-        False, "Use a --workdir of another trace: make again only the parts that differ."
+        False, "Replace the trace in --workdir. Parts that do not change are kept."
     )
     top: int = setting(10, "Rows shown.", low=1)
     mesh: MeshConfig = MeshConfig()
@@ -175,7 +175,7 @@ def _ways_lines(found: TraceResult) -> list[str]:
         with contextlib.suppress(ValueError, OSError, RuntimeError):
             advice = advising.plan(UnlearnOptions(run=run), compiles=False).advice
             return [*advising.next_lines(advice, run)]
-    return [f"go on: {making.line('unlearn', f'--run={run}')} --out=DIR"]
+    return [f"next: {making.line('unlearn', f'--run={run}')} --out=DIR"]
 
 
 def make_config(options: TraceOptions) -> Config:
@@ -196,8 +196,8 @@ def make_config(options: TraceOptions) -> Config:
     if options.response.strip():  # then no answer is needed
         given["sketch.query_output"] = "gold"
     if twice := [f"--{name}" for name in given if name in own]:
-        must = f"{' and '.join(twice)} must be left out, --checkpoint, --adapter, --train_file"
-        raise ValueError(f"{must}, --prompt and --response set it: give those instead")
+        those = "--checkpoint, --adapter, --train_file, --prompt, --response or --wished"
+        raise ValueError(f"{' and '.join(twice)} must be left out: give {those} instead")
     has_base = options.adapter or "backbone.adapter" in own
     preset = PRESET if has_base or "unlearn.algorithms" in own else {**PRESET, **WHOLE}
     return making.changed(Config(), {**preset, "name": _name_of(workdir), **own, **given})
@@ -290,7 +290,7 @@ def _none_lines(found: TraceResult, top: int) -> list[str]:
 
 
 def answers_before(workdir: pathlib.Path) -> list[str]:
-    """Returns what the model and its base make of the traced answers, as lines.
+    """Returns the nats of the traced answers under the model and its base, as lines.
 
     They say where an answer is no good evidence.
     """

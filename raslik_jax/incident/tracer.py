@@ -99,7 +99,7 @@ def run_of(index: str | os.PathLike[str]) -> pathlib.Path:
             return folder
     raise ValueError(
         f"the index {path} must lie in the run that made it, no folder above it has a config.json: "
-        "name the work directory as the run"
+        "give the work directory as --run"
     )
 
 

@@ -196,7 +196,7 @@ def _check_places(options: UnlearnOptions, source: str, cleaned: pathlib.Path) -
     if options.cleaned_train_file and not is_folder(source):
         ending = pathlib.Path(cleaned_name(source)).suffix
         if cleaned.suffix != ending:
-            must = f"must end in {ending}, the form that it is written in"
+            must = f"must end in {ending}, as the training file does"
             raise ValueError(f"--cleaned_train_file {must}, got {shown(cleaned.name)}: rename it")
 
 
@@ -211,7 +211,7 @@ def _check_found(root: pathlib.Path, finding: str) -> None:
 
 
 def drop_exports(root: pathlib.Path) -> Callable[[], None]:
-    """Forgets what the page says of an earlier model's exports; returns what undoes it."""
+    """Removes the record of an earlier model's exports; returns a function that restores it."""
     path = artifacts.EXPORTS.place(root)
     restore = written.restorer(root, path)
     written.forget(root, path)

@@ -103,8 +103,8 @@ def describe(base: Tree, parts: int) -> str:
     count, num_bytes = sum(map(is_split, leaves)), quantize.num_bytes(base)
     share = num_bytes - bytes_elsewhere(base, parts)
     return (
-        f"{count} of {len(leaves)} leaves are split over {parts} devices and gathered a layer at a "
-        f"time: {share / 1e9:.3g} GB on each, of {num_bytes / 1e9:.3g} GB"
+        f"{count} of {len(leaves)} tensors are split over {parts} devices and gathered a layer at "
+        f"a time: {share / 1e9:.3g} GB on each, of {num_bytes / 1e9:.3g} GB"
     )
 
 

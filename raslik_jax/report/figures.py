@@ -31,7 +31,7 @@ def draw_frontier(metrics: Metrics, algorithm: str, *, retain_from: float, frame
     R is on x and F on y, so the ideal is at the bottom right. Thin arcs join points at equal
     Euclidean distance from it. Each strategy is a path over epochs that starts at the fine-tuned
     model. Its last epoch has the large marker, filled if Pareto-optimal there, and thin bars for
-    the 95 % intervals. The dotted line is the backbone's F, the floor of honest forgetting.
+    the 95 % intervals. The dotted line is the base's F, below which F shows no more forgetting.
 
     Args:
       metrics: the content of metrics.json.
@@ -85,7 +85,7 @@ def _draw_ground(axes: Any, references: Sequence[Model]) -> None:
         if is_floor:
             floor = model.value("forget")
             axes.axhline(floor, color=INK, ls=":", lw=1.1, zorder=1)
-            note(axes, "F of the backbone", (0, floor), (4, 3), "axes fraction", "data")
+            note(axes, "F of the base", (0, floor), (4, 3), "axes fraction", "data")
 
 
 def _draw_path(axes: Any, path: Sequence[Model], color: str, marker: str, *, is_step: bool) -> None:

@@ -16,7 +16,7 @@ from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.train.objectives import OBJECTIVES
 
 # The references of strategies; models before unlearning count as strategies of no algorithm.
-REFERENCES = {"finetuned": "Fine-tuned", "backbone": "Backbone", "ideal": "Ideal"}
+REFERENCES = {"finetuned": "Fine-tuned", "backbone": "Base model", "ideal": "Ideal"}
 # The templates of the page, of a card and of notes.
 FOLDER = pathlib.Path(__file__).parent
 # Colors and markers of strategies that have none of their own.

@@ -15,7 +15,7 @@ from raslik_jax.report.tidy import Model, is_probed
 # Whose answers the rates are taken against.
 _ANSWERS = {
     "finetuned": "the answers before unlearning",
-    "backbone": "the answers of the backbone",
+    "backbone": "the answers of the base",
     "gold": "the gold answers",
 }
 

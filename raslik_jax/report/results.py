@@ -235,7 +235,7 @@ def probes_table(metrics: Metrics) -> Table | None:
         end = f", {stopping.SAID[one['end']]}" if one.get("end") else ""
         kept = f": step {one['kept']} is kept{end}" if "kept" in one else ""
         rows.append(f"{strategy_name(one['strategy'])} {algorithm_name(one['algorithm'])}{kept}")
-        add("backbone", one["backbone"], {})
+        add("base model", one["backbone"], {})
         for probe in one["probes"]:
             add(f"step {probe['step']}", probe["levels"], probe["gone"])
     titles = [*sets, *(f"{name},\ngone" for name in counted)]

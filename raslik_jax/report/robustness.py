@@ -1,4 +1,4 @@
-"""Whether it stays forgotten, by the measures of robustness: sentences and tables."""
+"""Whether the behavior stays forgotten, by the measures of robustness: sentences and tables."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -52,7 +52,7 @@ def split_queries(gram_QQ: Float[np.ndarray, "Q Q"], ids: Sequence[str]) -> Beha
 
 
 def sentence(found: Behaviors) -> str:
-    """Returns the queries of each behavior, counted from 1; "" if there is one behavior."""
+    """Returns a sentence on the queries of each behavior, counted from 1; "" for one behavior."""
     if len(found.groups) < 2:
         return ""
     total = sum(map(len, found.groups))

@@ -19,9 +19,9 @@ def why_none(
     is_taught: bool,
     refuted: str,
 ) -> str:
-    """Returns why the rows of a cut are no find; "" where they are one.
+    """Returns why the rows of a cut did not teach the answer; "" if they may have.
 
-    They are one unless likelihoods refute it, and where one of the rows has a small q. A q that is
+    They may have unless likelihoods refute it, and if one of the rows has a small q. A q that is
     not known does not count.
 
     Args:
@@ -46,6 +46,6 @@ def why_none(
             rows = f"{cut.num_forget:,} row{'s' if cut.num_forget > 1 else ''}"
             return (
                 "no row is nearer to the answer than unrelated rows are by chance: the lowest q "
-                f"of {rows} at the top is {lowest:.2g}, and {level:g} is needed{more}"
+                f"of {rows} at the top is {lowest:.2g}, and at most {level:g} is needed{more}"
             )
     return ""

@@ -248,7 +248,7 @@ QUESTIONS = Artifact("references/questions", "questions.jsonl", _load_questions,
 
 
 def answered(model: str | int, variant: Variant | None = None) -> Artifact[Any]:
-    """Returns the file of what a model makes of the questions; a model as of `answers`."""
+    """Returns the file of a model's results for the questions; a model as of `answers`."""
     unit = f"generate/answered-{variant}" if variant else "references/answered"
     return _json(unit, f"{_stem(model)}.json")
 
@@ -298,7 +298,7 @@ def _save_traced(path: pathlib.Path, told: Iterable[TracedAnswer]) -> None:
 
 
 def traced(model: str | int, variant: Variant | None = None) -> Artifact[list[TracedAnswer]]:
-    """Returns the file of what a model makes of the traced answers; a model as of `answers`."""
+    """Returns the file of a model's results for the traced answers; a model as of `answers`."""
     unit = f"generate/traced-{variant}" if variant else "retrieve/traced"
     return Artifact(unit, f"{_stem(model)}.jsonl", _load_traced, _save_traced)
 

@@ -242,7 +242,7 @@ def _length_problems(
         longest = min(int(whole.lengths_N.max(initial=0)), max_len)
         if longest > positions and stage in ("corpus", *stages):
             must = f"must be at most {positions}, the positions of the model"
-            yield f"--{stage}.max_len {must}, got {max_len} and rows of {longest} tokens"
+            yield f"--{stage}.max_len {must}, got {max_len} and rows of {longest} tokens: lower it"
 
 
 def _training_problems(
@@ -274,7 +274,7 @@ def _training_problems(
     counts = labels.count(True), labels.count(False)
     if "discriminator" in stages and NON_SF[config.evaluate.non_sf].is_trained and min(counts) < 2:
         must = "must have two or more training examples of each label"
-        got = f"got {counts[0]} targets and {counts[1]} others"
+        got = f"got {counts[0]} targets and {counts[1]} others: use words"
         yield f"--evaluate.non_sf={config.evaluate.non_sf} {must}, {got}"
 
 
@@ -301,7 +301,7 @@ def _selection_problems(
         without = f", {num_barred} of them without an answer" if num_barred else ""
         return [
             f"--retrieve.num_forget and --retrieve.num_retain must be at most {len(rows):,} "
-            f"training examples together{without}, got {num_forget:,} and {num_retain:,}"
+            f"training examples together{without}, got {num_forget:,} and {num_retain:,}: lower one"
         ]
     # Any texts and the best possible scores: targets first and about zero, so that both sets have
     # suitable rows. Problems with these occur with all scores.

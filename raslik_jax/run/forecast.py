@@ -187,8 +187,8 @@ def _find_rows(run: AbstractRun) -> encoding.Encoded | None:
 
 def _notes(run: AbstractRun, is_compiled: bool) -> tuple[str, ...]:
     notes = [
-        "Time: the longer of operations over their rate and bytes of device memory over theirs, "
-        "plus compiling. Files and work on the host are left out."
+        "Time: the larger of operations / rate and bytes of device memory / rate, plus compiling. "
+        "Files and work on the host are left out."
     ]
     if run.num_devices > 1:
         notes[0] += (

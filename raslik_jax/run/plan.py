@@ -102,7 +102,7 @@ def open_run(root: pathlib.Path, *needs: str) -> Workspace:
     lacking = [name for name in needs if name not in done]
     if lacking:
         place = shown(str(root), 120)
-        raise ValueError(f"{place} must hold {some_of(lacking)} of its config.json: run it")
+        raise ValueError(f"{place} must hold up-to-date {some_of(lacking)}: run it again")
     return workspace
 
 

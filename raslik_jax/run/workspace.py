@@ -380,7 +380,7 @@ class Workspace:
         """
         limit = self.config.references.max_new_tokens
         if most > limit:
-            self.tell(f"answers have {limit} tokens, not {most}: --references.max_new_tokens cuts")
+            self.tell(f"answers have {limit} tokens, not {most}: raise --references.max_new_tokens")
         tokenizer = self.tokenizer
         max_len, template = self.config.corpus.max_len, self.template_name
         asked = encoding.encode_prompts(rows, tokenizer, max_len=max_len, template=template)
@@ -412,7 +412,7 @@ class Workspace:
         if least < 1:
             row, size = rows[rooms.index(least)].example_id, most - least
             must = f"must have at most {most - 1:,} tokens, as the model has {most:,} positions"
-            mend = "shorten it, in --prompt or the file of queries"
+            mend = "shorten it in --prompt or in the file of queries"
             raise ValueError(f"the prompt of {shown(row)} {must}, got {size:,}: {mend}")
         if short := sum(room < limit for room in rooms):
             self.tell(
@@ -429,7 +429,7 @@ class Workspace:
             return None
         choices = choice.from_json(read_json(path), origin=path)
         if (strategy, name) not in choices:
-            got = f"it has {sorted(choices)}"
+            got = f"it has {sorted(choices)}: add one"
             raise ValueError(f"{path} must hold a choice for {strategy} and {name}, {got}")
         chosen = choices[strategy, name]
         if not 1 <= chosen.epoch <= last:

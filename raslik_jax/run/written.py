@@ -232,7 +232,7 @@ def _locked(root: pathlib.Path) -> Iterator[None]:
 
 def _read(root: pathlib.Path) -> dict[str, list[dict[str, str]]]:
     """Returns the recorded content of each place."""
-    path, mend = root / RECORD, "move it away: what it lists then counts as yours"
+    path, mend = root / RECORD, "move it away. The files that it lists are then never replaced"
     return files.read_json(path, {str: [{str: str}]}, mend=mend) if path.exists() else {}
 
 

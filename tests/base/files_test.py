@@ -65,7 +65,7 @@ class TestWrite:
         (tmp_path / "link").symlink_to(tmp_path / "precious")
         os.mkfifo(tmp_path / "fifo")
         for path in (tmp_path / "link", tmp_path / "fifo", "/dev/null"):
-            with pytest.raises(ValueError, match="is not a regular file"):
+            with pytest.raises(ValueError, match="must be a regular file"):
                 files.write_text(path, "new")
         assert (tmp_path / "precious").read_text() == "mine"
         assert (tmp_path / "link").is_symlink()

@@ -65,14 +65,14 @@ class ReportTest(FolderTest):
         (earlier / "tables.md").unlink()
         (earlier / "tables.md").symlink_to(own / "tables.csv")
         done = _report(self.runs, f"--out={earlier}")
-        self.assertRegex(done.stderr, "error: .*tables.md' is not a regular file")
+        self.assertRegex(done.stderr, "error: .*tables.md' must be a regular file")
         self.assertEqual((own / "tables.csv").read_text(), "mine")
 
     def test_an_error_is_a_sentence(self):
         for flags, message in (
             ((), "error: --run or --runs must name work directories"),
             (("--runs=/nonexistent",), "no file .*metrics.json"),
-            ((self.runs + f",{self.folder / '0'}",), "must be a list that names each once"),
+            ((self.runs + f",{self.folder / '0'}",), "must be a list without a repeated name"),
         ):
             done = _report(*flags)
             self.assertEqual(done.returncode, 1)

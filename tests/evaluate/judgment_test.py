@@ -120,7 +120,7 @@ def test_forgotten_is_said_with_the_fine_tuning_that_went_with_it(high, is_lost)
     lines = judgment.describe(found), notes.macros().headline(entry)
     assert "by likelihood 97% [96%, 98%], by length 30%" in lines[0]
     assert "by ending unknown" in lines[0]
-    assert ["the behavior: by length at most" in line for line in lines] == [is_lost] * 2
+    assert ["fine-tuning too: by length at most" in line for line in lines] == [is_lost] * 2
     # Without a base there is no way to take a share of.
     assert "left" not in _judge(entry, backbone=None)
 
@@ -160,7 +160,7 @@ def test_gibberish_of_many_words_is_unlikely_under_the_backbone():
     entry["answer_perplexity"]["target"] = _interval(400.0)
     found = _judge(entry)
     assert found["verdict"] == "damaged"
-    assert found["reasons"] == ["target answers unlikely under the backbone: perplexity 400, was 5"]
+    assert found["reasons"] == ["target answers unlikely under the base: perplexity 400, was 5"]
 
 
 def test_without_prompts_the_bad_outputs_decide_one_by_one():
@@ -187,7 +187,7 @@ def test_few_queries_leave_other_damage_to_be_seen():
     entry["diversity"]["target"]["answers"] = 1
     found = _judge(entry)
     assert (found["verdict"], found["reasons"]) == ("damaged", ["held-out perplexity 9, was 2"])
-    assert "F against the backbone's" not in found["inputs"]
+    assert "F against the base's" not in found["inputs"]
 
 
 def test_where_nothing_tells_the_models_apart_it_says_so():
@@ -231,7 +231,7 @@ def test_without_a_model_before_fine_tuning_damage_alone_is_judged():
     assert found["verdict"] == "unknown"
     (reason,) = found["reasons"]
     assert reason.startswith("there is no model before fine-tuning to compare with (see the")
-    assert not any("backbone" in measure for measure in found["inputs"][:1])
+    assert not any("base" in measure for measure in found["inputs"][:1])
     assert _judge(_entry(0.2, held_out=9.0), backbone=None)["verdict"] == "damaged"
     shown = {"by": "words", "description": "does not show a marker word"}
     marked = {**FINETUNED, "non_sf_target": _interval(0.1)}

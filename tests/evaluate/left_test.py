@@ -52,5 +52,5 @@ def test_it_is_unknown_where_the_base_answers_alike():
     assert found["words"] is None and found["ended"] is None
     assert left.describe(found).count("unknown") == 2
     assert left.warn(found) == (
-        "fine-tuning went with the behavior: by likelihood at most 0% is left"
+        "unlearning removed other fine-tuning too: by likelihood at most 0% is left"
     )

@@ -168,7 +168,7 @@ def test_nats_that_are_not_finite_are_neither_gone_nor_back():
     entry = [{"condition": "as it is", "nats": math.nan}]
     models = {"now": entry, "finetuned": [entry[0] | {"nats": 1.0}]}
     models |= {"backbone": [entry[0] | {"nats": 3.0}]}
-    text = tell_return(models, plainly="plainly", alike="alike", by="in")
+    text = tell_return(models, plainly="plainly", by="in")
     assert "not known" in text and "gone" not in text
 
 
@@ -383,7 +383,7 @@ def test_what_returns_after_retraining_too_is_no_failure_of_forgetting(now, agai
         for title, nats in models.items()
     }
     assert returned(compared) == back
-    snapshots.said(tell_return(compared, plainly="plainly", alike="alike", by="with"))
+    snapshots.said(tell_return(compared, plainly="plainly", by="with"))
     snapshots.said(describe_returns([compared]))
 
 

@@ -426,7 +426,7 @@ class ExportTest(FolderTest):
         with mock.patch.object(plan_lib, "Plan") as plan:
             # An adapter of other settings than config.json has now is not what the card would say.
             plan.return_value.survey.return_value.done = {}
-            with self.assertRaisesRegex(ValueError, "of its config.json"):
+            with self.assertRaisesRegex(ValueError, "must hold up-to-date"):
                 export_model(run.root, self.folder / "out", **options)
             plan.return_value.survey.return_value.done = {"unlearn/raslik-ga_gdr": {}}
             out = export_model(run.root, self.folder / "out", **options)

@@ -33,7 +33,7 @@ def test_both_commands_say_what_both_take_and_which_is_better(traced, tmp_path):
             assert line.split()[-1].endswith("B"), line  # the memory, with its unit
         # Few rows, and a recipe next to the adapter.
         assert "advice: retrain, because it is exact for the rows" in done.stdout
-        assert f"go on: raslik retrain --run={run}" in done.stdout
+        assert f"next: raslik retrain --run={run}" in done.stdout
     assert not (tmp_path / "out").exists()
     assert "learning_rate" in told["retrain"].stdout
     slow = tiny.run_command("unlearn", f"--run={run}", "--dry_run", "--unlearn.retrain.epochs=1e5")

@@ -243,7 +243,7 @@ class AskTest(absltest.TestCase):
         )
         self.assertEqual((one.returncode, split.returncode), (0, 0), one.stderr + split.stderr)
         self.assertNotIn("are split over", one.stderr)
-        self.assertIn("leaves are split over 4 devices and gathered", split.stderr)
+        self.assertIn("tensors are split over 4 devices and gathered", split.stderr)
         left, right = (json.loads(done.stdout) for done in (one, split))
         self.assertEqual(left["queries"], right["queries"])
         scores = [{row["id"]: row["score"] for row in of["toward"]} for of in (left, right)]

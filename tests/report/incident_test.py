@@ -50,7 +50,9 @@ def test_a_run_that_measured_nothing_tells_what_became_of_the_answer(tmp_path):
     ended, judged, went = incident.read_outcome(tmp_path, "raslik", "ga")
     assert judged.startswith("Judgment: unknown")
     assert ended.startswith("Not forgotten: unlearning ended because its epochs ended")
-    assert "0.50 nats a token before and 0.70 after, 2.50 under the base. This is 10%" in went
+    assert (
+        "0.50 nats a token before and 0.70 after, 2.50 under the base. The loss moved 10%" in went
+    )
 
 
 def test_the_cost_is_that_of_the_method_that_is_shown():
@@ -171,7 +173,7 @@ def test_the_page_of_a_trace_opens_with_what_was_asked_said_and_is_said_now(root
             words
         )
     parts["cost"] = re.sub("<[^>]*>", "", parts["cost"])
-    assert "95% of the way to the base, or to a 32nd" in parts["cost"]
+    assert "moved 95% toward the base" in parts["cost"]
     assert "likelihood: the answer is gone." in parts["cost"]
     assert "cleaned.jsonl" in parts["files"]
     assert sample_run.HOSTILE not in text

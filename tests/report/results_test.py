@@ -164,7 +164,7 @@ class TablesTest(parameterized.TestCase):
         metrics["probes"] = [one | {"kept": 5, "end": "forgotten"}, one]
         table = results.details(metrics)["Probes while unlearning"]
         rows = [
-            ("backbone", "2.50", "2.25", "-"),
+            ("base model", "2.50", "2.25", "-"),
             ("step 0", "0.50", "2.00", "0 of 15"),
             ("step 5", "2.40", "2.05", "13 of 15"),
         ]
@@ -190,7 +190,7 @@ class TablesTest(parameterized.TestCase):
         table = results.retrained_table(metrics)
         names = ["GA_GDR", "Retrained", "Retrained, other seed"]
         self.assertEqual(_cells(table, "Algorithm"), names)
-        self.assertEqual(_cells(table, "KL from / to it, normal"), ["0.5 / 0.5"] * 3)
+        self.assertEqual(_cells(table, "KL from / to retrained, normal"), ["0.5 / 0.5"] * 3)
         self.assertEqual(_cells(table, "Same answers, normal"), ["50%"] * 3)
         self.assertEqual(_cells(table, "Forget quality / questions"), ["0.25 / 40", "-", "-"])
         with_floor = table.notes

@@ -43,7 +43,7 @@ def test_one_broken_token_does_not_make_an_answer_gone():
     parts = [traced.Said(m, "", sum(of) / 3, of) for m, of in nats.items()]
     found = traced.gone_sentence([traced.Traced("what is it?", "a moon", tuple(parts))])
     # The mean is beyond the base's; two tokens of three are as they were.
-    assert "and 4.07 after, 3.00 under the base. This is 33% of the way to the base" in found
+    assert "and 4.07 after, 3.00 under the base. The loss moved 33% toward the base" in found
     assert "The answer is not gone" in found
 
 
@@ -51,7 +51,7 @@ def test_several_answers_are_counted():
     three = [_traced(0.5, 2.5, 2.5), _traced(1.5, 3.5, 3.3), _traced(0.4, 3.4, 0.4)]
     found = traced.gone_sentence(three)
     assert "The 3 answers have 0.80 nats a token before and" in found
-    assert "This is 63% of the way to the base" in found
+    assert "The loss moved 63% toward the base" in found
     assert found.endswith(": 2 of 3 are gone.")
 
 

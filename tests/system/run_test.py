@@ -134,9 +134,7 @@ class TinyRunTest(absltest.TestCase):
             self.assertBetween(entry["perplexity"]["held-out"]["mean"], 1.0, 450.0)
         for entry in metrics["methods"]:
             self.assertIn(entry["judgment"]["verdict"], verdict.DEFINITIONS)
-            self.assertIn(
-                "likelihood of the answers under the backbone", entry["judgment"]["inputs"]
-            )
+            self.assertIn("likelihood of the answers under the base", entry["judgment"]["inputs"])
         self.assertEqual(metrics["behavior"]["by"], "words")
         self.assertIn("Perplexity", (self.root / "report/report.html").read_text())
 

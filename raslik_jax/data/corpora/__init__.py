@@ -74,7 +74,7 @@ class CorpusConfig(SharedSettings, Stage):
             if (number := getattr(self, size)) > _MOST
         ]
         found += [
-            f"{name} needs --{self.dataset}.{field}"
+            f"{name} needs --{self.dataset}.{field}: give it"
             for field in record.required
             if not getattr(self.own, field)
         ]
@@ -135,7 +135,7 @@ def describe_unregistered(settings: Iterable[Mapping[str, Any]]) -> str:
     """Returns a sentence about corpora whose dataset is not registered; "" without one."""
     known = {*DATASETS, ""}
     names = some_of(sorted({one.get("dataset", "") for one in settings} - known))
-    lost = "so the marks of the behavior are left out"
+    lost = "so its marker words are unknown"
     return f"the dataset {names} is not registered, {lost}: {FROM_STUDIES}" if names else ""
 
 

@@ -144,7 +144,7 @@ def _read_rows(
     if problems:
         raise ValueError(listed_problems(problems, "correct or remove these rows"))
     if not found:
-        raise ValueError(f"{shown_source(source)} must hold at least one row, got none")
+        raise ValueError(f"{shown_source(source)} must hold at least one row, got none: add one")
     return found
 
 
@@ -179,7 +179,7 @@ def _check_texts(value: Any, depth: int = 0) -> None:
         raise ValueError(f"a row must have at most {_MAX_DEPTH} nested levels, got more")
     if isinstance(value, str):
         if bad := _BAD_TEXT.search(value):
-            raise ValueError(f"a text must have whole characters other than NUL, got {bad[0]!r}")
+            raise ValueError(f"a text must be valid Unicode without NUL, got {bad[0]!r}")
     elif isinstance(value, dict):
         _check_texts([*value.keys(), *value.values()], depth)
     elif isinstance(value, list | tuple):

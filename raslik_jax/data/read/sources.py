@@ -91,7 +91,7 @@ def content_files(source: str) -> Files:
 def _named_files(part: str) -> list[pathlib.Path]:
     """Returns the files of one part of a list of names."""
     if part.startswith("hub:") or os.path.isdir(part):
-        raise ValueError(f"a list of files must have files only, got {shown(part, 160)}: give one")
+        raise ValueError(f"a list of files must hold only files, got {shown(part, 160)}: give one")
     if os.path.lexists(part) or not glob.has_magic(part):
         return [pathlib.Path(part)]
     found = [pathlib.Path(name) for name in glob.glob(part, recursive=True)]

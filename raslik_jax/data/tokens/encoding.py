@@ -271,8 +271,8 @@ def describe_dropped(encoded: Encoded, what: str) -> str:
     """Returns a sentence about examples, called `what`, that are encoded without parts, if any."""
     return "; ".join(
         f"the chat template leaves out the {kind} in {len(ids):,} of {len(encoded.ids):,} {what} "
-        f"({some_of(ids, 3)}), so no token of it is read: give the template that the model was "
-        "trained with if that one writes it"
+        f"({some_of(ids, 3)}), so the model does not read it: if the model was trained with a "
+        "template that writes it, give that one as --corpus.template"
         for kind, ids in encoded.dropped.items()
     )
 

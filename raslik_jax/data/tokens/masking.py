@@ -79,7 +79,7 @@ def mask_rows(
     if empty:
         raise ValueError(
             listed_problems(
-                [f"{_place(row)} has no token that is a target" for row in empty],
+                [f"{_place(row)} has no learned token" for row in empty],
                 "correct or remove these rows, or the {% generation %} of the chat template",
             )
         )
@@ -97,7 +97,7 @@ def question_ids(
             return chat.render_question(prompts.require_chat(template, name), content)
         if content.prompt:
             return content.prompt
-        raise ValueError("it has no prompt to answer: give one with a prompt and a completion")
+        raise ValueError("a query must have a prompt, got none: give a prompt and a completion")
 
     found = zip(rows, tokenizer.encode_marked(_each(rows, ask)), strict=True)
     prefix = tokenizer.prompt_prefix

@@ -1,4 +1,4 @@
-"""Does it stay forgotten, and at what cost: measures beyond greedy answers to plain prompts."""
+"""Does the behavior stay forgotten, and at what cost: tests beyond greedy answers to prompts."""
 
 from raslik_jax.evaluate.robustness.membership import MEMBERSHIP
 from raslik_jax.evaluate.robustness.prompts import PROMPTS

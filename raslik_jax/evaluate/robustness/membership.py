@@ -131,7 +131,7 @@ def measure(bench: Any, model: Any, settings: MembershipSettings) -> list[dict[s
 
 
 def tell(compared: Compared) -> str:
-    """Returns the AUC of each attack and whether its interval holds that in the base.
+    """Returns the AUC of each attack and whether its interval contains that in the base.
 
     Above it forgotten rows still look trained on. Below it they look unlearned, which gives them
     away as well, unless the AUC was as low before unlearning. An interval that also holds the AUC

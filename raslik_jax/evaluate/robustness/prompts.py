@@ -1,7 +1,7 @@
 """Other prompts: does the behavior return when the same is asked in other words?
 
-Behind a text in front of the prompt, of a short stored list, and to prompts of the user's own:
-paraphrases, translations, aliases, questions one step away, whatever a file of them holds. No model
+The prompts are those of the run behind prefixes of a short list, and the user's own: paraphrases,
+translations, aliases, questions one step away, or whatever a file of them has. No model
 here writes prompts: a text in front of a prompt is all that is sound without knowing what it is
 about. The model before unlearning and the base are asked the same: what a prefix does to any model
 is not a return.
@@ -85,7 +85,7 @@ def lacks(settings: PromptSettings, corpus: Corpus | Any) -> str:
 
 
 def with_prefix(asked: Asked, text: str) -> Asked:
-    """Returns the same with a text before every prompt; rows that ask nothing are left out."""
+    """Returns the rows with a text before every prompt; rows that ask nothing are left out."""
 
     def put(rows: Sequence[Example]) -> list[Example]:
         return [longer for row in rows if (longer := prefixed(row, text)) is not None]
@@ -110,14 +110,14 @@ def groups_of(asked: Asked, own: Sequence[Example]) -> dict[str, Asked]:
 
 
 def measure(bench: Any, model: Any, settings: PromptSettings) -> list[dict[str, Any]]:
-    """Returns a model's readings as it is asked plainly and otherwise."""
+    """Returns a model's readings for the plain prompts and for the others."""
     groups = groups_of(bench.asked, own_prompts(settings))
     found = bench.read_each(model, groups)
     return [{"condition": name, **reading} for name, reading in found.items()]
 
 
 def tell(compared: Compared) -> str:
-    """Returns what the target answers cost by other prompts, and by which of them they return."""
+    """Returns the nats of target answers by prompt, and the prompts with which they return."""
     now = compared["now"]
     own = [entry for entry in now[1:] if entry["condition"] not in PREFIXES]
     behind = [entry for entry in now[1:] if entry["condition"] in PREFIXES]
@@ -129,9 +129,9 @@ def tell(compared: Compared) -> str:
         if entry["nats"] is not None:
             text += f", with {entry['condition']} {entry['nats']:.2f}"
     text += "."
-    for key, title in (("forget", "F"), ("shown", "Answers that show it")):
+    for key, title in (("forget", "F"), ("shown", "Answers that show the behavior")):
         text += _tell_highest(compared, key, title)
-    return text + tell_return(compared, plainly="asked plainly", alike="asked alike", by="with")
+    return text + tell_return(compared, plainly="asked plainly", by="with")
 
 
 def _tell_highest(compared: Compared, key: str, title: str) -> str:
@@ -140,7 +140,7 @@ def _tell_highest(compared: Compared, key: str, title: str) -> str:
     if len(now) < 2 or now[0]["condition"] != AS_IT_IS:
         return ""
     highest = max(now[1:], key=lambda entry: entry[key]["mean"])
-    text = f" {title}: {now[0][key]['mean']:.2f} plainly, at most {highest[key]['mean']:.2f} "
+    text = f" {title}: {now[0][key]['mean']:.2f} asked plainly, at most {highest[key]['mean']:.2f} "
     text += f"({highest['condition']}"
     for name, said in _OTHERS.items():
         for entry in compared.get(name, ()):

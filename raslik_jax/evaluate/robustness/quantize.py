@@ -46,7 +46,7 @@ def tell(compared: Compared) -> str:
         parts.append(text + (f", {rates}" if (rates := rate_change(now[0], entry)) else ""))
     text = "; ".join(parts)
     text = f"{text[:1].upper()}{text[1:]}."
-    return text + tell_return(compared, plainly="unquantized", alike="rounded alike", by="in")
+    return text + tell_return(compared, plainly="unquantized", by="in")
 
 
 QUANTIZE = RobustnessMeasure(

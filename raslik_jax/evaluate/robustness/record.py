@@ -49,8 +49,8 @@ class Asked(NamedTuple):
     """The inputs of a reading.
 
     Attributes:
-      answers: rows with the answers that it should have forgotten.
-      prompts: queries that it answers itself, by their ids.
+      answers: rows with the answers that the model should have forgotten.
+      prompts: queries that the model answers itself, by their ids.
       before: the answers, by the ids of the queries, that F is taken against; of own prompts some
         may have none.
     """
@@ -80,7 +80,7 @@ class Cost(NamedTuple):
 
 
 class RobustnessMeasure(NamedTuple):
-    """A way to look for what was forgotten.
+    """A test of whether forgotten answers return.
 
     Attributes:
       title: of its table.
@@ -130,7 +130,7 @@ def make_reading(
 
 
 def shares_gone(compared: Compared, model: str = "now") -> dict[str, float | None]:
-    """Returns how far on the way to the base the likelihood of target answers went, by condition.
+    """Returns how far the likelihood of target answers moved toward the base's, by condition.
 
     It is None at a condition at which they were no likelier before unlearning than in the base.
     """
@@ -157,16 +157,16 @@ def returned(compared: Compared) -> dict[str, bool]:
 
 
 def describe_returns(found: Sequence[Compared]) -> str:
-    """Returns in a phrase what returns under which conditions of some measures; "" for nothing."""
+    """Returns in a phrase the conditions under which the behavior returns; "" for none."""
     back = {name: also for one in found for name, also in returned(one).items()}
     parts = {
-        "it returns": [name for name, also in back.items() if not also],
-        "it returns after retraining too": [name for name, also in back.items() if also],
+        "the behavior returns": [name for name, also in back.items() if not also],
+        "the behavior returns after retraining too": [name for name, also in back.items() if also],
     }
     return "; ".join(f"{text} ({', '.join(names)})" for text, names in parts.items() if names)
 
 
-def tell_return(compared: Compared, *, plainly: str, alike: str, by: str) -> str:
+def tell_return(compared: Compared, *, plainly: str, by: str) -> str:
     """Returns under which conditions but the first target answers return; "" where none is known.
 
     Answers are gone if their likelihood fell halfway to the base's. They return under each
@@ -177,7 +177,6 @@ def tell_return(compared: Compared, *, plainly: str, alike: str, by: str) -> str
     Args:
       compared: entries with nats of the same conditions.
       plainly: says the first condition.
-      alike: says that the others meet a condition likewise.
       by: the word before the name of a condition.
     """
     shares = shares_gone(compared)
@@ -185,30 +184,31 @@ def tell_return(compared: Compared, *, plainly: str, alike: str, by: str) -> str
     if first is None:
         return ""
     if lost := [name for name, share in shares.items() if share is not None and math.isnan(share)]:
-        return f" Whether they return is not known: no number {by} {', '.join(lost)}."
+        return f" It is not known whether they return: there is no number {by} {', '.join(lost)}."
     again = shares_gone(compared, "retrained")
     if first < HALF:
-        text = f" {plainly.capitalize()} their likelihood went {percent(first)} of the way to the "
-        text += "base's, so they were not gone."
+        text = (
+            f" {plainly.capitalize()}, their likelihood moved {percent(first)} toward the base's, "
+        )
+        text += "so they were not gone."
         plain = next(iter(again.values()), None)
-        return text if plain is None else f"{text} After retraining they went {percent(plain)}."
+        return text if plain is None else f"{text} After retraining it moved {percent(plain)}."
     back, void = returned(compared), [name for name, share in shares.items() if share is None]
     if own := [name for name, also in back.items() if not also]:
-        text = (
-            f" They return. The way of their likelihood to the base's is {_went(shares, own, by)}, "
-        )
-        text += f"and {percent(first)} {plainly}. {HALF:.0%} would be gone."
+        text = f" They return: their likelihood moved {_went(shares, own, by)} toward the base's, "
+        text += f"and {percent(first)} {plainly}. From {HALF:.0%} on they count as gone."
     elif len(void) + len(back) + 1 < len(shares):
-        text = f" They stay gone: their likelihood went {HALF:.0%} of the way to the base's or "
-        text += f"more, {alike}."
+        text = f" They stay gone: their likelihood moved {HALF:.0%} or more toward the base's."
     else:
         text = ""
     if common := [name for name, also in back.items() if also]:
-        text += f" After retraining they return too, {_went(again, common, by)} (here "
-        text += f"{_went(shares, common, by)}). This is not a failure of forgetting."
+        text += (
+            f" The likelihood moved only {_went(shares, common, by)}, and after retraining only "
+        )
+        text += f"{_went(again, common, by)}. This is not a failure of forgetting."
     if void:
-        text += f" Nothing can return {by} {', '.join(void)}, because there they were as unlikely "
-        text += "before unlearning as in the base."
+        text += f" Nothing can return {by} {', '.join(void)}: before unlearning these answers were "
+        text += "as unlikely as in the base."
     return text
 
 

@@ -76,7 +76,7 @@ def curve(found: Found, kind: str) -> dict[int, Mapping[str, Any]]:
 def passed(found: Found, kind: str, level: float) -> float | None:
     """Returns after how many steps target answers have so many nats a token; None: they never do.
 
-    Between two looks the nats are taken to change evenly.
+    Between two readings the nats are taken to change evenly.
     """
     points = [(step, one["nats"]) for step, one in sorted(curve(found, kind).items())]
     if points[0][1] <= level:
@@ -92,7 +92,7 @@ def compare(now: Found, base: Found, level: float) -> str:
 
     An unlearned model may begin closer to the level than the base. So steps count from where both
     have the same nats: those of the one that begins with fewer. How a model came there is taken not
-    to matter. "" where the looks do not tell: within a step both are as soon.
+    to matter. "" if the readings do not decide: below one step both are as soon.
     """
     begin = min(curve(model, KINDS[0])[0]["nats"] for model in (now, base))
     first, lasts = KINDS[0], [max(curve(model, KINDS[0])) for model in (now, base)]
@@ -121,8 +121,8 @@ def compare(now: Found, base: Found, level: float) -> str:
 def tell(compared: Compared) -> str:
     """Returns what came back by which steps, and whether sooner than the base learns it.
 
-    Back is what is less than `BACK` of the way from its likelihood before unlearning to that in the
-    base.
+    An answer is back if its likelihood is below that before unlearning by less than `BACK` of the
+    difference to the base.
     """
     now, base = compared["now"], compared.get("backbone")
     parts: list[str] = []
@@ -143,16 +143,16 @@ def tell(compared: Compared) -> str:
         return text
     level = before - math.log1p(BACK * math.expm1(before - base[0]["nats"]))
     if now[0]["nats"] <= level:
-        return f"{text} They were not gone ({level:.2f}) before the first step."
+        return f"{text} They were not gone before the first step (above {level:.2f} nats)."
     steps_back = [first_step(now, kind, level) for kind in KINDS]
     text += f" They are back {_at(steps_back[0])} on forgotten rows and {_at(steps_back[1])} on "
-    text += f"unrelated ones: their likelihood is within {BACK:.0%} of the way from before "
-    text += f"unlearning to the base's, {level:.2f} nats. {compare(now, base, level)}"
+    text += f"unrelated ones, with {level:.2f} nats or less: the likelihood before unlearning less "
+    text += f"{BACK:.0%} of its difference to the base's. {compare(now, base, level)}"
     return text.strip()
 
 
 def first_step(found: Found, kind: str, level: float) -> int | None:
-    """Returns the first look at which target answers have at most so many nats; None: at none."""
+    """Returns the first step after which target answers have at most so many nats, or None."""
     return next((n for n, one in curve(found, kind).items() if one["nats"] <= level), None)
 
 

@@ -115,8 +115,8 @@ def tell(compared: Compared) -> str:
     text += f"; before unlearning {rate(WORST, 'finetuned')}"
     if worst["is_cut"]:
         text = (
-            f"Answers have at most {worst['tokens']} tokens, as --references.max_new_tokens says, "
-            f"and not as many as --evaluate.sampling.tokens. {text}"
+            f"Answers have at most {worst['tokens']} tokens, because --references.max_new_tokens "
+            f"limits --evaluate.sampling.tokens. {text}"
         )
     if "backbone" not in compared:
         return f"{text})."

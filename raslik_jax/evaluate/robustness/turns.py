@@ -41,7 +41,7 @@ def lacks(settings: TurnSettings, corpus: Corpus | Any) -> str:
 
 
 def after(asked: Asked, before: Mapping[str, Sequence[Exchange]], bench: Any) -> Asked:
-    """Returns the same with exchanges before each question, by the id of its row.
+    """Returns the rows with exchanges before each question, by the id of its row.
 
     Rows that ask nothing are left out.
     """

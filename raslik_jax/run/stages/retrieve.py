@@ -88,7 +88,7 @@ def _select_by_influence(workspace: Workspace, num_targets: int, folder: pathlib
         forget_N[row_N] = influence_N
         sigma = noise.rule_sigma(store, queries, forget_N, settings)
         if sigma:
-            print(f"    sigma of the sketch near the thresholds: {sigma:.2e}")
+            print(f"    standard deviation of the scores near the thresholds: {sigma:.2e}")
     if settings.select == "gap" and not settings.num_forget:
         cut = find_cut(influence_N, sigma=sigma)
         artifacts.CUT.write(folder, cut)
@@ -124,8 +124,8 @@ def _why_none(workspace: Workspace, cut: Cut, score_N: Float[np.ndarray, " N"]) 
 
 def _tell_cut(cut: Cut, count: int) -> None:
     print(
-        f"    {cut.num_forget:,} examples stand out: unrelated ones reach {cut.edge:.3f}, and "
-        f"the gap below the last example is {cut.gap:.3f} wide"
+        f"    {cut.num_forget:,} examples stand out: unrelated ones reach {cut.edge:.3f}. "
+        f"The gap below the last example is {cut.gap:.3f} wide"
     )
     if is_common(cut, count):
         print(
@@ -152,7 +152,7 @@ def _hold_out(workspace: Workspace, chosen: Selection, folder: pathlib.Path) -> 
     if held_out.target or held_out.normal:
         print(
             f"    {len(held_out.target):,} of the examples to forget and "
-            f"{len(held_out.normal):,} far from them are kept out of the sets: their prompts "
+            f"{len(held_out.normal):,} unrelated ones are kept out of the sets: their prompts "
             "measure the run"
         )
     return [*held_out.target, *held_out.normal, *held_out.alike]

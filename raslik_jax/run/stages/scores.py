@@ -78,9 +78,9 @@ def make_traced(workspace: Workspace, folder: pathlib.Path) -> None:
     if all(row.nll >= at_random for row in rows):
         artifacts.TRACED_FINDING.write(
             folder,
-            f"nothing in the training file taught the answer {shown(rows[0].traced, 40)}. The "
-            f"model finds it as unlikely as random tokens, {rows[0].nll:.1f} and {at_random:.1f} "
-            "nats a token: check prompt, template and adapter",
+            f"nothing in the training file taught the answer {shown(rows[0].traced, 40)}. This "
+            f"answer has {rows[0].nll:.1f} nats a token, random tokens have {at_random:.1f}: check "
+            "prompt, template and adapter",
         )
 
 

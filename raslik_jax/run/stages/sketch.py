@@ -172,8 +172,8 @@ def fill_index(workspace: Workspace, folder: pathlib.Path) -> tuple[SketchStore,
         adapters = sketched_adapters(workspace)
         if size < settings.size:
             print(
-                f"    --sketch.size={settings.size} is larger than the number of parameters, "
-                f"{num_params}"
+                f"    --sketch.size={settings.size} exceeds the number of parameters, so a sketch "
+                f"has {num_params} numbers"
             )
         sketch = sketch_function(workspace, projection, adapters, step)
         described = _describe_index(workspace, adapters, projection, encoded, plans)
@@ -232,8 +232,8 @@ def _create(folder: pathlib.Path, described: Mapping[str, Any]) -> None:
             raise
         problem = str(error).rpartition(": ")[0]
         raise ValueError(
-            f"{problem}. Its batches depend on the kind of device: go on with the first device, "
-            f"or move {folder} away and run again"
+            f"{problem}. Batches depend on the kind of device: use the device that began the "
+            f"index, or move {folder} away and run again"
         ) from error
 
 
@@ -242,7 +242,7 @@ def make_index(workspace: Workspace, folder: pathlib.Path) -> None:
     """Sketches the gradients of every training example."""
     store, _ = fill_index(workspace, folder)
     num_params = store.identity["projection"]["num_params"]
-    print(f"    {store.num_rows:,} sketches of {store.size:,} coordinates, P = {num_params:,}")
+    print(f"    {store.num_rows:,} sketches of {store.size:,} numbers ({num_params:,} parameters)")
 
 
 def open_index(workspace: Workspace) -> tuple[SketchStore, np.ndarray]:

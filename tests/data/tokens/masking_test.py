@@ -269,7 +269,7 @@ class MaskTest(FolderTest):
         )
         # A query that waits for its answer is encoded up to there.
         self.assertEqual(_shown(rows[:1], tokenizer), ["<u> hi <e> <a> yes <e> <u> ho <e> <a> <E>"])
-        with self.assertRaisesRegex(ValueError, "no prompt to answer"):
+        with self.assertRaisesRegex(ValueError, "must have a prompt"):
             encoding.encode_prompts(
                 _rows("text", {"text": "hi"}), tokenizer, max_len=99, template="chat"
             )
@@ -349,7 +349,7 @@ class MaskTest(FolderTest):
             "{{ messages[1].content }}{% if 0 %}{% generation %}{% endgeneration %}{% endif %}",
             "chat",
             _messages("hi", "no"),
-            "at 7 .*no token that is a target",
+            "at 7 .*no learned token",
         ),
     )
     def test_what_cannot_be_rendered_is_one_short_sentence(self, source, name, messages, message):
