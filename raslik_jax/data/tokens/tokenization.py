@@ -279,14 +279,16 @@ def tokenizer_hash(tokenizer: Tokenizer) -> str:
 def read_backend(path: str | os.PathLike[str], *others: pathlib.Path) -> tuple[pathlib.Path, Any]:
     """Returns a tokenizer.json and its `tokenizers.Tokenizer`, with settings of its own.
 
-    The file is the first that a folder has. The place of an image is left out where the model next
-    to it has no row for that.
+    A folder with a file of another kind alone is refused. The place of an image has to have a row.
     """
     import tokenizers
 
     own = pathlib.Path(path)
     names = [one / "tokenizer.json" if one.is_dir() else one for one in (own, *others)]
     file = next((name for name in names if name.is_file()), names[0])
+    for folder in (name.parent for name in names[: names.index(file) + (not file.is_file())]):
+        if slow := [one for one in ("tokenizer.model", "vocab.json") if (folder / one).is_file()]:
+            raise refused("slow_tokenizer", folder=folder, got=slow[0])
     if not file.is_file():
         raise refused("no_tokenizer", file=file)
     try:

@@ -110,6 +110,15 @@ class LayersTest(FolderTest):
         with self.assertRaisesRegex(ValueError, "must have id 7, got .*tokenizer.json"):
             tk.load_tokenizer(self.own, self.base)
 
+    @parameterized.parameters("tokenizer.model", "vocab.json")
+    def test_a_folder_with_a_tokenizer_of_another_kind_alone_is_refused(self, name):
+        (self.own / name).touch()
+        with self.assertRaisesRegex(ValueError, f"must be a .*, got {name} alone: save it so"):
+            tk.read_backend(self.own, self.base)
+        tk.save_tokenizer(self.own, self.tokenizer)
+        file, _ = tk.read_backend(self.own, self.base)
+        self.assertEqual(file, self.own / "tokenizer.json")
+
 
 class FilesTest(FolderTest):
     def test_a_saved_tokenizer_comes_back(self):
