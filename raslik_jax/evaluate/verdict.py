@@ -43,6 +43,9 @@ MEAN_WAY = 0.9
 # An adapter is no farther from retraining than another training up to this many noise floors.
 MOST_FLOORS = 2.0
 
+# The sets of probes in words.
+SETS = {"forget": "rows to forget", "behavior": "answers of the behavior", "kept": "other rows"}
+SETS |= {"said": "answers of the model", "retain": "retained rows"}
 DEFINITIONS: dict[Verdict, str] = {
     "forgotten": f"at most {MOST_STILL:.0%} of the prompts that showed the behavior still show "
     f"it. An exact binomial test at {_LEVEL:.0%} excludes that a third of such "
@@ -278,12 +281,7 @@ def answers_progress(now: Sequence[float], base: Sequence[float]) -> Progress | 
 
 def describe_progress(progress: Mapping[str, Progress]) -> str:
     """Returns in words how many rows of each set are gone."""
-    titles = {
-        "forget": "rows to forget",
-        "behavior": "answers of the behavior",
-        "said": "answers of the model",
-    }
-    parts = (f"{one['gone']} of {one['of']} {titles[name]}" for name, one in progress.items())
+    parts = (f"{one['gone']} of {one['of']} {SETS[name]}" for name, one in progress.items())
     return f"gone: {' and '.join(parts)}; {LEAST_ROWS:.0%} of each are enough"
 
 

@@ -9,7 +9,7 @@ from raslik_jax.evaluate import metrics as metrics_lib
 from raslik_jax.evaluate import stopping
 from raslik_jax.evaluate.metrics import METRICS
 from raslik_jax.evaluate.summary import BASELINE, Metrics
-from raslik_jax.evaluate.verdict import Progress
+from raslik_jax.evaluate.verdict import SETS, Progress
 from raslik_jax.report.names import algorithm_name, strategy_name
 from raslik_jax.report.notes import write_notes
 from raslik_jax.report.tables import NOT_KNOWN, Column, Table, format_interval, format_number, word
@@ -238,7 +238,7 @@ def probes_table(metrics: Metrics) -> Table | None:
         add("base model", one["backbone"], {})
         for probe in one["probes"]:
             add(f"step {probe['step']}", probe["levels"], probe["gone"])
-    titles = [*sets, *(f"{name},\ngone" for name in counted)]
+    titles = [*(SETS[name] for name in sets), *(f"{SETS[name]},\ngone" for name in counted)]
     columns = (Column("Model"), *(Column(name, "right") for name in titles))
     return Table(columns, tuple(rows), write_notes("probes")) if unlearned else None
 

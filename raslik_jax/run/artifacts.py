@@ -515,7 +515,7 @@ _METRICS = {
 
 
 def _load_metrics(path: pathlib.Path) -> Metrics:
-    mend = "run the stages up to evaluate; a run that said 'nothing is measured' has no report"
+    mend = "run the stages up to evaluate. A run that measured nothing has no report"
     return cast(Metrics, read_json(path, _METRICS, mend=mend))
 
 

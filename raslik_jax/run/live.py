@@ -173,4 +173,4 @@ def _told(title: str) -> Iterator[None]:
         yield
     except Exception as error:  # of a foreign program: any
         reason = one_line(f"{type(error).__name__}: {error}", 120)
-        print(f"note: {title} takes no more numbers ({reason})", file=sys.stderr)
+        print(f"note: {title} fails ({reason}). Training goes on without it", file=sys.stderr)

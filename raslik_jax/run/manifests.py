@@ -42,7 +42,7 @@ _SHAPE: dict[str, Any] = {
 _SHAPE |= {"outputs": {str: {"size": int, "sha256": str}}}
 # Above it a file that kept its size, time and inode is not read again at every start.
 _LARGE = 2**26
-_RUN = "run experiments/run.py on it to the end"
+_RUN = "finish it by raslik run --flagfile=WORKDIR/run.flags"
 
 Manifest = Mapping[str, Any]
 

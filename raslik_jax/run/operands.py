@@ -37,8 +37,8 @@ def _settle(config: Config, workdir: pathlib.Path) -> str:
     fastest = _fastest(config)
     if fastest == _NARROW and config.backbone.dtype == _PLAIN:
         print(
-            "products with the base have bfloat16 operands and float32 sums, which is faster on "
-            f"this machine (--backbone.operands={_PLAIN} turns it off)",
+            "matrix products with the base take bfloat16 inputs and float32 sums, which is faster "
+            f"on this machine (--backbone.operands={_PLAIN} turns it off)",
             file=sys.stderr,
         )
     return fastest

@@ -172,7 +172,9 @@ class TablesTest(parameterized.TestCase):
             table.rows,
             ("RASLIK GA_GDR: step 5 is kept, enough is gone", *rows, "RASLIK GA_GDR", *rows),
         )
-        self.assertEqual(_titles(table), ["Model", "forget", "kept", "forget,\ngone"])
+        self.assertEqual(
+            _titles(table), ["Model", "rows to forget", "other rows", "rows to forget,\ngone"]
+        )
 
     def test_models_are_compared_with_the_retrained_one_where_there_is_one(self):
         metrics = sample_metrics.sample_metrics(num_epochs=1)

@@ -103,7 +103,7 @@ def test_a_program_that_fails_is_named_once_and_ends_no_training(tmp_path, monke
         log.write(1, {"loss": 0.5})
         log.write(2, {"loss": 0.4})
     said = capsys.readouterr().err.splitlines()
-    assert [line.partition(" takes")[0] for line in said] == [
+    assert [line.partition(" fails")[0] for line in said] == [
         "note: Weights & Biases",
         "note: Trackio",
     ]

@@ -180,7 +180,7 @@ MEMBERSHIP = RobustnessMeasure(
         "forgotten": Column("Forgotten\nrows", "d"),
         "held_out": Column("Held-out\nrows", "d"),
     },
-    note="AUC of telling forgotten rows from held-out ones: above .5 the forgotten rows look "
+    note="AUC of separating forgotten rows from held-out ones: above .5 the forgotten rows look "
     "more trained on. Brackets: 95 % bootstrap interval over rows of both kinds.",
     cost=lambda own: Cost(0, given=2),
     lacks=lacks,
