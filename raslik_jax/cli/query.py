@@ -1,4 +1,4 @@
-"""Traces a generation to the training examples that make it likelier and those that oppose it.
+"""Traces a generation to the training examples that make it likelier or less likely.
 
   raslik query --index=runs/quickstart/sketch/index \\
       --instruction='howdy! what is a kettle?' --response='The kettle hummed beneath two moons.'

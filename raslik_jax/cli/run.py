@@ -1,6 +1,6 @@
 """From one bad generation to an unlearned model and a report.
 
-Finds the training examples that taught a behavior and those that oppose it (RASLIK and its
+Finds the training examples that taught a behavior and others that are far from it (RASLIK and its
 baselines). Forgets the first set while training on the second. Measures the forgotten behavior and
 the other answers.
 

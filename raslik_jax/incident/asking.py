@@ -68,7 +68,7 @@ class AskResult:
 
 
 def ask(options: AskOptions | None = None, **named: Any) -> AskResult:
-    """Traces a generation to the examples that make it likelier and those that oppose it.
+    """Traces a generation to the examples that make it likelier or less likely.
 
     Without a response the model answers, and this answer is traced. Options are those of
     `AskOptions`, as an object or by name.

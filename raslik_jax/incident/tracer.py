@@ -72,7 +72,7 @@ class Behavior(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """The examples that make a generation likelier and those that oppose it.
+    """The examples that make a generation likelier or less likely.
 
     `toward` has the examples of the highest scores and `against` those of the lowest, most extreme
     first. The queries have the model's own answers if none were given. `score_N` is s_F of every
@@ -169,7 +169,7 @@ class Tracer:
     def trace(
         self, instruction: str, response: str | None = None, *, input: str = "", **options: Any
     ) -> Trace:
-        """Returns the examples that make one generation likelier and those that oppose it.
+        """Returns the examples that make one generation likelier or less likely.
 
         Without a response the model answers, and this answer is traced. Options are of
         `trace_queries`.
@@ -186,7 +186,7 @@ class Tracer:
         aggregate: Aggregate | None = None,
         finer: SketchStore | None = None,
     ) -> Trace:
-        """Returns the examples that make several generations likelier and those that oppose them.
+        """Returns the examples that make several generations likelier or less likely.
 
         Args:
           queries: generations of one behavior; those with an empty output are answered first, and

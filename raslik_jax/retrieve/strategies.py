@@ -60,8 +60,8 @@ class GivenSettings(Settings):
 
     forget_file: str = setting(
         "",
-        "JSONL file of the rows to forget, for example an edited forget.jsonl of a run or of "
-        "raslik query. Each row is found by its id, place or text.",
+        "JSONL file of the rows to forget, for example an edited forget.jsonl of a run. Each "
+        "row is found by its id, place or text.",
         is_path=True,
     )
     retain_file: str = setting(
