@@ -60,8 +60,8 @@ def _commands() -> str:
     parts = [
         f"{_MADE}# Commands\n\n`raslik help COMMAND` prints the same. Commands that run stages "
         "also take all [settings](settings.md) as flags,\nand `--mesh.data` and `--mesh.base`. "
-        "`--train-file` is the same as `--train_file`. A meaning that begins with a flag and a colon\n"
-        "holds for use with that flag.\n"
+        "`--train-file` is the same as `--train_file`. A meaning that begins with a flag and a "
+        "colon\nholds for use with that flag.\n"
     ]
     for name in main.COMMANDS:
         module = importlib.import_module(f"raslik_jax.cli.{name}")
@@ -79,7 +79,9 @@ def _commands() -> str:
 def _settings() -> str:
     parts = [
         f"{_MADE}# Settings\n\nA setting is a flag of a command and a key of `settings={{...}}` in "
-        'Python. `raslik trace` starts from other\ndefaults than `raslik run`, marked "trace".\nA meaning that begins with a flag or a value and a colon holds for this flag or value only.\n'
+        'Python. `raslik trace` starts from other\ndefaults than `raslik run`, marked "trace".\n'
+        "A meaning that begins with a flag or a value and a colon holds for this flag or value "
+        "only.\n"
     ]
     again = {f"unlearn.{name}.": one.repeats for name, one in OBJECTIVES.items() if one.repeats}
     leaves = [x for x in settings.leaves(Config()) if not x.name.startswith(tuple(again))]
