@@ -316,9 +316,9 @@ class ProbeConfig(Settings):
     answer_tokens: int = setting(32, "Most tokens of such an answer.", low=1)
     stop: Literal["never", "forgotten"] = setting(
         "never",
-        "forgotten: end when the behavior is forgotten or other rows lose too much. The probed "
-        "step that forgot most within --max_rise becomes the last epoch, and no other epoch is "
-        "stored.",
+        "forgotten: end when the behavior is forgotten, other rows lose too much or nothing moves. "
+        "The probed step that forgot most within --max_rise becomes the last epoch, and no other "
+        "epoch is stored.",
     )
     max_rise: float = setting(
         0.1, "Highest rise of other rows' loss, nats a token. 0.1: 1.1 times perplexity.", above=0

@@ -4,8 +4,7 @@ Pure functions. A level is the mean over a set's rows of their nats a token. Two
 forgotten: "forget" (trained rows) and "behavior" (answers that show it and that no step sees).
 `verdict.Goal` says how many of their rows are gone. "kept" are rows that no step sees and that have
 to stay likely. "retain" are trained rows, for information. The level of "kept" moves by
-`middle_mean` of its rows' changes. Without labels a few of these rows may show the behavior and
-have to lose.
+`middle_mean`: without labels a few of these rows may show the behavior and have to lose.
 """
 
 import math
@@ -18,14 +17,16 @@ SETS = ("forget", "behavior", "retain", "kept")
 FORGOTTEN = ("forget", "behavior")
 # Probes in a row that have to find enough gone, or others beyond the bound: one may be chance.
 _PATIENCE = 2
+_MOST_WORSE = 8  # probes in a row
 
 Levels = Mapping[str, float]
 DONE: Literal["forgotten"] = "forgotten"
-End = Literal["", "forgotten", "others lose too much", "diverged"]
+End = Literal["", "forgotten", "others lose too much", "no progress", "diverged"]
 # The words for an end. The verdict is for a model and not for its training.
 SAID: dict[End, str] = {
     "forgotten": "enough is gone",
     "others lose too much": "other rows lost too much",
+    "no progress": f"{_MOST_WORSE} probes in a row went no further than the kept one",
     "diverged": "the training diverged",
     "": "its epochs ended",
 }
@@ -65,9 +66,8 @@ def choose_step(probes: Sequence[Probe], *, max_rise: float) -> int:
     """Returns the place of the probe to keep: the furthest one within the bound.
 
     One at which enough is gone is further than any other; otherwise the way of the set that is
-    furthest from its end decides. The first of the probes is of the model before unlearning, which
-    is within the bound. Ties go to the earlier probe: an older one is never chosen again later, so
-    one stored model is enough.
+    furthest from its end decides. The first is of the model before unlearning. Ties go to the
+    earlier probe: an older one is never chosen later, so one stored model is enough.
     """
     start = probes[0]["levels"]
 
@@ -85,4 +85,5 @@ def find_end(probes: Sequence[Probe], *, max_rise: float) -> End:
     is_beyond = [rise_of(probe["levels"], start) > max_rise for probe in newest]
     if all(verdict.is_enough(probe["gone"]) for probe in newest) and not any(is_beyond):
         return DONE
-    return "others lose too much" if all(is_beyond) else ""
+    is_over = choose_step(probes, max_rise=max_rise) < len(probes) - _MOST_WORSE
+    return "others lose too much" if all(is_beyond) else "no progress" if is_over else ""

@@ -243,7 +243,7 @@ class Prober:
             self._save(last, self._start)
             say(
                 "    no probe within --unlearn.probe.max_rise forgot anything, so the model "
-                "before unlearning is kept: lower the learning rate or --unlearn.probe.steps"
+                "before unlearning is kept: change the learning rate or --unlearn.probe.steps"
             )
         elif kept.is_dir():
             shutil.rmtree(last, ignore_errors=True)

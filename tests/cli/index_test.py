@@ -39,7 +39,7 @@ def test_a_damaged_center_is_not_called_mended(tmp_path, capsys, chunks):
         value.tofile(copy / name)
     capsys.readouterr()
     assert index.run(index.Options(index=str(copy), repair=True)) == 1
-    said = f"{len(chunks)} chunks dropped, the mean is still damaged: make this copy again with the"
+    said = f"{len(chunks)} chunks dropped. The mean is still damaged: make this copy again with the"
     assert said in capsys.readouterr().out
     assert SketchStore.open(copy).missing_chunks() == chunks
     assert index.run(index.Options(index=str(copy), verify=True)) == 1

@@ -219,8 +219,8 @@ def _settings(case: Case) -> str:
 def _values(case: Case) -> dict[str, Any]:
     rate = case.workspace.learning_rate(*case.member)
     values: dict[str, Any] = {f"unlearn.{case.member.algorithm}.learning_rate": rate}
-    # 3 counts the rows that are gone one by one, by their tokens, and the model's own answers.
-    return values | ({"formats": {"probes": 3}} if case.config.unlearn.probe.steps else {})
+    # 4 also ends after probes that go no further.
+    return values | ({"formats": {"probes": 4}} if case.config.unlearn.probe.steps else {})
 
 
 def count_unlearning(run: AbstractRun, variant: Variant) -> Work:
