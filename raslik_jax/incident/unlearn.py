@@ -146,7 +146,7 @@ def unlearn(options: UnlearnOptions | None = None, **named: Any) -> UnlearnResul
             export_model(root, made, **names, merged=options.merged)
         told, exported = _clean(config, root, strategy, cleaned)
         # The page names the places of all files.
-        places = {f"{kind.capitalize()} without it": str(folder.resolve()), **exported}
+        places = {f"New {kind}": str(folder.resolve()), **exported}
         written.write_json(root, artifacts.EXPORTS.place(root), places)
         return told
 
@@ -355,7 +355,7 @@ def _clean(
         left = write_without(train_file(config), made, found)
         _check_traced(config, root)
     is_own = target.resolve().parent == root.resolve()
-    exported = {"Training file without them": target.name if is_own else str(target.resolve())}
+    exported = {"Cleaned training file": target.name if is_own else str(target.resolve())}
     lines = [f"training file without the {len(found)} rows that were found, {left} left: {target}"]
     if importlib.util.find_spec("pyarrow"):
         set_of = {row.example_id: name for name, part in rows.items() for row in part}

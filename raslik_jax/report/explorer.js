@@ -147,7 +147,7 @@ for (const box of document.querySelectorAll("[data-explorer]")) {
       const body = [make("p", "score", `score ${score(one.together)}${noise}`, ...chips(one))];
       if (chosen() >= 0) body.push(make("p", "score", `score ${score(one.score)} with the chosen query`));
       if (one.p !== undefined && one.p !== null) {
-        body.push(make("p", "score", `${one.higher} of ${one.prompts} unrelated prompts score it as high; p ${short(one.p)}, q ${short(one.q)}`));
+        body.push(make("p", "score", `${one.higher} of ${one.prompts} unrelated prompts score this high; p ${short(one.p)}, q ${short(one.q)}`));
       }
       if (told) {
         body.push(make("h5", "", "Tokens, by their share of the score"), pieces(told.row));

@@ -218,7 +218,7 @@ def in_words(higher: float, prompts: float, p: float, q: float) -> str:
     """Returns the chance of one row in words; "" if it is unknown."""
     if np.isnan(p):
         return ""
-    return f"{higher:.0f} of {prompts:.0f} unrelated prompts score it as high; p {p:.2g}, q {q:.2g}"
+    return f"{higher:.0f} of {prompts:.0f} unrelated prompts score this high; p {p:.2g}, q {q:.2g}"
 
 
 def sentence(chance: Chance) -> str:
@@ -233,4 +233,4 @@ def sentence(chance: Chance) -> str:
         return f"{compared}, no row has q <= {LEVEL:g} ({lowest})"
     # Not "stands out": this phrase is for the gap in the scores.
     rows = "1 row has" if finds.found == 1 else f"{finds.found:,} rows have"
-    return f"{compared}, {rows} q <= {LEVEL:g}. About {finds.expected:.2g} are there by chance"
+    return f"{compared}, {rows} q <= {LEVEL:g}. About {finds.expected:.2g} is expected by chance"

@@ -105,7 +105,7 @@ class QueryTest(parameterized.TestCase):
                 self.assertEqual((one.chance["higher"], one.chance["prompts"]), (higher, 20))
                 self.assertAlmostEqual(one.chance["p"], (1 + higher) / 21)
         one = found.toward[2]
-        said = f"{one.chance['higher']:.0f} of 20 unrelated prompts score it as high; p "
+        said = f"{one.chance['higher']:.0f} of 20 unrelated prompts score this high; p "
         self.assertIn(said, asking.as_text(found))
         self.assertEqual(asking.as_json(found)["toward"][2]["chance"], one.chance)
         # Of scores that are centered otherwise the run knows no chance, nor of ranks.

@@ -129,8 +129,8 @@ def _trace(root: pathlib.Path) -> None:
     (root / "retrieve/sizes/cut.json").write_text(json.dumps(cut))
     (root / "cleaned.jsonl").write_text("")
     exports = {
-        "Training file without them": "cleaned.jsonl",
-        "Adapter without it": str(root / "no_such"),
+        "Cleaned training file": "cleaned.jsonl",
+        "New adapter": str(root / "no_such"),
     }
     artifacts.EXPORTS.write(root, exports)
 
@@ -146,9 +146,9 @@ def test_the_page_of_a_trace_opens_with_what_was_asked_said_and_is_said_now(root
     (card,) = found.cards
     assert card.alike == 2 and card.set_name == "forget"
     assert card.sigma == 0.0123
-    assert card.chance == "3 of 240 unrelated prompts score it as high; p 0.017, q 0.04"
+    assert card.chance == "3 of 240 unrelated prompts score this high; p 0.017, q 0.04"
     forget, cleaned = found.downloads
-    assert (forget.title, cleaned.title) == ("Rows to forget", "Training file without them")
+    assert (forget.title, cleaned.title) == ("Rows to forget", "Cleaned training file")
     # What is small is in the page itself.
     held = base64.b64decode(forget.link.removeprefix("data:application/octet-stream;base64,"))
     assert held == (root / forget.place).read_bytes()
@@ -196,7 +196,7 @@ def test_a_large_file_and_a_folder_are_told_by_their_places(root):
     _trace(root)
     (root / "cleaned.jsonl").write_text("x" * 100_001)
     (root / "clean").mkdir()
-    exports = {"Training file without them": "cleaned.jsonl", "Adapter without it": "clean"}
+    exports = {"Cleaned training file": "cleaned.jsonl", "New adapter": "clean"}
     artifacts.EXPORTS.write(root, exports)
     found = facts.read_facts(root).incident
     assert found and [bool(one.link) for one in found.downloads] == [True, False, False]
