@@ -74,7 +74,7 @@ class BackboneConfig(Stage):
         "Weights of the frozen base's linear layers. plain: unchanged. int8: 8 bits per output "
         "channel. nf4: 4-bit NormalFloat. Products have the dtype --backbone.dtype.",
     )
-    double_quant: bool = setting(False, "nf4: store the scales in 8 bits too.")
+    double_quant: bool = setting(False, "For nf4: store the scales in 8 bits too.")
 
     @property
     def dtypes(self) -> tuple[str, str]:
@@ -156,7 +156,7 @@ class ReferencesConfig(Stage):
     decode_batch_size: int = setting(32, "Prompts decoded at a time.", low=1)
     base: str = setting(
         "",
-        "--finetune.epochs=0: checkpoint of the model before it was fine-tuned elsewhere, a "
+        "With --finetune.epochs=0: checkpoint of the model before it was fine-tuned elsewhere, a "
         "directory or hub name; empty: the run compares with none.",
         is_path=True,
         is_hub=True,
@@ -236,17 +236,17 @@ class RetrieveConfig(Stage):
         "forget_share and retain_share. gap: rows that stand out, down to a gap in the scores, "
         "or num_forget of them. Other strategies make sets of the same sizes.",
     )
-    num_forget: int = setting(0, "count, gap: rows to forget; 0: by labels, or by the gap.", low=0)
-    num_retain: int = setting(0, "count, gap: rows to retain; 0: as many as to forget.", low=0)
+    num_forget: int = setting(0, "Rows to forget (count, gap); 0: by labels, or by the gap.", low=0)
+    num_retain: int = setting(0, "Rows to retain (count, gap); 0: as many as to forget.", low=0)
     forget_threshold: float = setting(
-        0.1, "threshold, margin: lowest score of a row to forget.", low=-1, high=1
+        0.1, "Lowest score of a row to forget (threshold, margin).", low=-1, high=1
     )
     retain_threshold: float = setting(
-        0.0, "threshold, margin: lowest negated score of a row to retain.", low=-1, high=1
+        0.0, "Lowest negated score of a row to retain (threshold, margin).", low=-1, high=1
     )
-    margin_z: float = setting(1.645, "margin: standard deviations above the threshold.", low=0)
-    forget_share: float = setting(0.1, "quantile: share of all rows to forget.", above=0, high=1)
-    retain_share: float = setting(0.1, "quantile: share of all rows to retain.", above=0, high=1)
+    margin_z: float = setting(1.645, "Standard deviations above the threshold (margin).", low=0)
+    forget_share: float = setting(0.1, "Share of all rows to forget (quantile).", above=0, high=1)
+    retain_share: float = setting(0.1, "Share of all rows to retain (quantile).", above=0, high=1)
     held_out: float = setting(
         0.0,
         "Share of the rows to forget that are kept out of the sets. Their prompts measure the "
@@ -406,7 +406,7 @@ class EvaluateConfig(Stage):
     )
     retain_run: str = setting(
         "",
-        "Forget quality: work directory of the same run with --corpus.tofu.train=retain.",
+        "For forget quality: work directory of the same run with --corpus.tofu.train=retain.",
         is_path=True,
     )
     non_sf: str = setting(

@@ -40,7 +40,7 @@ class Options(Settings):
         "", "Folder for a copy of a coarser dtype: new, or that of an unfinished copy."
     )
     dtype: Literal["bfloat16", "int8", "sign"] = setting("int8", "Dtype of the copy.")
-    center: bool = setting(False, "--dtype=sign: subtract the mean from the rows first.")
+    center: bool = setting(False, "With --dtype=sign: subtract the mean from the rows first.")
 
     def problems(self) -> Iterator[str]:
         of_copy = ["dtype"] * (self.dtype != Options.dtype) + ["center"] * self.center

@@ -53,16 +53,16 @@ class Options(JobConfig):
         False, "Print stages, sizes, memory, operations and time, and run nothing."
     )
     flops_per_second: float = setting(
-        0.0, "--dry_run: operations a second of the device; 0: measure it.", low=0
+        0.0, "Operations a second of the device (--dry_run); 0: measure it.", low=0
     )
     bytes_per_second: float = setting(
-        0.0, "--dry_run: bytes of memory that the device moves a second; 0: measure it.", low=0
+        0.0, "Bytes of memory that the device moves a second (--dry_run); 0: measure it.", low=0
     )
-    compile: bool = setting(True, "--dry_run: compile the largest programs to know their memory.")
+    compile: bool = setting(True, "Compile the largest programs to know their memory (--dry_run).")
     mesh: MeshConfig = MeshConfig()
     gpu: str = setting(
         "",
-        "--dry_run: compile for this GPU and use its rates. The machine need not have one.",
+        "With --dry_run: compile for this GPU and use its rates. The machine need not have one.",
         choices=("", *gpus.GPUS),
     )
 

@@ -51,7 +51,7 @@ class UnlearnOptions(Settings):
     )
     forget_file: str = setting("", "File of rows to forget, in place of those of the trace.")
     retain_file: str = setting(
-        "", "--forget_file: file of rows to retain (default: random other rows)."
+        "", "With --forget_file: file of rows to retain (default: random other rows)."
     )
     cleaned_train_file: str = setting(
         "",

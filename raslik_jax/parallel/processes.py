@@ -53,10 +53,10 @@ class JobConfig(Settings):
     )
     num_processes: int = setting(
         0,
-        "--coordinator: number of processes. Those of one machine share its GPUs evenly.",
+        "With --coordinator: number of processes. Those of one machine share its GPUs evenly.",
         low=0,
     )
-    process_id: int = setting(-1, "--coordinator: number of this process, from 0.", low=-1)
+    process_id: int = setting(-1, "With --coordinator: number of this process, from 0.", low=-1)
 
     def problems(self) -> Iterator[str]:
         """Yields the missing and the superfluous settings of a job."""

@@ -52,7 +52,7 @@ class MembershipSettings(Settings):
         is_rows=True,
     )
     least_share: float = setting(
-        0.2, "min-k%: share of a row's tokens that counts, the least likely ones.", above=0, high=1
+        0.2, "Share of a row's tokens that counts, the least likely ones (min-k%).", above=0, high=1
     )
 
 
