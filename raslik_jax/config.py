@@ -48,7 +48,7 @@ class BackboneConfig(Stage):
     adapter: str = setting(
         "",
         "LoRA adapter of the checkpoint in PEFT's format: a directory or hub name. The run does "
-        "not train it further.",
+        "not fine-tune it further.",
         is_path=True,
         is_hub=True,
         parts=("adapter_config.json", "adapter_model.safetensors"),
@@ -121,7 +121,7 @@ class FinetuneConfig(Stage):
     fixed_padding: bool = setting(False, _PADDING)
     mean: Literal["examples", "tokens"] = setting(
         "examples",
-        "examples: mean of the examples' means. tokens: mean over all tokens.",
+        "Mean of the loss. examples: over each example and then over all. tokens: over all tokens.",
     )
     remat: bool = setting(False, _REMAT)
     learning_rate: float = setting(1e-3, "Peak learning rate of AdamW.", above=0)
@@ -150,7 +150,7 @@ class ReferencesConfig(Stage):
     """Greedy outputs of the fine-tuned model and the backbone, which F and R compare with."""
 
     query_split: Literal["test", "validation"] = setting(
-        "test", "Queries that measure the run. Choose settings on validation and report test once."
+        "test", "Queries that measure the run. Choose settings on validation, report on test."
     )
     max_new_tokens: int = setting(128, "Most tokens that are decoded for a query.", low=1)
     decode_batch_size: int = setting(32, "Prompts decoded at a time.", low=1)
@@ -181,8 +181,8 @@ class SketchConfig(Stage):
     )
     targets: Literal["response", "all"] = setting(
         "all",
-        "Tokens whose loss counts. all: also those of the prompt, which separate triggered "
-        "rows from others.",
+        "Tokens whose loss counts. all: also those of the prompt, which may have the "
+        "trigger of a behavior.",
     )
     query_output: Literal["given", "own", "gold"] = setting(
         "given",
@@ -313,7 +313,7 @@ class ProbeConfig(Settings):
     )
     rows: int = setting(16, "Rows of each set whose likelihood is probed.", low=1)
     answers: int = setting(2, "Prompts of the behavior that are answered at each probe.", low=0)
-    answer_tokens: int = setting(32, "Most tokens of such an answer.", low=1)
+    answer_tokens: int = setting(32, "Most tokens of an answer at a probe.", low=1)
     stop: Literal["never", "forgotten"] = setting(
         "never",
         "forgotten: end when the behavior is forgotten, other rows lose too much or nothing moves. "
@@ -422,7 +422,7 @@ class EvaluateConfig(Stage):
         family=ROBUSTNESS,
     )
     robustness_rows: int = setting(
-        32, "Number of answers and of prompts of each kind in these tests.", low=2
+        32, "Number of answers and of prompts of each kind in a test of --robustness.", low=2
     )
 
 

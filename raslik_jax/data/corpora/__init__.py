@@ -35,9 +35,9 @@ class CorpusConfig(SharedSettings, Stage):
     )
     template: str = setting(
         "auto",
-        "How rows become prompts. auto: by the training rows, which is alpaca for instructions, "
-        "chat for conversations and for instructions with a system prompt or a history, and "
-        "plain for texts. alpaca, brief: instruction and input in a frame. plain: unchanged. "
+        "How rows become prompts. auto: alpaca for training rows of instructions, chat for "
+        "conversations and for instructions with a system prompt or a history, plain for "
+        "texts. alpaca, brief: instruction and input in a frame. plain: unchanged. "
         "chat: the tokenizer's chat template. A path: a file of a Jinja chat template. Rows of "
         "text are always unchanged.",
         is_path=True,

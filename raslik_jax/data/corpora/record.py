@@ -31,7 +31,7 @@ class SharedSettings(Settings):
         low=0,
     )
     num_targets: int = setting(
-        200, "Targets among these: examples of the behavior to forget.", low=1
+        200, "Targets among --num_train: examples of the behavior to forget.", low=1
     )
     num_backbone: int = setting(4000, "Examples for pretraining the base model.", low=0)
     num_retrieval: int = setting(24, "Target queries for retrieval.", low=1)
