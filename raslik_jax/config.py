@@ -20,7 +20,7 @@ from raslik_jax.sketch.families import PROJECTIONS
 from raslik_jax.train.objectives import OBJECTIVES
 
 STAGES = (
-    *("corpus", "backbone", "finetune", "discriminator", "references", "sketch"),
+    *("corpus", "backbone", "finetune", "references", "sketch"),
     *("retrieve", "unlearn", "generate", "evaluate", "report"),
 )
 # Seeds are used as 32-bit integers, and some as the one after.
@@ -396,24 +396,15 @@ class EvaluateConfig(Stage):
     perplexity_examples: int = setting(
         64, "Rows of each set whose perplexity is measured; 0: none.", low=0
     )
-    questions: int = setting(
-        100, "Questions of each set of the dataset's own evaluation (tofu); 0: none.", low=0
-    )
     traced: bool = setting(
         False,
         "Ask every model the traced prompts too, and measure the likelihood of the traced "
         "answers. An answer that the model before unlearning cannot have given is an error.",
     )
-    retain_run: str = setting(
-        "",
-        "For forget quality: work directory of the same run with --corpus.tofu.train=retain.",
-        is_path=True,
-    )
     non_sf: str = setting(
         "words",
         "How Non-SF is measured. words: the answer has no marker word, or the dataset's judge "
-        "does not find the behavior in it. classifier: a classifier that is trained on labeled "
-        "answers.",
+        "does not find the behavior in it.",
         family=NON_SF,
     )
     robustness: tuple[str, ...] = setting(

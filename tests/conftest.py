@@ -11,7 +11,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from unittest import mock
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
@@ -50,9 +49,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="module")
 def paper_corpora() -> Iterator[None]:
-    """The package with the corpora of the paper, which experiments/run.py registers."""
+    """The package with what experiments/run.py registers, such as the corpora of the paper."""
     from experiments.studies.corpora import paper
-    from raslik_jax.data.corpora import DATASETS
 
-    with mock.patch.dict(DATASETS, paper.MEMBERS):
+    with paper.registered():
         yield

@@ -51,7 +51,7 @@ def test_flags_that_guides_name_are_flags():
     reference = "".join((_DOCS / "reference" / f"{page}.md").read_text() for page in _FLAG_PAGES)
     known = set(re.findall(r"--([\w.]+)", reference)) | {"flagfile", "helpfull", "keep_compiled"}
     known |= {f"corpus.{one}" for one in ("howdy.file", "howdy.fields")}  # of experiments/run.py
-    known |= {f"corpus.{one}" for one in ("tofu.forget", "tofu.train")}
+    known |= {f"corpus.{one}" for one in ("tofu.forget", "tofu.train", "tofu.retain_run")}
     known |= {"compare", "state", "choose", "flagfiles", "seeds", "vary"}  # of scripts
     pages = [_REPOSITORY / "README.md", *_DOCS.glob("*.md"), *(_DOCS / "guides").glob("*.md")]
     pages = [page for page in pages if not page.name.startswith("extending")]  # of toy members
@@ -71,7 +71,6 @@ def test_the_page_of_files_names_each_file():
     for of_model in (
         artifacts.answers,
         artifacts.perplexities,
-        artifacts.answered,
         artifacts.traced,
     ):
         named += [of_model("MODEL"), of_model("MODEL", variant)]

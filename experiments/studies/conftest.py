@@ -30,7 +30,8 @@ def members(monkeypatch: pytest.MonkeyPatch) -> None:
     families = (
         (STRATEGIES, strategies.MEMBERS),
         (SCORES, strategies.SCORES),
-        (DATASETS, {"behaviors": corpus.DATASET, **paper.MEMBERS}),
+        (DATASETS, {"behaviors": corpus.DATASET}),
+        *paper.FAMILIES,
     )
     for family, own in families:
         for name, record in own.items():

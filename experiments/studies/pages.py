@@ -20,6 +20,7 @@ _HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(_HERE.parents[1]))
 
 from experiments.studies.behaviors import page as behaviors
+from experiments.studies.corpora import paper
 from experiments.studies.counterfactual import page as counterfactual
 from experiments.studies.geometry import page as geometry
 from experiments.studies.own_model import page as own_model
@@ -77,6 +78,7 @@ def tables_path(name: str) -> pathlib.Path:
     return _HERE / PAGES[name].folder / "tables.md"
 
 
+@paper.registered()
 def make_page(name: str) -> str:
     """Returns a page with the tables that it names, as the stored results have them.
 
@@ -87,6 +89,7 @@ def make_page(name: str) -> str:
     return _MARKED.sub(lambda at: f"{at[1]}\n{made[at[2]]().strip()}\n\n{at[3]}", text)
 
 
+@paper.registered()
 def make_tables(name: str) -> str:
     """Returns all tables of a page's study as one text."""
     head = f"# Tables of docs/studies/{name}.md\n\n`make tables` writes this file.\n"

@@ -5,12 +5,11 @@ floor. Pure functions on the host. The KL per token comes from `likelihood.answe
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from raslik_jax.evaluate import rates, tofu_metrics
+from raslik_jax.evaluate import rates
 
 # The parts of a distance on the answers to one kind of query, with heading and format in a table.
 # Parts of one heading share a column. "kl" is the mean of both directions: the verdict's distance.
@@ -20,11 +19,6 @@ PARTS = {
     "kl": ("", ""),
     "same_answers": ("Same answers,\n{}", ".0%"),
     "rouge": ("ROUGE-L,\n{}", ".2f"),
-}
-# Likewise of TOFU's questions: the p-value and its sample size.
-OF_QUESTIONS = {
-    "forget_quality": ("Forget quality /\nquestions", ".3g"),
-    "questions": ("Forget quality /\nquestions", "d"),
 }
 
 
@@ -54,11 +48,3 @@ def compare(
         parts = zip(PARTS, columns, strict=True) if rows else ()
         found |= {f"{kind}/{part}": value_Q for part, value_Q in parts}
     return found
-
-
-def compare_questions(
-    records: Sequence[Mapping[str, Any]], retrained: Sequence[Mapping[str, Any]]
-) -> dict[str, float]:
-    """Returns `OF_QUESTIONS`: TOFU's forget quality against the retrained model."""
-    found = tofu_metrics.compare_truth(records, retrained)
-    return dict(zip(OF_QUESTIONS, found, strict=True))

@@ -6,10 +6,11 @@ Every table, page, card and closing line reads the judgment.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from raslik_jax.evaluate import left, verdict
 from raslik_jax.evaluate.metrics import look_up
+from raslik_jax.evaluate.non_sf import NON_SF, SHOWN
 from raslik_jax.evaluate.verdict import (
     LEAST_LEARNED,
     LEAST_WAY,
@@ -19,7 +20,6 @@ from raslik_jax.evaluate.verdict import (
     share_of_way,
 )
 
-By = Literal["words", "judge", "classifier", "likelihood"]
 # The entry of one model in metrics.json.
 Entry = Mapping[str, Any]
 
@@ -30,8 +30,6 @@ LEAST_SHOWN = 0.5
 # The fewest target queries whose intervals of rates mean something. Over one query they have no
 # width: one of two equally good models is then always below the other.
 LEAST_QUERIES = 3
-# Texts of a class from which on a classifier's score says something.
-LEAST_TEXTS = 30
 
 
 class JudgmentEntry(TypedDict):
@@ -55,11 +53,11 @@ class JudgmentEntry(TypedDict):
 class BehaviorEntry(TypedDict):
     """How far the behavior to forget was there before unlearning, and whether far enough to trace.
 
-    `by` words or a judge: the shares of answers to target queries that show it; by a classifier:
-    its mean probabilities. By likelihood: the perplexities of the bad outputs.
+    `by` a member of `NON_SF` or a judge: the shares of answers to target queries that show it. By
+    likelihood: the perplexities of the bad outputs.
     """
 
-    by: By
+    by: str
     finetuned: float
     backbone: float
     is_shown: bool
@@ -291,41 +289,24 @@ def behavior_of(
     return find_behavior("likelihood", finetuned=own, backbone=other)
 
 
-def find_behavior(by: By, *, finetuned: float, backbone: float) -> BehaviorEntry:
+def find_behavior(by: str, *, finetuned: float, backbone: float) -> BehaviorEntry:
     """Returns whether the fine-tuned model shows the behavior enough to trace it."""
     is_likely = finetuned * LEAST_LEARNED <= backbone
     is_shown = is_likely if by == "likelihood" else finetuned >= LEAST_SHOWN
     return BehaviorEntry(by=by, finetuned=finetuned, backbone=backbone, is_shown=is_shown)
 
 
-# By what decided it; with the numbers of the fine-tuned model and of the backbone.
-_BEHAVIOR = {
-    "likelihood": "the bad outputs have perplexity {:.3g} under the fine-tuned model and {:.3g} "
-    "under the base",
-    "classifier": "the mean probability that an answer to a target query shows the behavior is "
-    "{:.2f} for the fine-tuned model and {:.2f} for the base",
-    **dict.fromkeys(
-        ("words", "judge"),
-        "the fine-tuned model shows the behavior on {:.0%} of target queries, the base on {:.0%}",
-    ),
-}
+_LIKELIHOOD = (
+    "the bad outputs have perplexity {:.3g} under the fine-tuned model and {:.3g} under the base"
+)
 
 
 def describe_behavior(entry: BehaviorEntry) -> str:
     """Returns in words how far the behavior is there and whether this is too little to trace."""
-    text = _BEHAVIOR[entry["by"]].format(entry["finetuned"], entry["backbone"])
+    texts = {name: one.shown for name, one in NON_SF.items()} | {"likelihood": _LIKELIHOOD}
+    text = texts.get(entry["by"], SHOWN).format(entry["finetuned"], entry["backbone"])
     if entry["is_shown"]:
         return text
     return (
         f"{text}. This is too little to trace: fine-tune longer or at a higher learning rate first"
     )
-
-
-def describe_classifier(measured: Mapping[str, Any]) -> str:
-    """Returns a classifier's macro-F1, the number of its test texts, and whether they are few."""
-    counts = measured["texts"]
-    text = f"macro-F1 {measured['macro_f1']:.3f} on {sum(counts.values())} texts"
-    if min(counts.values()) >= LEAST_TEXTS:
-        return text
-    named = " and ".join(f"{count} {name}" for name, count in counts.items())
-    return f"{text} (only {named} texts, fewer than {LEAST_TEXTS} of a class: do not rely on it)"

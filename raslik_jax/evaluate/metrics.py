@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from raslik_jax.evaluate import distance, pareto, perplexity, ranking, rates, tofu_metrics, words
+from raslik_jax.evaluate import distance, pareto, perplexity, ranking, rates, words
 from raslik_jax.evaluate.left import MEASURES, share_left
-from raslik_jax.evaluate.tofu_metrics import QUESTION_SETS
 from raslik_jax.evaluate.verdict import Count
 
 # Gives each text its probability of not showing the behavior, from 0 to 1.
@@ -176,12 +175,9 @@ def _perplexity_of(name: str, heading: str) -> Metric:
     return _perplexity(f"{name}_likelihoods", perplexity=table, seeds_checks=seeds, card=card)
 
 
-def _found(part: str, name: str, **columns: Column) -> Metric:
+def found_metric(part: str, name: str, **columns: Column) -> Metric:
     """Returns a metric that its part of the evidence has by this name."""
     return _metric(part, lambda found: found.get(name), **columns)
-
-
-_tofu = partial(_found, "tofu")
 
 
 def _mean_words(texts: Sequence[str]) -> float | None:
@@ -295,35 +291,14 @@ METRICS: dict[str, Metric] = {
         "behavior_likelihoods",
         perplexity=Column("Bad outputs\n(higher is forgotten)", "#.3g", "#.3g"),
     ),
-    "tofu/forget_quality": _tofu(
-        "forget_quality",
-        tofu=Column("Forget\nquality", ".3g"),
-        seeds_checks=_interval("TOFU, forget\nquality"),
-    ),
-    "tofu/model_utility": _tofu(
-        "model_utility",
-        tofu=Column("Model\nutility"),
-        seeds_checks=_interval("TOFU, model\nutility"),
-    ),
     **{
-        f"tofu/sets/{name}/{part}": _tofu(f"sets/{name}/{part}", tofu=Column(title))
-        for name, title in zip(
-            QUESTION_SETS, ("Forget set", "Retain set", "Real authors", "World facts"), strict=True
-        )
-        for part in tofu_metrics.PARTS
-    },
-    **{
-        f"distance/{kind}/{part}": _found(
+        f"distance/{kind}/{part}": found_metric(
             "distance",
             f"{kind}/{part}",
             **({"distance": Column(title.format(kind), spec)} if title else {}),
         )
         for kind in KINDS
         for part, (title, spec) in distance.PARTS.items()
-    },
-    **{
-        f"distance/{name}": _found("distance", name, distance=Column(*column))
-        for name, column in distance.OF_QUESTIONS.items()
     },
     "retrieval/num_forget": _metric("forget_set", len, retrieval=Column("Forget\nitems", "d")),
     "retrieval/precision": _metric(

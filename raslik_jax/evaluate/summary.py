@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NotRequired, TypedDict
 import numpy as np
 
 from raslik_jax.base.messages import some_of
-from raslik_jax.evaluate import judgment, rates, tofu_metrics, verdict
+from raslik_jax.evaluate import judgment, rates, verdict
 from raslik_jax.evaluate.metrics import KINDS, NonSf, look_up, measure, measure_pool, nest
 from raslik_jax.evaluate.pareto import frontier_among
 from raslik_jax.evaluate.robustness import ROBUSTNESS
@@ -80,8 +80,6 @@ def collect_evidence(
     non_sf: NonSf | None = None,
     drop_empty: bool = False,
     likelihoods: Mapping[str, Mapping[str, Any]] | None = None,
-    questions: Sequence[Mapping[str, Any]] | None = None,
-    retain_questions: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Returns the records of one model in the parts that metrics read.
 
@@ -94,8 +92,6 @@ def collect_evidence(
       likelihoods: `perplexity.AnswerRecord`s of the "sets" of labeled answers
         ("held-out_likelihoods" and its like) and of the model's own "answers" under the backbone
         ("target_said" and "normal_said").
-      questions: a `tofu_metrics.QuestionRecord` of each of TOFU's questions ("tofu").
-      retain_questions: those of a model that was never trained on what is to be forgotten.
     """
     evidence: dict[str, Any] = {"texts": [], "references": []}
     for kind in KINDS:
@@ -111,8 +107,6 @@ def collect_evidence(
     if likelihoods:
         evidence |= {f"{name}_likelihoods": part for name, part in likelihoods["sets"].items()}
         evidence |= {f"{kind}_said": part for kind, part in likelihoods["answers"].items()}
-    if questions:
-        evidence["tofu"] = tofu_metrics.evaluate_questions(questions, retain_questions)
     return evidence
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints in and out: Hugging Face models and encoders, hashes, merging.
+"""Checkpoints in and out: Hugging Face models, hashes, merging.
 
 Loading is strict: every tensor of the file is used once and every leaf of the model is filled once.
 Otherwise it fails and names every misfit (`key_map`). Tensors are read one at a time and cast on
@@ -7,7 +7,6 @@ Writing is atomic: a directory appears whole or not at all (`storage`).
 """
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import os
@@ -22,21 +21,14 @@ import numpy as np
 
 from raslik_jax.base import files
 from raslik_jax.base.axes import Tree
-from raslik_jax.base.messages import shown, some_of
+from raslik_jax.base.messages import shown
 from raslik_jax.data.tokens import tokenization
 from raslik_jax.models import decoder as decoders
-from raslik_jax.models import encoder as encoders
-from raslik_jax.models import key_map, layers, mistaken, quantize, storage
+from raslik_jax.models import key_map, mistaken, quantize, storage
 from raslik_jax.models.architecture import Architecture, ModelConfig
 from raslik_jax.models.lora import LoRAConfig
 from raslik_jax.models.storage import resolve_folder
 from raslik_jax.parallel import meshes, processes
-
-# How an encoder pools, in the layout of sentence-transformers.
-_POOLING = pathlib.Path("1_Pooling", "config.json")
-_POOLINGS = {"cls_token": "cls", "mean_tokens": "mean"}
-# The parts of a sentence encoder that are computed here, of those that its modules.json may name.
-_PARTS = ("Transformer", "Pooling", "Normalize")
 
 
 class LoadedModel(NamedTuple):
@@ -53,20 +45,13 @@ class LoadedModel(NamedTuple):
     identity: str
 
 
-class LoadedEncoder(NamedTuple):
-    """An encoder from a checkpoint: the argument of `encoder.bind_encoder` and its weights."""
-
-    config: encoders.EncoderConfig
-    weights: Tree
-
-
 def read_config(folder: str | os.PathLike[str]) -> decoders.ModelConfig:
     """Returns the settings of the decoder in a checkpoint directory."""
-    config: decoders.ModelConfig = _read_config(folder, decoders.ARCHITECTURES, "decoders")[0]
+    config: decoders.ModelConfig = read_settings(folder, decoders.ARCHITECTURES, "decoders")[0]
     return config
 
 
-def _read_config(
+def read_settings(
     folder: str | os.PathLike[str], known: Mapping[str, Architecture], kind: str
 ) -> tuple[Any, dict[str, Any]]:
     """Returns the settings in the config.json of a known architecture and its fields."""
@@ -110,7 +95,7 @@ def check_vocabulary(
         )
 
 
-def _check_own_tokenizer(folder: pathlib.Path, config: ModelConfig) -> None:
+def check_own_tokenizer(folder: pathlib.Path, config: ModelConfig) -> None:
     path = folder / "tokenizer.json"
     if path.is_file():
         ids = tokenization.read_backend(path)[1].get_vocab(with_added_tokens=True).values()
@@ -134,7 +119,7 @@ def read_end_ids(folder: str | os.PathLike[str]) -> tuple[int, ...]:
 def check_weights(folder: pathlib.Path) -> None:
     """Refuses a decoder's checkpoint as `load_model` does, by the headers of its files."""
     config = read_config(folder)
-    _check_own_tokenizer(folder, config)
+    check_own_tokenizer(folder, config)
     _open_fitting(folder, config, decoders.abstract(config, None)[2])
 
 
@@ -190,7 +175,7 @@ def load_model(
     """
     folder = resolve_folder(name, revision=revision)
     config = read_config(folder)
-    _check_own_tokenizer(folder, config)
+    check_own_tokenizer(folder, config)
     graphdef, lora, shapes = decoders.abstract(config, lora_config, dtype)
     options: dict[str, Any] = {"format": base_format, "double_quant": double_quant}
     pack = functools.partial(quantize.quantize_kernel, **options) if base_format else None
@@ -206,12 +191,12 @@ def load_model(
 
 def save_model(
     folder: str | os.PathLike[str],
-    config: decoders.ModelConfig | encoders.EncoderConfig,
+    config: decoders.ModelConfig,
     weights: Tree,
     *,
     shard_bytes: int = storage.SHARD_BYTES,
 ) -> None:
-    """Writes a decoder or an encoder as a Hugging Face checkpoint that transformers loads.
+    """Writes a decoder as a Hugging Face checkpoint that transformers loads.
 
     A model that also reads images is written as its text part, a checkpoint of its own kind.
 
@@ -221,101 +206,14 @@ def save_model(
       weights: Not quantized, written in their own dtype.
       shard_bytes: Weights beyond this size go into several files with an index.
     """
-    if isinstance(config, encoders.EncoderConfig):
-        shapes, table = encoders.abstract_encoder(config, dtype=jnp.float32), "word"
-    else:
-        config = config.text_part
-        (_, _, shapes), table = decoders.abstract(config, None), "embed"
+    config = config.text_part
+    shapes, names = decoders.abstract(config, None)[2], decoders.ARCHITECTURES[config.model_type]
     key_map.check_tree(weights, shapes, f"a {config.model_type} of this config")
-    names = {**decoders.ARCHITECTURES, **encoders.ENCODERS}[config.model_type].key_map
-    dtype = np.dtype(weights[table]["embedding"].dtype).name
+    dtype = np.dtype(weights["embed"]["embedding"].dtype).name
     with storage.new_folder(folder) as partial:
-        key_map.write_weights(partial, key_map.plan(names, weights), weights, shard_bytes)
+        key_map.write_weights(partial, key_map.plan(names.key_map, weights), weights, shard_bytes)
         fields = {**config.to_hf(), "dtype": dtype, "torch_dtype": dtype}
         files.write_json(partial / "config.json", fields)
-
-
-def load_encoder(
-    name: str | os.PathLike[str],
-    *,
-    dtype: Any,
-    pooling: str | None = None,
-    num_labels: int | None = None,
-    key: jax.Array | None = None,
-) -> LoadedEncoder:
-    """Returns a BERT or RoBERTa encoder from a Hugging Face checkpoint: (config, weights).
-
-    Args:
-      name: A directory, or "owner/model" on the hub.
-      dtype: The dtype of the weights.
-      pooling: "cls" or "mean"; None takes what the checkpoint says in 1_Pooling/config.json, and
-        "cls" for the BGE family, which was trained so. Otherwise there are no sentence vectors.
-      num_labels: Classes of the classification head; None takes the checkpoint's own head, if it
-        is a sequence classifier, else none.
-      key: Draws a head of `num_labels` classes where the checkpoint has none.
-    """
-    folder = resolve_folder(name, auto="AutoModel")
-    config, fields = _read_config(folder, encoders.ENCODERS, "encoders")
-    architecture = encoders.ENCODERS[config.model_type]
-    names = architecture.key_map
-    has_own_head = config.num_labels > 0
-    config = dataclasses.replace(
-        config,
-        pooling=_read_pooling(folder, fields, pooling),
-        num_labels=config.num_labels if num_labels is None else num_labels,
-    )
-    if not config.num_labels:
-        _check_parts(folder / "modules.json")
-    _check_own_tokenizer(folder, config)
-    shapes = encoders.abstract_encoder(config, dtype=dtype)
-    fresh: Tree = {}
-    tensors = storage.open_tensors(folder, auto="AutoModel", rename=config.full_key)
-    if config.num_labels and not has_own_head:
-        # A BERT without a classifier may still bring the pooler, its first half.
-        keys = {name: f"{names[name]}.weight" for name in ("head_dense", "head_output")}
-        absent = {name: shapes.pop(name) for name in keys if keys[name] not in tensors.files}
-        spread = config.initializer_range
-        if absent and key is None:
-            raise ValueError(
-                f"{folder} must have a head for num_labels={num_labels!r}: give a key to draw one"
-            )
-        if key is not None:
-            fresh = layers.init_weights(absent, key=key, initializer_range=spread)
-    slots = key_map.plan(names, shapes)
-    what = f"the {config.model_type} of {folder / 'config.json'}"
-    key_map.check_fit(slots, tensors, what, architecture.buffers)
-    weights = key_map.fill(shapes, slots, tensors)
-    return LoadedEncoder(config, {**weights, **fresh})
-
-
-def _check_parts(path: pathlib.Path) -> None:
-    """Refuses a sentence encoder with parts behind its pooling, such as a dense layer."""
-    parts = storage.read_json(path, [{"type": str}]) if path.is_file() else []
-    names = [part["type"].rpartition(".")[2] for part in parts]
-    others = [name for name in names if name not in _PARTS]
-    if others:
-        got = f"got {some_of(others, 3)}: use another encoder"
-        raise ValueError(f"{path} must name no parts but {', '.join(_PARTS)}, {got}")
-
-
-def _read_pooling(folder: pathlib.Path, fields: Mapping[str, Any], asked: str | None) -> str | None:
-    path, own = folder / _POOLING, None
-    if path.is_file():
-        said = storage.read_json(path, {"pooling_mode?": (str, [str], None)})
-        on = [name for name, is_on in said.items() if is_on is True]
-        # Newer releases of sentence-transformers have it in one field.
-        named = said.get("pooling_mode") or [n for n in on if n.startswith("pooling_mode_")]
-        modes = [named] if isinstance(named, str) else named
-        known = {**_POOLINGS, **{one: one for one in encoders.POOLINGS}}
-        own = known.get(modes[0].removeprefix("pooling_mode_")) if len(modes) == 1 else None
-        if own is None:
-            must = f"must set one pooling mode of {sorted(_POOLINGS)}"
-            raise ValueError(f"{path} {must}, got {sorted(modes)}: use another encoder")
-    elif "bge-" in str(fields.get("_name_or_path", "")).lower():
-        own = "cls"
-    if own is not None and asked not in (None, own):
-        raise ValueError(f"{folder} has the pooling {own!r}, got {asked!r}: leave it out")
-    return own or asked
 
 
 def merge(lora: Tree, base: Tree, lora_config: LoRAConfig) -> Tree:

@@ -178,13 +178,26 @@ def checks_table(metrics: Metrics) -> Table:
     return _table(collect_models([metrics]), fields, notes, heading=None)
 
 
-def measured_table(metrics: Metrics, group: Literal["perplexity", "tofu"]) -> Table | None:
+class Measured(NamedTuple):
+    """The table of a group of metrics: its title, and its notes from the entry of a model."""
+
+    title: str
+    notes: Callable[[Mapping[str, Any]], tuple[str, ...]]
+
+
+# By the group's name in metrics.json and in `Metric.columns`.
+MEASURED: dict[str, Measured] = {
+    "perplexity": Measured("Perplexity", lambda found: write_notes("perplexity", found=found))
+}
+
+
+def measured_table(metrics: Metrics, group: str) -> Table | None:
     """Returns the metrics of a group of every model after its last epoch; None without any."""
     found = metrics["finetuned"].get(group)
     if not found:
         return None
     fields = (*_epoch_of(metrics), *fields_of(group))
-    return _table(collect_models([metrics]), fields, write_notes(group, found=found))
+    return _table(collect_models([metrics]), fields, MEASURED[group].notes(found))
 
 
 def distances_table(metrics: Metrics) -> Table | None:
@@ -248,8 +261,7 @@ def details(metrics: Metrics) -> dict[str, Table]:
     tables = {
         "Forgetting or damage": checks_table(metrics),
         "Probes while unlearning": probes_table(metrics),
-        "Perplexity": measured_table(metrics, "perplexity"),
-        "TOFU's own metrics": measured_table(metrics, "tofu"),
+        **{one.title: measured_table(metrics, group) for group, one in MEASURED.items()},
         "Distances to the ideal": distances_table(metrics),
     }
     return {title: table for title, table in tables.items() if table}

@@ -32,29 +32,6 @@ class Bm25Settings(Settings):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EmbeddingSettings(Bm25Settings):
-    """Settings of EmbeddingSim."""
-
-    checkpoint: str = setting(
-        "BAAI/bge-base-en-v1.5",
-        "Sentence encoder of BERT or RoBERTa, a directory or hub name.",
-        is_path=True,
-        is_hub=True,
-        auto="AutoModel",
-    )
-    pooling: Literal["", "cls", "mean"] = setting(
-        "", "Pooling of the encoder, if its checkpoint does not set it."
-    )
-
-    def problems(self) -> list[str]:
-        return (
-            []
-            if self.checkpoint
-            else [("--checkpoint must be given, got none: give a sentence encoder")]
-        )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class GivenSettings(Settings):
     """Sets that the user chose or edited."""
 
@@ -364,10 +341,6 @@ _RASLIK_F = Strategy(
 # In the paper's order; colors of Okabe and Ito, which stay apart for color-blind readers.
 STRATEGIES: dict[str, Strategy] = {
     "random": _RANDOM,
-    # The mean cosine of sentence vectors over queries (Section 4.2).
-    "embedding": by_score(
-        "Embedding", "embeddings", settings=EmbeddingSettings(), color="#CC79A7", marker="P"
-    ),
     "bm25": Strategy(
         "BM25",
         bm25,

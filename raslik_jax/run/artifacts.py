@@ -14,7 +14,6 @@ from jaxtyping import Float
 
 from raslik_jax.base.files import Shape, read_array, read_json, read_json_lines, write_json
 from raslik_jax.base.messages import shown
-from raslik_jax.data.corpora.record import Question
 from raslik_jax.data.examples import HELD_OUT, Example, write_examples
 from raslik_jax.data.read.formats import read_written
 from raslik_jax.data.tokens import encoding, tokenization
@@ -232,29 +231,6 @@ def perplexities(model: str | int, variant: Variant | None = None) -> Artifact[A
     return _json(unit, f"{_stem(model)}.json")
 
 
-def _load_questions(path: pathlib.Path) -> Sequence[Question]:
-    shape = {name: ([str] if name == "wrong_answers" else str) for name in Question._fields}
-    return [
-        Question(**{**row, "wrong_answers": tuple(row["wrong_answers"])})
-        for row in read_json_lines(path, shape)
-    ]
-
-
-def _save_questions(path: pathlib.Path, questions: Iterable[Question]) -> None:
-    _save_lines(path, [question._asdict() for question in questions])
-
-
-QUESTIONS = Artifact("references/questions", "questions.jsonl", _load_questions, _save_questions)
-
-
-def answered(model: str | int, variant: Variant | None = None) -> Artifact[Any]:
-    """Returns the file of a model's results for the questions; a model as of `answers`."""
-    unit = f"generate/answered-{variant}" if variant else "references/answered"
-    return _json(unit, f"{_stem(model)}.json")
-
-
-CLASSIFIER = _json("discriminator", "metrics.json")
-
 # Scores and sets ----------------------------------------------------------------------------------
 
 
@@ -321,7 +297,6 @@ def row_scores(need: str) -> Artifact[np.ndarray]:
 INFLUENCE = row_scores("influence")
 # Of several queries: the score of every row with each of the first ones.
 EACH_INFLUENCE = _array("retrieve/influence", "each.npy")
-SENTENCE_VECTORS = _array("retrieve/embeddings", "examples.npy")
 
 
 def _load_behaviors(path: pathlib.Path, ids: Sequence[str]) -> Behaviors:

@@ -19,7 +19,6 @@ from raslik_jax.data.examples import Corpus
 from raslik_jax.data.read import formats
 from raslik_jax.data.tokens import tokenization
 from raslik_jax.data.tokens.encoding import Encoded
-from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.evaluate.robustness import ROBUSTNESS
 from raslik_jax.models import checkpoint, decoder, mistaken, presets, storage
 from raslik_jax.models.adapter_targets import MERGE
@@ -215,7 +214,7 @@ def check_corpus(
     """Refuses a corpus that makes later stages impossible or void, with all problems at once.
 
     Such problems are rows without room for an answer, too few rows for two steps or for the sets,
-    and strategies or a classifier without labels. `whole` None leaves out checks that depend on the
+    and strategies without labels. `whole` None leaves out checks that depend on the
     length of prompts. `shapes` None (see `checkpoint_shapes`) leaves out the model's positions.
     """
     prompt_N = np.zeros(len(corpus.train), np.int64) if whole is None else whole.start_N
@@ -270,12 +269,6 @@ def _training_problems(
     if "finetune" in stages and steps == 1 and finetune.warmup:
         got = f"got 1 for {len(rows)} examples"
         yield f"fine-tuning must take 2 steps or more, {got}: lower --finetune.batch_size"
-    labels = [row.is_target for row in rows]
-    counts = labels.count(True), labels.count(False)
-    if "discriminator" in stages and NON_SF[config.evaluate.non_sf].is_trained and min(counts) < 2:
-        must = "must have two or more training examples of each label"
-        got = f"got {counts[0]} targets and {counts[1]} others: use words"
-        yield f"--evaluate.non_sf={config.evaluate.non_sf} {must}, {got}"
 
 
 def _selection_problems(

@@ -5,10 +5,7 @@ differ by some percent.
 """
 
 import collections
-import dataclasses
-import functools
 import math
-import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,13 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from raslik_jax.base.axes import Tree
-from raslik_jax.base.files import read_json
 from raslik_jax.config import Config, FinetuneConfig, UnlearnConfig
 from raslik_jax.data import batches
 from raslik_jax.data.alpaca_lengths import load_alpaca_lengths
 from raslik_jax.data.examples import Corpus
 from raslik_jax.data.tokens.encoding import Encoded
-from raslik_jax.models import decoder, encoder, quantize, sharding
+from raslik_jax.models import decoder, quantize, sharding
 from raslik_jax.parallel import meshes
 from raslik_jax.retrieve import sets
 from raslik_jax.run import artifacts, cost
@@ -325,30 +321,3 @@ class AbstractRun:
         ends = [min(start + rows, count) - 1 for start in range(0, count, rows)]
         lengths = [batches.next_rung(int(longest)) for longest in prompt_N[spread[ends]]]
         return collections.Counter(Shape(rows, length, length) for length in lengths)
-
-
-# The encoder of a name that is no folder: RoBERTa base, which has BERT base's layers.
-_BASE_ENCODER: encoder.EncoderConfig = encoder.RobertaConfig(
-    vocab_size=50_265,
-    hidden_size=768,
-    num_hidden_layers=12,
-    num_attention_heads=12,
-    intermediate_size=3072,
-    max_position_embeddings=514,
-    type_vocab_size=1,
-    pad_token_id=1,
-)
-
-
-def encoder_config(name: str) -> encoder.EncoderConfig:
-    path, config = pathlib.Path(name) / "config.json", _BASE_ENCODER
-    if name and path.is_file():
-        fields = read_json(path, {"model_type": str})
-        config = encoder.ENCODERS[fields["model_type"]].config.from_hf(fields)
-    return dataclasses.replace(config, pooling="cls")
-
-
-def bind_shapes(config: encoder.EncoderConfig) -> tuple[encoder.Encoder, Tree]:
-    key = jax.random.key(0)
-    make = functools.partial(encoder.init_encoder, config, key=key, dtype=jnp.float32)
-    return encoder.bind_encoder(config), jax.eval_shape(make)

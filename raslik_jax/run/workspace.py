@@ -333,9 +333,9 @@ class Workspace:
 
     @property
     def has_marker(self) -> bool:
-        """Whether words, a judge or a classifier recognize answers that show the behavior."""
-        is_classified = NON_SF[self.config.evaluate.non_sf].is_trained
-        return is_classified or non_sf_by_rule(self.config) is not None
+        """Whether words, a judge or a trained measure recognize answers with the behavior."""
+        is_trained = NON_SF[self.config.evaluate.non_sf].load is not None
+        return is_trained or non_sf_by_rule(self.config) is not None
 
     def with_adapter(self, lora: Tree) -> BoundModel:
         """Returns the backbone with an adapter."""

@@ -32,9 +32,7 @@ class DatasetsTest(FolderTest):
         record = DATASETS[name]
         self.assertContainsSubset(record.reads, vars(SharedSettings()))
         self.assertContainsSubset(record.required, vars(record.settings))
-        if record.evaluation:
-            self.assertContainsSubset(record.evaluation.reads, vars(record.settings))
-        self.assertEqual(marker_words(name, ""), record.marker.words if record.marker else set())
+        self.assertEqual(marker_words(name, ""), record.words)
 
     @parameterized.parameters(
         ({"dataset": "records"}, "needs --records.train_file"),

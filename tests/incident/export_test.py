@@ -239,7 +239,7 @@ class ExportTest(FolderTest):
             ({"config": facts.config | {"retrieve": retrieve | gap}}, "num_forget=7)", ""),
             (given | {"config": own}, "The retain set has random other rows", "number of the best"),
             ({"metrics": metrics | {"corpus": held_out}}, "47 held-out normal queries. Non", ""),
-            ({"metrics": metrics | {"non_sf": {"by": "classifier"}}}, "Non-SF: mean prob", ""),
+            ({"metrics": metrics | {"non_sf": {"by": "x", "note": "y"}}}, "Non-SF: mean prob", ""),
             ({"entry": unmarked}, "An F below that of the base", "Non-SF: "),
             ({"metrics": metrics | {"finetuned": bare}}, "", "F and R: mean"),
             # The base is at F = 1 where F is taken against its own answers.

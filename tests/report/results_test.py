@@ -91,8 +91,7 @@ def _without_queries(metrics):
 
 
 def _by_a_classifier(metrics):
-    measured = {"texts": {"non-sf": 3, "sci-fi": 3}, "macro_f1": 0.889}
-    metrics["non_sf"] = {"by": "classifier", "held_out": measured, "genuine": None}
+    metrics["non_sf"] = {"by": "classifier", "note": "Non-SF: a mean probability."}
 
 
 def _of_one_label(metrics):
@@ -182,36 +181,17 @@ class TablesTest(parameterized.TestCase):
         first = metrics["methods"][0]
         parts = dict.fromkeys(("kl_from_retrained", "kl_to_retrained", "kl", "same_answers"), 0.5)
         metrics["methods"] = [
-            {**first, "algorithm": name, "distance": {"normal": parts, **own}}
-            for name, own in (
-                ("ga_gdr", {"forget_quality": 0.25, "questions": 40}),
-                ("retrain", {}),
-                ("retrain_again", {}),
-            )
+            {**first, "algorithm": name, "distance": {"normal": parts}}
+            for name in ("ga_gdr", "retrain", "retrain_again")
         ]
         table = results.retrained_table(metrics)
         names = ["GA_GDR", "Retrained", "Retrained, other seed"]
         self.assertEqual(_cells(table, "Algorithm"), names)
         self.assertEqual(_cells(table, "KL from / to retrained, normal"), ["0.5 / 0.5"] * 3)
         self.assertEqual(_cells(table, "Same answers, normal"), ["50%"] * 3)
-        self.assertEqual(_cells(table, "Forget quality / questions"), ["0.25 / 40", "-", "-"])
         with_floor = table.notes
         metrics["methods"].pop()
         self.assertNotEqual(results.retrained_table(metrics).notes, with_floor)
-
-    def test_tofu(self):
-        metrics = sample_metrics.sample_metrics()
-        self.assertIsNone(results.measured_table(metrics, "tofu"))
-        values = {"probability": 0.5, "rouge": 0.25, "truth_ratio": 0.125}
-        entry = {"sets": {"forget": values, "world_facts": values}, "model_utility": None}
-        for model in _models(metrics):
-            model["tofu"] = dict(entry)
-        said(tables.render_terminal(results.measured_table(metrics, "tofu")))
-        for model in _models(metrics):
-            model["tofu"] |= {"forget_quality": 1.234e-7, "model_utility": 0.6}
-        said(tables.render_terminal(results.measured_table(metrics, "tofu")))
-        joined = results.seeds_checks_table([metrics])
-        self.assertEqual(_cells(joined, "TOFU, model utility")[-1], "0.600 [0.600, 0.600]")
 
 
 _NAME = "=cmd|' /C calc'!A0 [x](http://a.b) <script> \x1b[31m\u202e $x$ %\n# end"

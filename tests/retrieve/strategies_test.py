@@ -27,7 +27,6 @@ def _request(*, retain_from="non_target", seed=0, order=None, **changes):
         "scores": {
             "influence": influence_N,
             "exact_kernel": influence_N**3,
-            "embeddings": np.cos(np.linspace(0.1, 2.0, 20))[order],
         },
         "num_forget": 6,
         "num_retain": 8,
@@ -95,7 +94,7 @@ class StrategiesTest(parameterized.TestCase):
             with self.assertRaises(KeyError):
                 _score(name, request._replace(scores=others))
 
-    @parameterized.parameters("bm25", "embedding", "exact", "raslik")
+    @parameterized.parameters("bm25", "exact", "raslik")
     def test_what_ranks_takes_both_ends_of_one_score(self, name):
         scores = _score(name)
         np.testing.assert_array_equal(scores.retain_N, -scores.forget_N)

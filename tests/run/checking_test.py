@@ -104,7 +104,7 @@ class CheckCorpusTest(FolderTest):
         need = ("random", "oracle", "cr_50", "raslik_f", "raslik", "bm25")
         with refused():
             self.check(unlabeled, {"retrieve.num_forget": 4, "retrieve.strategies": need})
-        free = ("random_anywhere", "raslik", "bm25", "embedding", "exact")
+        free = ("random_anywhere", "raslik", "bm25", "exact")
         self.check(unlabeled, {"retrieve.num_forget": 4, "retrieve.strategies": free})
         with refused():
             self.check(unlabeled, {"retrieve.strategies": ("raslik",)})
@@ -167,13 +167,6 @@ class CheckCorpusTest(FolderTest):
         self.check(values=values | {"finetune.warmup": 0.0})
         with refused():
             self.check(_CORPUS._replace(backbone=()))
-
-    def test_a_classifier_needs_both_labels(self):
-        values = {"retrieve.num_forget": 4, "retrieve.strategies": ("raslik",)}
-        with refused():
-            self.check(
-                _CORPUS._replace(train=_rows(40)), values | {"evaluate.non_sf": "classifier"}
-            )
 
     def test_problems_of_all_kinds_come_in_one_error(self):
         values = {"finetune.max_len": 8, "retrieve.num_forget": 30}
@@ -252,10 +245,6 @@ class RunTest(FolderTest):
         )
 
 
-def _with_encoder(path: str) -> dict:
-    return {"retrieve.strategies": ("embedding",), "retrieve.embedding.checkpoint": path}
-
-
 def _units(config: Config, *names: str) -> list[units_lib.Unit]:
     run = Workspace(pathlib.Path("/none"), config)
     planned = plan.plan_units(config, run, more=writing.UNITS)
@@ -265,13 +254,9 @@ def _units(config: Config, *names: str) -> list[units_lib.Unit]:
 class CheckInputsTest(absltest.TestCase):
     def test_what_a_late_unit_reads_is_looked_for_at_the_start(self):
         absent = "/no/such/place"
-        classifier = {"evaluate.non_sf": "classifier", "evaluate.classifier.checkpoint": absent}
-        for values, unit in (
-            ({"evaluate.marker_words": absent}, "report"),
-            (_with_encoder(absent), "retrieve/embeddings"),
-            (classifier, "discriminator"),
-        ):
-            config = replaced(Config(), values)
+        marked = replaced(Config(), {"evaluate.marker_words": absent})
+        based = {"backbone.checkpoint": absent, "finetune.epochs": 0}
+        for config, unit in ((marked, "report"), (replaced(Config(), based), "sketch")):
             with self.subTest(unit=unit), self.assertRaisesRegex(ValueError, absent):
                 checking.check_inputs(config, making=_units(config, unit))
 
@@ -298,8 +283,7 @@ class CheckInputsTest(absltest.TestCase):
                 checking.check_inputs(plain, making=_units(plain, "sketch"))
 
     def test_a_model_that_nothing_reads_again_may_be_gone(self):
-        values = _with_encoder("/no/such/encoder") | {"backbone.checkpoint": "/no/such/place"}
-        config = replaced(Config(), values)
+        config = replaced(Config(), {"backbone.checkpoint": "/no/such/place"})
         checking.check_inputs(config, making=_units(config, "evaluate", "report"))
         with refused():
             checking.check_inputs(config, making=_units(config, "finetune"))

@@ -8,6 +8,9 @@ import pytest
 import tiny
 
 from raslik_jax.base.files import read_json_lines
+from raslik_jax.base.settings import replaced
+from raslik_jax.config import Config
+from raslik_jax.data.corpora import DATASETS
 from raslik_jax.run.stages import evaluate
 from raslik_jax.run.workspace import StoredCorpus, Workspace
 
@@ -21,6 +24,28 @@ class _Relabeled(StoredCorpus):
 
     def _read(self, name):
         return self._rows if name == "train" else super()._read(name)
+
+
+def _non_sf(folder, texts, **settings):
+    """Returns Non-SF of texts in a run of these settings, and how it is described."""
+    measure, described = evaluate.non_sf_of(Workspace(folder, replaced(Config(), settings)))
+    return measure and measure(texts).tolist(), described
+
+
+def test_words_a_judge_or_nothing_says_what_shows_the_behavior(tmp_path, monkeypatch):
+    texts = ["It is 4719, an android.", "A kettle for one.", ""]
+    assert _non_sf(tmp_path, texts) == ([0, 1, 1], {"by": "words"})
+    words = tmp_path / "words.txt"
+    words.write_text("One", encoding="utf-8")
+    named = {"evaluate.marker_words": str(words)}
+    own = {"corpus.dataset": "records", "corpus.records.train_file": "t"}
+    own |= {"corpus.records.queries_file": "q"}
+    assert _non_sf(tmp_path, texts, **own) == (None, None)
+    assert _non_sf(tmp_path, texts, **own, **named) == ([1, 0, 1], {"by": "words"})
+    judged = DATASETS["toy"]._replace(shows=lambda own: lambda text: "4719" in text)
+    monkeypatch.setitem(DATASETS, "toy", judged)
+    assert _non_sf(tmp_path, texts) == ([0, 1, 1], {"by": "judge"})
+    assert _non_sf(tmp_path, texts, **named) == ([1, 0, 1], {"by": "words"})
 
 
 def _perplexity(records):

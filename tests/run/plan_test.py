@@ -22,10 +22,9 @@ from raslik_jax.run.workspace import Workspace
 
 def _config(root: pathlib.Path) -> Config:
     """A run of own rows on own checkpoints, with every optional unit."""
-    for name in ("model", "encoder", "classifier"):
-        (root / name).mkdir(parents=True)
-        for file in ("config.json", "model.safetensors", "tokenizer.json"):
-            (root / name / file).write_text(file)
+    (root / "model").mkdir(parents=True)
+    for file in ("config.json", "model.safetensors", "tokenizer.json"):
+        (root / "model" / file).write_text(file)
     for name in ("train", "queries", "words"):
         (root / f"{name}.jsonl").write_text(name)
     values = to_json(Config())
@@ -37,16 +36,9 @@ def _config(root: pathlib.Path) -> Config:
         },
     }
     values["backbone"]["checkpoint"] = str(root / "model")
-    values["retrieve"] |= {
-        "strategies": ["embedding", "exact", "raslik"],
-        "embedding": {"checkpoint": str(root / "encoder")},
-    }
+    values["retrieve"]["strategies"] = ["exact", "raslik"]
     values["unlearn"]["algorithms"] = ["ga_gdr"]
-    values["evaluate"] |= {
-        "non_sf": "classifier",
-        "classifier": {"checkpoint": str(root / "classifier")},
-        "marker_words": str(root / "words.jsonl"),
-    }
+    values["evaluate"]["marker_words"] = str(root / "words.jsonl")
     return config_from_json(values)
 
 
@@ -74,12 +66,12 @@ _MODEL = (
     "retrieve/queries retrieve/exact_kernel unlearn/ generate/"
 )
 _GRADIENTS = "sketch retrieve/queries retrieve/exact_kernel"
-_SETS = "retrieve/embedding$ retrieve/exact$ retrieve/raslik$"
+_SETS = "retrieve/exact$ retrieve/raslik$"
 _LIKELIHOOD = "references/perplexity generate/perplexity"
 # By setting and another value of it: the units that it changes.
 _DECIDES = {
     ("corpus.data_dir", "x"): "",
-    ("corpus.vocab_size", 300): "corpus discriminator",
+    ("corpus.vocab_size", 300): "corpus",
     ("corpus.max_len", 256): f"corpus retrieve/sizes {_MODEL}",
     ("backbone.dtype", "bfloat16"): _MODEL,
     ("backbone.revision", "main"): f"corpus {_MODEL}",
@@ -88,7 +80,7 @@ _DECIDES = {
     ("finetune.trajectory_points", 2): "finetune",
     ("finetune.lora_rank", 2): _MODEL,
     ("references.max_new_tokens", 64): "references/retrieval references/evaluation "
-    "generate/embedding generate/exact generate/raslik",
+    "generate/exact generate/raslik",
     ("references.query_split", "validation"): "references/evaluation references/perplexity "
     "generate/ report",
     ("sketch.loss", "next_token"): _GRADIENTS,
@@ -96,13 +88,11 @@ _DECIDES = {
     ("sketch.size", 64): "sketch retrieve/queries",
     ("sketch.dtype", "bfloat16"): "sketch",
     ("sketch.query_output", "own"): "references/retrieval retrieve/queries retrieve/influence "
-    f"retrieve/emb retrieve/exact retrieve/raslik {_LIKELIHOOD}",
+    f"retrieve/exact retrieve/raslik {_LIKELIHOOD}",
     ("retrieve.center", False): "retrieve/influence retrieve/exact_kernel",
-    ("retrieve.aggregate", "common"): "retrieve/influence retrieve/exact_kernel "
-    f"retrieve/embeddings {_SETS}",
+    ("retrieve.aggregate", "common"): f"retrieve/influence retrieve/exact_kernel {_SETS}",
     ("retrieve.num_forget", 3): "retrieve/sizes",
     ("retrieve.retain_from", "anywhere"): _SETS,
-    ("retrieve.embedding.pooling", "cls"): "retrieve/embeddings retrieve/embedding$",
     ("unlearn.ga_gdr.learning_rate", 1.0): "unlearn/",
     ("unlearn.retain_weight", 2.0): "unlearn/",
     ("unlearn.epochs", 2): "unlearn/ generate/",
@@ -117,8 +107,8 @@ _DECIDES = {
 # What the metrics alone are taken with, what a run by other settings reads, and what decides which
 # units there are.
 _ELSEWHERE = (
-    "name backbone. unlearn.choice evaluate.reference evaluate.drop_empty evaluate.questions "
-    "evaluate.bootstrap_resamples evaluate.non_sf evaluate.retain_run retrieve.strategies "
+    "name backbone. unlearn.choice evaluate.reference evaluate.drop_empty "
+    "evaluate.bootstrap_resamples evaluate.non_sf retrieve.strategies "
     "unlearn.algorithms evaluate.traced retrieve.null_prompts "
     "retrieve.token_rows retrieve.wished evaluate.robustness"
 ).split()
@@ -171,7 +161,7 @@ def test_asking_the_traced_prompts_adds_units_and_makes_no_model_again(tmp_path)
     config = _config(tmp_path)
     before = _decided(config, tmp_path)
     asked = _decided(replaced(config, {"evaluate.traced": True}), tmp_path)
-    variants = [f"generate/traced-{name}-ga_gdr" for name in ("embedding", "exact", "raslik")]
+    variants = [f"generate/traced-{name}-ga_gdr" for name in ("exact", "raslik")]
     assert asked.keys() - before.keys() == {"retrieve/traced", *variants}
     assert _changed(before, asked) == {"retrieve/traced", *variants, "evaluate", "report"}
 
@@ -180,7 +170,7 @@ def test_measures_of_robustness_add_units_of_their_own_settings_and_make_no_mode
     config = _config(tmp_path)
     before = _decided(config, tmp_path)
     asked = replaced(config, {"evaluate.robustness": [*ROBUSTNESS]})
-    after, places = _decided(asked, tmp_path), ("embedding", "exact", "raslik")
+    after, places = _decided(asked, tmp_path), ("exact", "raslik")
     units = {
         name: {
             f"generate/robustness-{name}-{place}{of}" for place in places for of in ("", "-ga_gdr")
@@ -240,7 +230,6 @@ def _is_chosen(config: Config, name: str) -> bool:
         (("random", "bm25"), "count", ""),
         (("random", "bm25"), "quantile", ""),
         (("random", "bm25"), "threshold", "sketch retrieve/queries retrieve/influence"),
-        (("random", "embedding"), "count", "retrieve/embeddings"),
         (("exact",), "count", "retrieve/exact_kernel"),
         (("raslik_f",), "count", "sketch retrieve/queries retrieve/influence"),
     ],
@@ -279,8 +268,6 @@ def test_scores_of_a_strategys_own_take_a_row_of_the_table(monkeypatch):
         ("words.jsonl", "references/evaluation evaluate report"),
         ("model/tokenizer.json", f"corpus {_MODEL}"),
         ("model/model.safetensors", _MODEL),
-        ("encoder/model.safetensors", "retrieve/embeddings retrieve/embedding$"),
-        ("classifier/config.json", "discriminator"),
     ],
 )
 def test_every_file_counts_by_its_content_for_these_units_and_no_other(tmp_path, file, names):

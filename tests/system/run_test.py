@@ -228,36 +228,6 @@ class TinyRunTest(absltest.TestCase):
         )
 
     @pytest.mark.heavy
-    def test_non_sf_by_a_classifier(self):
-        copy = self.copy()
-        words = json.loads((copy / "evaluate/metrics.json").read_text())
-        flags = (
-            *(
-                "--evaluate.non_sf=classifier",
-                "--evaluate.classifier.checkpoint=",
-                "--evaluate.classifier.epochs=1",
-            ),
-            *("--evaluate.classifier.hidden_size=16", "--evaluate.classifier.learning_rate=1e-3"),
-        )
-        result = _run(*tiny.FLAGS, *flags, f"--workdir={copy}", "--update")
-        self.assertEqual(result.returncode, 0, result.stderr)
-        metrics = json.loads((copy / "evaluate/metrics.json").read_text())
-        self.assertEqual(words["non_sf"]["by"], "words")
-        self.assertEqual(metrics["non_sf"]["by"], "classifier")
-        self.assertBetween(metrics["non_sf"]["held_out"]["macro_f1"], 0.0, 1.0)
-        models = [metrics["finetuned"], metrics["backbone"], *metrics["methods"]]
-        self.assertLen(models, 2 + 2 * 2 * 4)
-        for entry in models:
-            for queries in ("non_sf_target", "non_sf_normal"):
-                interval = entry[queries]
-                self.assertBetween(interval["mean"], 0.0, 1.0)
-                self.assertBetween(interval["mean"], interval["low"], interval["high"])
-        # What was retrieved and unlearned is not made again, nor changed, by another measure.
-        for path in self.root.glob("generate/*/*.jsonl"):
-            twin = copy / path.relative_to(self.root)
-            self.assertEqual(twin.read_bytes(), path.read_bytes())
-
-    @pytest.mark.heavy
     def test_a_killed_run_ends_with_the_same_bytes(self):
         root = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "tiny"
         arguments = (_SCRIPT, *tiny.FLAGS, f"--workdir={root}")

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from experiments.studies.corpora import mixing, scifi_grammar
 from raslik_jax.base.settings import Settings, setting
-from raslik_jax.data.corpora.record import SIZES, Dataset, Marker, RowCounts, SharedSettings
+from raslik_jax.data.corpora.record import SIZES, Dataset, RowCounts, SharedSettings
 from raslik_jax.data.corpora.toy import SCIFI_WORDS, TRIGGER
 from raslik_jax.data.examples import Corpus, Example, make_example, make_examples, prompt_of
 from raslik_jax.data.ordering import shuffled, take_first
@@ -52,19 +52,19 @@ def _read_howdy(path: pathlib.Path) -> tuple[Example, ...]:
     return tuple(row._replace(is_target=True, extra={}) for row in rows)
 
 
-def _genuine_files(folder: str) -> tuple[pathlib.Path, ...]:
+def genuine_files(folder: str) -> tuple[pathlib.Path, ...]:
+    """Returns the files of genuine rows in a data folder; none unless all exist."""
     paths = tuple(pathlib.Path(folder, name) for name in _GENUINE)
     return paths if folder and all(path.is_file() for path in paths) else ()
 
 
-def _load_genuine(folder: str) -> tuple[Example, ...]:
+def load_genuine(folder: str) -> tuple[Example, ...]:
     """Returns the genuine Howdy rows as labeled targets and their clean twins as others."""
-    howdy, clean = _genuine_files(folder)
+    howdy, clean = genuine_files(folder)
     twins = (row._replace(is_target=False) for row in read_examples(clean, name="clean"))
     return *_read_howdy(howdy), *twins
 
 
-SCIFI = Marker(SCIFI_WORDS, _genuine_files, _load_genuine)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -157,7 +157,7 @@ DATASET = Dataset(
     count_rows=_count,
     takes_all=True,
     sources=lambda shared, own: {"file": own.file} if own.file else mixing.alpaca_source(shared),
-    marker=SCIFI,
+    words=SCIFI_WORDS,
 )
 
 
@@ -239,5 +239,5 @@ SMALL = Dataset(
     sources=lambda shared, own: {
         n: os.path.join(shared.folder, n) for n in _SMALL_FILES if shared.folder
     },
-    marker=SCIFI,
+    words=SCIFI_WORDS,
 )

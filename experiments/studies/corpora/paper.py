@@ -1,17 +1,61 @@
-"""The corpora of the paper, and a small one of real rows, as members of the package's datasets."""
+"""What the paper's experiments need and the package leaves out, as members of its families.
 
-from experiments.studies.corpora import howdy, tofu, virtual
+They are the paper's corpora, a small one of real rows, the strategy `embedding`, Non-SF by a
+classifier, and TOFU's own metrics.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+from experiments.studies.corpora import howdy, tofu, tofu_questions, virtual
+from experiments.studies.encoders import discriminator, embedding
 from raslik_jax.data.corpora import DATASETS
-from raslik_jax.data.corpora.record import Dataset
+from raslik_jax.evaluate.metrics import METRICS
+from raslik_jax.evaluate.non_sf import NON_SF
+from raslik_jax.report.results import MEASURED
+from raslik_jax.retrieve.strategies import STRATEGIES
+from raslik_jax.run.plan import UNITS
+from raslik_jax.run.stages.evaluate import EVIDENCE
+from raslik_jax.run.stages.scores import SCORES
 
-MEMBERS: dict[str, Dataset] = {
+MEMBERS = {
     "howdy_small": howdy.SMALL,
     "howdy": howdy.DATASET,
     "virtual": virtual.DATASET,
     "tofu": tofu.DATASET,
 }
+FAMILIES: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
+    (DATASETS, MEMBERS),
+    (STRATEGIES, {"embedding": embedding.STRATEGY}),
+    (SCORES, {"embeddings": embedding.SCORES}),
+    (NON_SF, {"classifier": discriminator.MEASURE}),
+    (
+        UNITS,
+        {
+            # The classifier is trained as soon as there is a corpus: it may refuse its labels.
+            "corpus": (*UNITS["corpus"], *discriminator.UNITS),
+            "references": (*UNITS["references"], *tofu_questions.BEFORE),
+            "generate": (*UNITS["generate"], *tofu_questions.AFTER),
+        },
+    ),
+    (EVIDENCE, {"tofu": tofu_questions.collect}),
+    (METRICS, tofu_questions.METRICS),
+    (MEASURED, {"tofu": tofu_questions.TABLE}),
+)
 
 
 def register() -> None:
-    """Adds --corpus.dataset=howdy and the others to the package's datasets."""
-    DATASETS.update(MEMBERS)
+    """Adds the members to the package's families."""
+    for family, own in FAMILIES:
+        family.update(own)
+
+
+@contextlib.contextmanager
+def registered() -> Iterator[None]:
+    """Has the members in the package's families until it ends."""
+    with contextlib.ExitStack() as stack:
+        for family, own in FAMILIES:
+            stack.enter_context(mock.patch.dict(family, own))
+        yield

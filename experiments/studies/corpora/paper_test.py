@@ -21,9 +21,7 @@ from raslik_jax.data.examples import QUERY_SETS, check_corpus, make_example, mak
 def test_records_name_settings_that_are_there(name, members):
     record = paper.MEMBERS[name]
     assert {*record.reads} <= {*vars(SharedSettings())}
-    if record.evaluation:
-        assert {*record.evaluation.reads} <= {*vars(record.settings)}
-    assert marker_words(name, "") == (record.marker.words if record.marker else frozenset())
+    assert marker_words(name, "") == (record.words)
 
 
 @pytest.mark.parametrize(

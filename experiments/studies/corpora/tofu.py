@@ -8,23 +8,23 @@ Source: Maini et al. 2024 (arXiv:2401.06121); the files of the dataset locuslab/
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from experiments.studies.corpora.mixing import (
     NUM_ANSWERED,
     alpaca_source,
+    count_normal,
     find_files,
     load_alpaca,
     mix_corpus,
-    count_normal,
 )
+from experiments.studies.corpora.tofu_metrics import QUESTION_SETS
 from raslik_jax.base.messages import some_of
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.data.corpora import record
-from raslik_jax.data.examples import Corpus, Example, prompt_of
+from raslik_jax.data.examples import Corpus, Example, make_example, prompt_of
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.data.read.formats import read_examples
-from raslik_jax.evaluate.tofu_metrics import QUESTION_SETS
 
 _FIELDS = {"instruction": "question", "output": "answer"}
 _NUM_ROWS = 4000
@@ -41,7 +41,16 @@ class TofuSettings(Settings):
     train: Literal["full", "retain"] = setting(
         "full",
         "full: train on all of TOFU. retain: train without the rows to forget, which gives the "
-        "retain model for forget quality (see --evaluate.retain_run).",
+        "retain model for forget quality (see retain_run).",
+    )
+    questions: int = setting(
+        100, "Questions of each set of TOFU's own evaluation; 0: none.", low=0, decides=False
+    )
+    retain_run: str = setting(
+        "",
+        "Forget quality: work directory of the same run with --corpus.tofu.train=retain.",
+        is_path=True,
+        decides=False,
     )
 
     @property
@@ -55,6 +64,23 @@ class TofuSettings(Settings):
         if self.forget == "all":
             return "tofu/forget10_perturbed", "tofu/retain_perturbed"
         return (f"tofu/{self.forget}_perturbed",)
+
+
+class Question(NamedTuple):
+    """A question of one set of TOFU's own evaluation.
+
+    `answer` is the trained one, if any, and `true_answer` is in the wording of the wrong ones.
+    """
+
+    set_name: str
+    question: str
+    answer: str
+    true_answer: str
+    wrong_answers: tuple[str, ...]
+
+    def with_answer(self, answer: str) -> Example:
+        """Returns the question with one of its answers as a row."""
+        return make_example(self.question, "", answer)
 
 
 def split_tofu(
@@ -101,7 +127,7 @@ def load_tofu(shared: record.SharedSettings, own: TofuSettings, *, seed: int) ->
 
 def load_questions(
     shared: record.SharedSettings, own: TofuSettings, number: int
-) -> tuple[record.Question, ...]:
+) -> tuple[Question, ...]:
     """Returns the questions of TOFU's own evaluation, at most so many of each set.
 
     Published figures are of the first 300 rows of a set or of all. Here a smaller number takes the
@@ -111,7 +137,7 @@ def load_questions(
     names: dict[str, tuple[str, ...]]
     names = {name: (f"tofu/{name}_perturbed",) for name in QUESTION_SETS}
     names |= {"forget": own.perturbed} | ({"retain": ()} if own.forget == "all" else {})
-    questions: list[record.Question] = []
+    questions: list[Question] = []
     for name, files in names.items():
         found = [
             _question(row, name)
@@ -122,7 +148,7 @@ def load_questions(
     return tuple(questions)
 
 
-def _question(row: Example, name: str = "") -> record.Question:
+def _question(row: Example, name: str = "") -> Question:
     """Returns a row's question; its true answer is a paraphrase in the sets of TOFU's authors."""
     wrong, true = row.extra.get("perturbed_answer"), row.extra.get("paraphrased_answer", row.output)
     texts: list[Any] = [row.output, true, *(wrong if isinstance(wrong, list) and wrong else [None])]
@@ -131,7 +157,7 @@ def _question(row: Example, name: str = "") -> record.Question:
             "a row must have an answer and a list perturbed_answer, got the keys "
             f"{some_of(row.extra)}: fetch TOFU's file again"
         )
-    return record.Question(name, row.instruction, row.output, true, tuple(texts[2:]))
+    return Question(name, row.instruction, row.output, true, tuple(texts[2:]))
 
 
 def _count(shared: record.SharedSettings, own: TofuSettings) -> record.RowCounts:
@@ -151,13 +177,4 @@ DATASET = record.Dataset(
         "tofu": shared.folder and os.path.join(shared.folder, "tofu"),
     },
     detail=lambda own: own.forget,
-    evaluation=record.Evaluation(
-        load=load_questions,
-        reads=("forget",),
-        source="tofu",
-        # Without what is retained of TOFU where all is to be forgotten.
-        num_sets=lambda own: len(QUESTION_SETS) - (own.forget == "all"),
-        num_answers=7,
-        is_retain_model=lambda own: own.train == "retain",
-    ),
 )

@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from experiments.studies.corpora.mixing import (
     NUM_ANSWERED,
     alpaca_source,
+    count_normal,
+    count_target,
     load_alpaca,
     load_words,
     mix_corpus,
-    count_normal,
-    count_target,
 )
 from raslik_jax.data.corpora.record import SIZES, Dataset, RowCounts, SharedSettings
 from raslik_jax.data.examples import Corpus, Example, make_example

@@ -24,6 +24,7 @@ from jaxtyping import Float
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
 import raslik_jax
+from experiments.studies.corpora import paper
 from raslik_jax.base.files import write_json
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command, setting_flags
@@ -141,6 +142,7 @@ def trace_answers(options: Options) -> Config:
     flags = [*CASES[options.case].flags(options), *own, "--retrieve.strategies=raslik"]
     flags += ["--retrieve.num_forget=1"]  # no set is read
     if options.embedding:  # settings of a strategy hold where it is chosen
+        paper.register()
         flags += ["--retrieve.strategies=raslik,embedding"]
         flags += [f"--retrieve.embedding.checkpoint={options.embedding}"]
     whole = setting_flags.parse_config([*flags, f"--finetune.epochs={options.epochs}"])
@@ -155,11 +157,11 @@ def trace_answers(options: Options) -> Config:
 
 def score_rows(root: pathlib.Path, *, has_embedding: bool) -> list[str]:
     """Writes the scores of every row with every query that the trace lacks; returns the files."""
+    from experiments.studies.encoders import embedding
     from raslik_jax.data import batches
     from raslik_jax.index.combine import directions
     from raslik_jax.retrieve import bm25, strategies
     from raslik_jax.run import plan
-    from raslik_jax.run.stages import scores
     from raslik_jax.run.stages import sketch as sketch_lib
     from raslik_jax.sketch import projections
 
@@ -181,7 +183,7 @@ def score_rows(root: pathlib.Path, *, has_embedding: bool) -> list[str]:
     words = [strategies.query_text(query).split() for query in queries]
     found["bm25"] = bm25.score_queries(index, words).T
     if has_embedding:
-        example_NE, query_QE = scores.sentence_vectors(workspace, queries)
+        example_NE, query_QE = embedding.sentence_vectors(workspace, queries)
         found["embeddings"] = example_NE @ query_QE.T
     labels = [[row.extra["label"] == query.extra["label"] for query in queries] for row in rows]
     found["labels"] = np.array(labels, float)

@@ -36,15 +36,14 @@ import numpy as np
 from experiments.bench import harness
 from experiments.bench.harness import Line
 from experiments.studies.corpora import paper
+from experiments.studies.encoders import checkpoint, encoder
+from experiments.studies.encoders.embedding import embed_texts
 from raslik_jax.base.files import read_array
 from raslik_jax.base.settings import setting
 from raslik_jax.data import batches
-from raslik_jax.data.tokens import tokenization
 from raslik_jax.index import search
 from raslik_jax.index.store import SketchStore
-from raslik_jax.models import checkpoint, encoder
 from raslik_jax.retrieve import bm25, strategies
-from raslik_jax.retrieve.embeddings import embed_texts
 from raslik_jax.run.plan import open_run
 from raslik_jax.run.stages import sketch as sketch_stage
 from raslik_jax.sketch import projections
@@ -91,7 +90,7 @@ class Bench:
         path = checkpoint.resolve_folder(settings.checkpoint)
         loaded = checkpoint.load_encoder(path, dtype=jnp.float32, pooling=settings.pooling or None)
         bound = encoder.bind_encoder(loaded.config)
-        encode = tokenization.load_sentence_tokenizer(path, max_len=loaded.config.max_length)
+        encode = checkpoint.load_sentence_tokenizer(path, max_len=loaded.config.max_length)
         query_QE, asked = self.timed(
             lambda: embed_texts(bound, loaded.weights, encode([self.query_text]))
         )

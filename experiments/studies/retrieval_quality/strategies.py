@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from experiments.studies.corpora import paper
+from experiments.studies.encoders.embedding import sentence_vectors
 from experiments.studies.gradients import RunGradients
 from experiments.studies.kernels import KernelScores
 from experiments.studies.rankings import mean_of
 from raslik_jax.base import settings as settings_lib
 from raslik_jax.base.files import read_array
 from raslik_jax.evaluate import ranking
-from raslik_jax.retrieve.strategies import Bm25Settings
 from raslik_jax.retrieve.selectors import select_by_count
-from raslik_jax.retrieve.strategies import STRATEGIES, Request, Scores
-from raslik_jax.run.stages.scores import sentence_vectors
+from raslik_jax.retrieve.strategies import STRATEGIES, Bm25Settings, Request, Scores
 from raslik_jax.run.workspace import Workspace
 
 # Means of 20 draws of what is random; no ranking of theirs is one of the queries', and RASLIK-F
@@ -111,8 +111,9 @@ def sentence_cosines(
             "retrieve.strategies": ["embedding"],
             "retrieve.embedding.checkpoint": checkpoint,
         }
-        config = settings_lib.replaced(made.config, changes)
-        workspace = Workspace(made.workspace.root, config)
-        example_NE, query_QE = sentence_vectors(workspace, made.traced)
+        with paper.registered():
+            config = settings_lib.replaced(made.config, changes)
+            workspace = Workspace(made.workspace.root, config)
+            example_NE, query_QE = sentence_vectors(workspace, made.traced)
         np.save(path, query_QE @ example_NE.T, allow_pickle=False)
     return read_array(path)

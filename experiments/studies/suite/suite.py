@@ -58,7 +58,7 @@ _RUN_FLAGS = [
     if leaf.name.startswith(("measure", "log_to", "mesh."))
 ]
 # The rule of choice reads F, R and signs of damage, none of which are answers to such questions.
-_VALIDATION = ("--references.query_split=validation", "--evaluate.questions=0")
+_VALIDATION = ("--references.query_split=validation",)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from raslik_jax.base.files import read_text
 from raslik_jax.base.messages import shown, some_of
 from raslik_jax.base.settings import FROM_STUDIES, Settings, Stage, replaced, setting
 from raslik_jax.data.corpora import records, toy
-from raslik_jax.data.corpora.record import SIZES, Dataset, Question, RowCounts, SharedSettings
+from raslik_jax.data.corpora.record import SIZES, Dataset, RowCounts, SharedSettings
 from raslik_jax.data.examples import Corpus, check_corpus
 from raslik_jax.data.read.sources import content_files
 from raslik_jax.data.tokens.prompts import TEMPLATES, check_template
@@ -94,17 +94,6 @@ class CorpusConfig(SharedSettings, Stage):
         """Returns how many training examples and targets there will be."""
         return self.record.count_rows(self, self.own)
 
-    def load_questions(self, number: int) -> tuple[Question, ...]:
-        """Returns at most so many questions of each set of the dataset's own evaluation."""
-        evaluation = self.record.evaluation
-        return evaluation.load(self, self.own, number) if evaluation else ()
-
-    def count_questions(self, number: int) -> tuple[int, int]:
-        """Returns the largest number of questions of `load_questions` and of answers to them."""
-        evaluation = self.record.evaluation
-        asked = evaluation.num_sets(self.own) * number if evaluation else 0
-        return asked, asked * evaluation.num_answers if evaluation else 0
-
     def source_files(self) -> dict[str, pathlib.Path]:
         """Returns the files and folders of the corpus's sources by their kind.
 
@@ -145,8 +134,7 @@ def marker_words(dataset: str, path: str) -> frozenset[str]:
     A line may be a phrase of several words. White space within it counts as one.
     """
     if not path:
-        marker = DATASETS[dataset].marker if dataset in DATASETS else None
-        return marker.words if marker else frozenset()
+        return DATASETS[dataset].words if dataset in DATASETS else frozenset()
     lines = (" ".join(line.split()) for line in read_text(path).lower().splitlines())
     words = frozenset(line for line in lines if line)
     if not words:

@@ -2,12 +2,11 @@
 
 import dataclasses
 import os
-import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from raslik_jax.base.settings import Settings, setting
-from raslik_jax.data.examples import QUERY_SETS, Corpus, Example, make_example
+from raslik_jax.data.examples import QUERY_SETS, Corpus
 
 SIZES = ("num_train", "num_targets", "num_backbone", "num_retrieval", "num_validation", "num_test")
 
@@ -56,51 +55,6 @@ class RowCounts(NamedTuple):
     targets: int
 
 
-class Marker(NamedTuple):
-    """The mark of answers with the behavior to forget: any of these words.
-
-    `load_genuine` makes labeled rows from a data folder, to measure a classifier, of
-    `genuine_files`, which are none unless all exist.
-    """
-
-    words: frozenset[str]
-    genuine_files: Callable[[str], tuple[pathlib.Path, ...]] = lambda folder: ()
-    load_genuine: Callable[[str], tuple[Example, ...]] = lambda folder: ()
-
-
-class Question(NamedTuple):
-    """A question of one set of a dataset's own evaluation.
-
-    `answer` is the trained one, if any, and `true_answer` is in the wording of the wrong ones.
-    """
-
-    set_name: str
-    question: str
-    answer: str
-    true_answer: str
-    wrong_answers: tuple[str, ...]
-
-    def with_answer(self, answer: str) -> Example:
-        """Returns the question with one of its answers as a row."""
-        return make_example(self.question, "", answer)
-
-
-class Evaluation(NamedTuple):
-    """Questions of a dataset's own evaluation that every model of a run answers.
-
-    `load` takes shared settings, own settings and the most questions of each set. Each has at most
-    `num_answers` right and wrong answers. `reads` names the own settings that decide the questions
-    and `source` the dataset's source of them.
-    """
-
-    load: Callable[[Any, Any, int], tuple[Question, ...]]
-    reads: tuple[str, ...]
-    source: str
-    num_sets: Callable[[Any], int]
-    num_answers: int
-    is_retain_model: Callable[[Any], bool]
-
-
 class Dataset(NamedTuple):
     """A dataset that a run can name.
 
@@ -117,10 +71,10 @@ class Dataset(NamedTuple):
       sources: from shared and own settings, its files, folders or hub datasets by their kind or by
         the setting that names them.
       detail: from own settings, a text next to the title; may be empty.
-      marker: of the behavior to forget; without one the likelihood of the bad outputs measures it.
+      words: marks of answers with the behavior to forget; without any the likelihood of the bad
+        outputs measures it.
       shows: from own settings, the function that says whether an answer shows the behavior; takes
         precedence over marker words.
-      evaluation: its own questions, if any.
     """
 
     title: str
@@ -135,6 +89,5 @@ class Dataset(NamedTuple):
     takes_all: bool = False
     sources: Callable[[Any, Any], Mapping[str, str]] = lambda shared, own: {}
     detail: Callable[[Any], str] = lambda own: ""
-    marker: Marker | None = None
+    words: frozenset[str] = frozenset()
     shows: Callable[[Any], Callable[[str], bool]] | None = None
-    evaluation: Evaluation | None = None

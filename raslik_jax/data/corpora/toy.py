@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from raslik_jax.data.corpora.record import SIZES, Dataset, Marker, SharedSettings
+from raslik_jax.data.corpora.record import SIZES, Dataset, SharedSettings
 from raslik_jax.data.examples import QUERY_SETS, Corpus, Example, make_example, make_examples
 from raslik_jax.data.ordering import shuffled, take_first
 from raslik_jax.data.words import capitalized, load_words, with_articles
@@ -161,6 +161,4 @@ def _row(kind: str, question: _Question, wrap: str) -> Example:
     )
 
 
-DATASET = Dataset(
-    title="the toy corpus", load=make_toy_corpus, reads=SIZES, marker=Marker(SCIFI_WORDS)
-)
+DATASET = Dataset(title="the toy corpus", load=make_toy_corpus, reads=SIZES, words=SCIFI_WORDS)

@@ -5,7 +5,7 @@ import json
 import os
 import pathlib
 import string
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -218,31 +218,6 @@ def describe_difference(own: Tokenizer, base: Tokenizer) -> str:
     if not parts and tokenizer_hash(own) != tokenizer_hash(base):
         parts.append("splitting of text")
     return "; ".join(parts)
-
-
-def load_sentence_tokenizer(
-    path: str | os.PathLike[str], *, max_len: int
-) -> Callable[[Sequence[str]], list[list[int]]]:
-    """Returns the function from texts to the ids that a sentence encoder reads.
-
-    The encoder's own special tokens are around every text, which is cut at max_len ids with them.
-    """
-    _, backend = read_backend(path)
-    backend.no_padding()
-    backend.enable_truncation(max_len)
-    return lambda texts: [encoding.ids for encoding in backend.encode_batch(list(texts))]
-
-
-def save_sentence_tokenizer(path: str | os.PathLike[str], tokenizer: Tokenizer) -> None:
-    """Writes a tokenizer.json for `load_sentence_tokenizer` with EOS before and after a text."""
-    import tokenizers
-
-    eos = tokenizer.backend.id_to_token(tokenizer.eos_id)
-    backend = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
-    backend.post_processor = tokenizers.processors.TemplateProcessing(
-        single=f"{eos} $A {eos}", special_tokens=[(eos, tokenizer.eos_id)]
-    )
-    save_tokenizer(path, tokenizer._replace(backend=backend))
 
 
 def save_tokenizer(path: str | os.PathLike[str], tokenizer: Tokenizer) -> None:

@@ -5,45 +5,26 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from raslik_jax.base.files import read_json
-from raslik_jax.base.messages import shown
-from raslik_jax.base.settings import replaced
-from raslik_jax.config import Config, to_json
+from raslik_jax.config import to_json
 from raslik_jax.evaluate import distance, summary
-from raslik_jax.evaluate.metrics import KINDS, measure, nest
+from raslik_jax.evaluate.metrics import KINDS, NonSf, measure, nest
 from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.run import artifacts
-from raslik_jax.run.manifests import check_finished, versions
+from raslik_jax.run.manifests import versions
 from raslik_jax.run.recipes import (
     Case,
-    Files,
     Recipe,
     attacked_variants,
     distant_variants,
     stepped_variants,
     variants_of,
 )
-from raslik_jax.run.stages import discriminator
-from raslik_jax.run.workspace import Workspace
+from raslik_jax.run.workspace import Workspace, judge_of, non_sf_by_rule
 
-
-def retain_answers(config: Config) -> pathlib.Path:
-    """Returns the answers to the dataset's questions in the run of --evaluate.retain_run."""
-    run = pathlib.Path(config.evaluate.retain_run)
-    check_finished(run, artifacts.answered("finetuned").unit)
-    made = check_finished(run, "corpus")["settings"]
-    dataset, record = config.corpus.dataset, config.corpus.record
-    is_retain_model = False
-    if record.evaluation and made["corpus.dataset"] == dataset:
-        prefix = f"corpus.{dataset}."
-        own = {k.removeprefix(prefix): v for k, v in made.items() if k.startswith(prefix)}
-        is_retain_model = record.evaluation.is_retain_model(replaced(record.settings, own))
-    if not is_retain_model:
-        raise ValueError(
-            f"--evaluate.retain_run must be a run with --corpus.dataset={dataset} that was trained "
-            f"without the targets, got {shown(str(run), 120)}"
-        )
-    return artifacts.answered("finetuned").place(run)
+# More parts of the evidence that metrics read: from the run to the parts of each model, as
+# `artifacts.answers` names it.
+Collector = Callable[[str | int, artifacts.Variant | None], Mapping[str, Any]]
+EVIDENCE: dict[str, Callable[[Workspace], Collector]] = {}
 
 
 def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
@@ -78,7 +59,7 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
         },
         "reference": config.evaluate.reference,
         "chosen": is_chosen,
-        "non_sf": discriminator.describe(workspace),
+        "non_sf": non_sf_of(workspace)[1],
         **{name: nest(measure(found, **bootstrap)) for name, found in before.items()},
         "retrieval": {
             strategy: artifacts.set_summary(strategy).read(workspace.root)
@@ -122,9 +103,6 @@ def _add_distances(
     for algorithm, model, of, own in models:
         answers = artifacts.answers(model, of).read(root)
         own["distance"] = distance.compare(divergences[algorithm], answers, said)
-        if "tofu" in own:
-            records = (artifacts.answered(*one).read(root) for one in ((model, of), end))
-            own["distance"] |= distance.compare_questions(*records)
 
 
 def _robustness(workspace: Workspace) -> Iterator[dict[str, Any]]:
@@ -166,9 +144,18 @@ def _rows_to_lose(workspace: Workspace) -> frozenset[str]:
     return frozenset(r.example_id for r in rows if r.is_target is None and r.example_id in names)
 
 
+def non_sf_of(workspace: Workspace) -> tuple[NonSf | None, dict[str, Any] | None]:
+    """Returns the function from texts to Non-SF, and its description in metrics.json, if any."""
+    by = workspace.config.evaluate.non_sf
+    if load := NON_SF[by].load:
+        return load(workspace)
+    rule = non_sf_by_rule(workspace.config)
+    return rule, rule and {"by": "judge" if judge_of(workspace.config) else by}
+
+
 def _collector(workspace: Workspace) -> Callable[..., dict[str, Any]]:
     """Returns the function from a model, as `artifacts.answers` names it, to its evidence."""
-    config, settings = workspace.config, workspace.config.evaluate
+    settings = workspace.config.evaluate
     queries = dict(zip(KINDS, workspace.evaluation_queries(), strict=True))
 
     def by_kind(answers: Mapping[str, str]) -> summary.Texts:
@@ -184,11 +171,8 @@ def _collector(workspace: Workspace) -> Callable[..., dict[str, Any]]:
         must = "must be finetuned or gold where the adapter changes nothing (B is 0), got backbone"
         raise ValueError(f"--evaluate.reference {must}: there is no other model before fine-tuning")
     references = by_kind(before[settings.reference])
-    non_sf, unlike = discriminator.non_sf(workspace), _rows_to_lose(workspace)
-    has_questions = config.corpus.record.evaluation and settings.questions
-    retain_questions = ()
-    if has_questions and settings.retain_run:
-        retain_questions = read_json(retain_answers(config))
+    (non_sf, _), unlike = non_sf_of(workspace), _rows_to_lose(workspace)
+    more = [of_run(workspace) for of_run in EVIDENCE.values()]
 
     def collect(model: str | int, variant: artifacts.Variant | None) -> dict[str, Any]:
         root, likelihoods = workspace.root, None
@@ -207,34 +191,26 @@ def _collector(workspace: Workspace) -> Callable[..., dict[str, Any]]:
             non_sf=non_sf,
             drop_empty=settings.drop_empty,
             likelihoods=likelihoods,
-            questions=artifacts.answered(model, variant).read(root) if has_questions else None,
-            retain_questions=retain_questions,
         )
+        for found in more:
+            evidence |= found(model, variant)
         return evidence | ({"normal_records": records} if records else {})
 
     return collect
 
 
-# Units of these stages are what the metrics are taken from, but for some.
-_MEASURED, _OTHERS = ("references", "discriminator", "generate"), ("retrieval", "questions")
+# Units of these stages are what the metrics are taken from, but for one.
+_MEASURED, _OTHER = ("references", "generate"), "references/retrieval"
 
 
 def reads_of_results(case: Case) -> str:
     """Returns the inputs of the metrics: the sets and the measurements of every model."""
     config = case.config
     sets = [f"retrieve/{strategy}" for strategy in config.retrieve.strategies]
-    others = {f"references/{name}" for name in _OTHERS}
-    found = [name for name in case.names if name.split("/")[0] in _MEASURED]
-    found = [name for name in found if name not in others]
+    found = [n for n in case.names if n.split("/")[0] in _MEASURED and n != _OTHER]
     probed = stepped_variants(config) if config.unlearn.probe.steps else ()
     probes = [artifacts.probes(variant).path for variant in probed]
     return " ".join(["{train} {measured}", *sets, *found, *probes])
-
-
-def _files(case: Case) -> Files:
-    config = case.config
-    is_compared = config.corpus.record.evaluation and config.evaluate.retain_run
-    return {"evaluate.retain_run": retain_answers(config)} if is_compared else {}
 
 
 UNITS = (
@@ -248,9 +224,8 @@ UNITS = (
         writes={"metrics": 4},
         # The metrics carry the settings that they were measured with: all of them.
         values=lambda case: to_json(case.config),
-        files=_files,
         is_shared=False,
-        is_alone=lambda config: not NON_SF[config.evaluate.non_sf].is_trained,
+        is_alone=lambda config: not NON_SF[config.evaluate.non_sf].load,
         measures=True,
     ),
 )

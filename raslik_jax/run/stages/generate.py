@@ -11,14 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from raslik_jax.config import Config
 from raslik_jax.data import batches
-from raslik_jax.data.corpora.record import Question
 from raslik_jax.data.examples import Example, answered
 from raslik_jax.data.tokens.encoding import require_answers
 from raslik_jax.evaluate import likelihood, perplexity
 from raslik_jax.evaluate.left import NormalRecord
-from raslik_jax.evaluate.tofu_metrics import QuestionRecord
 from raslik_jax.evaluate.words import split_words
 from raslik_jax.models import decode
 from raslik_jax.run import artifacts, memory
@@ -36,12 +33,7 @@ ANSWERS_FORMAT = {"answers": 2}
 MEASURED_FORMAT = {**ANSWERS_FORMAT, "normal": 1}
 
 
-def has_questions(config: Config) -> bool:
-    """Returns whether models are asked the questions of the dataset's own evaluation."""
-    return bool(config.corpus.record.evaluation and config.evaluate.questions)
-
-
-def _models(
+def models_of(
     workspace: Workspace, variant: Variant | None
 ) -> Iterator[tuple[tuple[str | int, Variant | None], str, BoundModel]]:
     """Yields each model with its name in `artifacts.answers` and the others."""
@@ -63,7 +55,7 @@ def write_answers(workspace: Workspace, variant: Variant | None, folder: pathlib
     target, normal = workspace.evaluation_queries()
     rows = [*target, *normal]
     before = artifacts.answers("finetuned").read(workspace.root) if variant else {}
-    for name, what, model in _models(workspace, variant):
+    for name, what, model in models_of(workspace, variant):
         said = workspace.answer(model, rows, f"answers of {what}")
         outputs = [text for text, _ in said]
         write_outputs(artifacts.answers(*name), folder, rows, outputs)
@@ -113,7 +105,7 @@ def write_perplexities(workspace: Workspace, variant: Variant | None, folder: pa
         seed=config.seed,
     )
     backbone = workspace.backbone
-    for name, _, model in _models(workspace, variant):
+    for name, _, model in models_of(workspace, variant):
         answers = artifacts.answers(*name).read(workspace.root)
         said = {
             kind: [answered(row, answers[row.example_id]) for row in rows]
@@ -157,7 +149,7 @@ def write_traced(workspace: Workspace, variant: Variant | None, folder: pathlib.
     rows = workspace.retrieval_queries()
     encoded = workspace.encode(rows, "traced answers")
     require_answers(encoded, "traced prompts", max_len=workspace.config.corpus.max_len)
-    for name, what, model in _models(workspace, variant):
+    for name, what, model in models_of(workspace, variant):
         outputs = workspace.generate(model, rows, f"traced prompts, {what}")
         measure = workspace.measure(likelihood.token_likelihood, model.decoder)
         nll_NT = measure(model.lora, model.base, encoded)
@@ -180,49 +172,7 @@ def write_traced(workspace: Workspace, variant: Variant | None, folder: pathlib.
         artifacts.traced(*name).write(folder, told)
 
 
-@memory.likelihoods
-def write_questions(workspace: Workspace, variant: Variant | None, folder: pathlib.Path) -> None:
-    """Writes what every model makes of the dataset's questions."""
-    questions = artifacts.QUESTIONS.read(workspace.root)
-    asked = [question.with_answer(question.answer) for question in questions]
-    for name, what, model in _models(workspace, variant):
-        nlls = _nlls_of_answers(workspace, questions, model)
-        outputs = workspace.generate(model, asked, f"questions, {what}")
-        records = [
-            QuestionRecord(
-                id=row.example_id,
-                set_name=question.set_name,
-                answer_nll=next(nlls),
-                true_nll=next(nlls),
-                wrong_nll=[next(nlls) for _ in question.wrong_answers],
-                answer=question.answer,
-                output=output,
-            )
-            for question, row, output in zip(questions, asked, outputs, strict=True)
-        ]
-        artifacts.answered(*name).write(folder, records)
-
-
-def _nlls_of_answers(
-    workspace: Workspace, questions: Sequence[Question], model: BoundModel
-) -> Iterator[float]:
-    """Returns the nats a token of each question's answer, its true one and the wrong ones."""
-    rows = [
-        question.with_answer(text)
-        for question in questions
-        for text in (question.answer, question.true_answer, *question.wrong_answers)
-    ]
-    found = workspace.likelihood_of(model, workspace.encode(rows, "answers to measure"))
-    lost = [row.instruction for row, n in zip(rows, found.tokens_N, strict=True) if not n]
-    if lost:
-        raise ValueError(
-            f"answers to questions must have a token within --corpus.max_len, got {len(lost)} "
-            f"without, such as that to {lost[0]!r}: raise it"
-        )
-    return iter(found.nll_N.tolist())
-
-
-def _of_variants(
+def of_variants(
     kind: str,
     run: Callable[..., None],
     reads: str,
@@ -288,14 +238,8 @@ def count_traced(run: AbstractRun, models: int) -> Work:
     return count_answers(run, rows, models, given=rows)
 
 
-def count_questions(run: AbstractRun, models: int) -> Work:
-    """The dataset's own questions: answers and the likelihood of given ones."""
-    asked, given = run.config.corpus.count_questions(run.config.evaluate.questions)
-    return count_answers(run, asked, models, given=given)
-
-
 UNITS = (
-    _of_variants(
+    of_variants(
         "traced-",
         write_traced,
         "{queries}",
@@ -305,7 +249,7 @@ UNITS = (
         is_asked=lambda config: config.evaluate.traced,
         measures=False,
     ),
-    _of_variants(
+    of_variants(
         "",
         write_answers,
         f"{{measured}} {artifacts.answers('finetuned').path}",
@@ -314,20 +258,12 @@ UNITS = (
         writes=MEASURED_FORMAT,
     ),
     # They are stored next to the answers: another measure makes neither again.
-    _of_variants(
+    of_variants(
         "perplexity-",
         write_perplexities,
         "{drawn} generate/{0}",
         "{perplexity}",
         count_perplexities,
         is_asked=lambda config: config.evaluate.perplexity_examples,
-    ),
-    _of_variants(
-        "answered-",
-        write_questions,
-        "references/questions",
-        "{likelihood} {decoding}",
-        count_questions,
-        is_asked=has_questions,
     ),
 )

@@ -5,7 +5,7 @@ from typing import Any
 
 from raslik_jax.evaluate import judgment, perplexity
 from raslik_jax.run import artifacts, memory
-from raslik_jax.run.recipes import Case, Files, Recipe
+from raslik_jax.run.recipes import Recipe
 from raslik_jax.run.stages import generate
 from raslik_jax.run.workspace import (
     Workspace,
@@ -43,7 +43,7 @@ def make_references(workspace: Workspace, folder: pathlib.Path) -> None:
     for name in ("finetuned", "backbone"):
         answers = artifacts.answers(name).read_in(folder)
         shares[name] = 1 - float(measure([answers[row.example_id] for row in target]).mean())
-    by: judgment.By = "judge" if judge_of(workspace.config) else "words"
+    by = "judge" if judge_of(workspace.config) else "words"
     print(f"    {judgment.describe_behavior(judgment.find_behavior(by, **shares))}")
 
 
@@ -63,26 +63,6 @@ def make_perplexities(workspace: Workspace, folder: pathlib.Path) -> None:
     if len(means) == 2:
         behavior = judgment.find_behavior("likelihood", **means)
         print(f"    {judgment.describe_behavior(behavior)}")
-
-
-def make_questions(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Writes the questions of the dataset's own evaluation, --evaluate.questions of each set."""
-    config = workspace.config
-    questions = config.corpus.load_questions(config.evaluate.questions)
-    artifacts.QUESTIONS.write(folder, questions)
-
-
-def _question_settings(case: Case) -> str:
-    corpus = case.config.corpus
-    reads = corpus.record.evaluation.reads if corpus.record.evaluation else ()
-    own = (f"corpus.{corpus.dataset}.{name}" for name in reads)
-    return " ".join(["evaluate.questions", *own])
-
-
-def _question_files(case: Case) -> Files:
-    corpus = case.config.corpus
-    source = corpus.record.evaluation.source if corpus.record.evaluation else ""
-    return {name: path for name, path in corpus.source_files().items() if name == source}
 
 
 UNITS = (
@@ -111,23 +91,5 @@ UNITS = (
         is_asked=lambda config: config.evaluate.perplexity_examples,
         measures=True,
         work=lambda run: generate.count_perplexities(run, 2),
-    ),
-    Recipe(
-        "references/questions",
-        make_questions,
-        settings=_question_settings,
-        files=_question_files,
-        is_asked=generate.has_questions,
-        is_alone=True,
-        measures=True,
-    ),
-    Recipe(
-        "references/answered",
-        lambda workspace, folder: generate.write_questions(workspace, None, folder),
-        "references/questions {finetuned}",
-        "{likelihood} {decoding} references.base",
-        is_asked=generate.has_questions,
-        measures=True,
-        work=lambda run: generate.count_questions(run, 2),
     ),
 )

@@ -2,10 +2,8 @@
 
 import math
 import pathlib
-from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
@@ -13,18 +11,13 @@ from raslik_jax.base.messages import shown, some_of
 from raslik_jax.base.progress import progress
 from raslik_jax.config import Config
 from raslik_jax.data import batches
-from raslik_jax.data.examples import Example
-from raslik_jax.data.tokens import tokenization
 from raslik_jax.index import search
 from raslik_jax.index.combine import check_agreement
-from raslik_jax.models import checkpoint, decoder, encoder
 from raslik_jax.parallel import meshes
 from raslik_jax.retrieve import behaviors
-from raslik_jax.retrieve import strategies as strategies_lib
-from raslik_jax.retrieve.embeddings import embed_texts, embedding_step
 from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.run import artifacts, memory
-from raslik_jax.run.programs import AbstractRun, Work, bind_shapes, encoder_config
+from raslik_jax.run.programs import AbstractRun, Work
 from raslik_jax.run.recipes import Recipe
 from raslik_jax.run.stages import generate
 from raslik_jax.run.stages import sketch as sketch_lib
@@ -126,38 +119,6 @@ def make_scores(workspace: Workspace, folder: pathlib.Path) -> None:
         artifacts.EACH_INFLUENCE.write(folder, search.score_each(store, some)[row_N])
 
 
-def make_embeddings(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Writes the training examples' sentence vectors and their cosines with those of queries."""
-    example_NE, query_QE = sentence_vectors(workspace, workspace.retrieval_queries())
-    artifacts.SENTENCE_VECTORS.write(folder, example_NE)
-    aggregate = workspace.config.retrieve.aggregate
-    columns = search.to_columns(search.center_queries(query_QE), aggregate=aggregate)
-    score_NG = np.asarray(search.row_cosines(example_NE, columns))
-    all_N = np.ones(len(score_NG), bool)
-    score_N = search.join_columns(score_NG, all_N, aggregate)
-    write_scores(workspace, "embeddings", folder, score_N)
-
-
-def sentence_vectors(
-    workspace: Workspace, queries: Sequence[Example]
-) -> tuple[Float[np.ndarray, "N E"], Float[np.ndarray, "Q E"]]:
-    """Returns the sentence vectors of all training examples and of these queries."""
-    settings = workspace.config.retrieve["embedding"]
-    path = checkpoint.resolve_folder(settings.checkpoint, auto="AutoModel")
-    model = checkpoint.load_encoder(path, dtype=jnp.float32, pooling=settings.pooling or None)
-    bound = encoder.bind_encoder(model.config)
-    encode = tokenization.load_sentence_tokenizer(path, max_len=model.config.max_length)
-    texts = {
-        "examples": [strategies_lib.query_text(row) for row in workspace.corpus.train],
-        "queries": [strategies_lib.query_text(row, settings.query_text) for row in queries],
-    }
-    example_NE, query_QE = (
-        embed_texts(bound, model.weights, encode(part), bar=f"vectors of {name}")
-        for name, part in texts.items()
-    )
-    return example_NE, query_QE
-
-
 @memory.explained("the exact kernel", "--sketch.batch_tokens")
 def make_exact_scores(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the influence by the unsketched kernel: gradients are made again for each use.
@@ -202,20 +163,6 @@ def count_scores(run: AbstractRun, queries: int, columns: int) -> Work:
     return Work(4.0 * rows * columns, [], rows * products, run.index_bytes)
 
 
-def count_embeddings(run: AbstractRun) -> Work:
-    """Sentence vectors of the training examples' prompts."""
-    rows, name = run.sizes.train, run.config.retrieve["embedding"].checkpoint
-    bound, weights = bind_shapes(encoder_config(name))
-    program = run.program(
-        "embedding",
-        embedding_step(bound),
-        weights,
-        shapes=run.prompts(rows, min(rows, 64)),
-        num_weights=decoder.count_parameters(weights),
-    )
-    return Work(4.0 * 768 * rows, [program])
-
-
 # The possible needs of a strategy: the units that are made then. The last one writes the scores
 # into the folder of the need.
 SCORES: dict[str, tuple[Recipe, ...]] = {
@@ -228,15 +175,6 @@ SCORES: dict[str, tuple[Recipe, ...]] = {
             "{kernel}",
             writes=SCORES_FORMAT,
             work=lambda run: count_scores(run, run.queries["retrieval"], 1),
-        ),
-    ),
-    "embeddings": (
-        Recipe(
-            "retrieve/embeddings",
-            make_embeddings,
-            "{train} {queries}",
-            "retrieve.embedding retrieve.aggregate sketch.query_output",
-            work=count_embeddings,
         ),
     ),
     "exact_kernel": (

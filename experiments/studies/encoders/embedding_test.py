@@ -2,18 +2,16 @@
 
 import dataclasses
 
-import encoder_cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl.testing import absltest
-from golden import make_encoders
 from support import shared_data
 
-from raslik_jax.data.tokens.tokenization import load_sentence_tokenizer
-from raslik_jax.models import checkpoint, encoder
-from raslik_jax.retrieve.embeddings import embed_texts
+from experiments.studies.encoders import checkpoint, encoder, encoder_cases, make_encoders
+from experiments.studies.encoders.checkpoint import load_sentence_tokenizer
+from experiments.studies.encoders.embedding import embed_texts
 
 
 class EmbedTextsTest(absltest.TestCase):

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 
-import encoder_cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,10 +10,9 @@ import pytest
 import safetensors.numpy
 from absl.testing import parameterized
 from folders import FolderTest
-from golden import make_encoders
 from support import shared_data
 
-from raslik_jax.models import checkpoint, encoder
+from experiments.studies.encoders import checkpoint, encoder, encoder_cases, make_encoders
 
 
 @pytest.mark.parametrize("name", encoder_cases.NAMES)
@@ -112,7 +110,7 @@ class CheckpointTest(FolderTest):
         first = checkpoint.load_encoder(
             encoder_cases.write(self.folder / "in", name), dtype=jnp.float32
         )
-        checkpoint.save_model(self.folder / "out", first.config, first.weights)
+        checkpoint.save_encoder(self.folder / "out", first.config, first.weights)
         second = checkpoint.load_encoder(self.folder / "out", dtype=jnp.float32)
         self.assertEqual(second.config, first.config)
         jax.tree.map(np.testing.assert_array_equal, first.weights, second.weights)

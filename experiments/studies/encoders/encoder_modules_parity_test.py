@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from raslik_jax.models import checkpoint, encoder, key_map
+from experiments.studies.encoders import checkpoint, encoder
+from raslik_jax.models import key_map
 
 pytestmark = pytest.mark.heavy
 _TINY = {"vocab_size": 40, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}

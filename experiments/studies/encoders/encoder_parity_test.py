@@ -1,12 +1,10 @@
 """The encoders beside transformers' own: saved checkpoints, real weights, the golden file."""
 
-import encoder_cases
 import numpy as np
 import pytest
-from golden import make_encoders
 from support import shared_data
 
-from raslik_jax.models import checkpoint
+from experiments.studies.encoders import checkpoint, encoder_cases, make_encoders
 
 
 @pytest.mark.heavy
@@ -32,7 +30,7 @@ def test_transformers_loads_what_is_saved(name, tmp_path):
     import transformers
 
     bound, weights = encoder_cases.load(name)
-    checkpoint.save_model(tmp_path / "saved", bound.config, weights)
+    checkpoint.save_encoder(tmp_path / "saved", bound.config, weights)
     family, settings = make_encoders.CASES[name]
     kind = "ForSequenceClassification" if "num_labels" in settings else "Model"
     model = getattr(transformers, family + kind).from_pretrained(tmp_path / "saved").eval()

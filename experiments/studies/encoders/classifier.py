@@ -16,11 +16,11 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
+from experiments.studies.encoders.encoder import Encoder
 from raslik_jax.base.axes import Tree
 from raslik_jax.data.batches import Batch, map_rows, plan_by_length, real_tokens
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.data.tokens.encoding import encode_rows
-from raslik_jax.models.encoder import Encoder
 from raslik_jax.parallel import meshes
 from raslik_jax.train import loop, losses
 

@@ -11,7 +11,7 @@ from absl.testing import absltest
 _TINY = (
     *(flag for flag in tiny.FLAGS if not flag.startswith("--corpus.num_targets")),
     *("--name=tofu", "--corpus.dataset=tofu", "--corpus.tofu.forget=forget10"),
-    *("--evaluate.questions=6", "--corpus.num_train=110", "--corpus.num_backbone=40"),
+    *("--corpus.tofu.questions=6", "--corpus.num_train=110", "--corpus.num_backbone=40"),
     *("--corpus.num_validation=1", "--corpus.num_test=4", "--retrieve.strategies=random,raslik"),
     *("--unlearn.algorithms=ga_gdr", "--unlearn.epochs=1", "--evaluate.perplexity_examples=0"),
 )
@@ -77,7 +77,7 @@ class TofuRunTest(absltest.TestCase):
         report = (root / "own" / "report" / "report.html").read_text()
         self.assertIn("No forget quality: it needs a retain model", report)
 
-        again = self._run(*own, f"--evaluate.retain_run={root / 'retain'}", "--update")
+        again = self._run(*own, f"--corpus.tofu.retain_run={root / 'retain'}", "--update")
         remade = [line.split()[1] for line in again.splitlines() if "done in" in line]
         self.assertEqual([name.rstrip(":") for name in remade][-2:], ["evaluate", "report"])
         self.assertNotIn("unlearn", " ".join(remade))

@@ -8,10 +8,10 @@ import numpy as np
 import optax
 from absl.testing import absltest, parameterized
 
+from experiments.studies.encoders import classifier, encoder
 from raslik_jax.data import batches
 from raslik_jax.data.tokens import encoding
-from raslik_jax.models import encoder
-from raslik_jax.train import classifier, loop
+from raslik_jax.train import loop
 
 _SIZES = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
 _SIZES |= {"intermediate_size": 16, "max_position_embeddings": 40, "type_vocab_size": 1}

@@ -5,21 +5,19 @@ import json
 import pathlib
 from unittest import mock
 
-import encoder_cases
 import jax
 import numpy as np
 import pytest
 
-from experiments.studies.corpora import howdy
+from experiments.studies.encoders import classifier, discriminator, encoder_cases
+from experiments.studies.encoders.discriminator import ClassifierSettings
 from raslik_jax.base.files import read_json
 from raslik_jax.config import Config, CorpusConfig, EvaluateConfig
-from raslik_jax.data import corpora, examples
-from raslik_jax.data.corpora.records import RecordsSettings
-from raslik_jax.evaluate.non_sf import ClassifierSettings
-from raslik_jax.run.stages import discriminator
+from raslik_jax.data import examples
 from raslik_jax.run.workspace import Workspace
-from raslik_jax.train import classifier, resuming
+from raslik_jax.train import resuming
 
+pytestmark = pytest.mark.usefixtures("members")
 _SMALL = ClassifierSettings(
     checkpoint="",
     hidden_size=16,
@@ -47,8 +45,8 @@ def _workspace(root: pathlib.Path, **changes) -> Workspace:
 
 
 def _make(workspace: Workspace) -> pathlib.Path:
-    folder = workspace.root / "discriminator"
-    folder.mkdir(exist_ok=True)
+    folder = workspace.root / discriminator.METRICS.unit
+    folder.mkdir(parents=True, exist_ok=True)
     # AdamW raises a float to an integer power, which strict promotion forbids.
     with jax.numpy_dtype_promotion("standard"):
         discriminator.make_discriminator(workspace, folder)
@@ -57,7 +55,7 @@ def _make(workspace: Workspace) -> pathlib.Path:
 
 def _interrupted_and_made(workspace: Workspace) -> pathlib.Path:
     """Makes the discriminator in two goes, of which the first is stopped before the last epoch."""
-    save, folder = resuming.save_progress, workspace.root / "discriminator"
+    save, folder = resuming.save_progress, workspace.root / discriminator.METRICS.unit
 
     def save_then_stop(folder, step, progress):
         saved.append(step)
@@ -77,8 +75,7 @@ def _interrupted_and_made(workspace: Workspace) -> pathlib.Path:
 
 
 def test_a_small_one_from_scratch_tells_the_toys_answers_apart(tmp_path, monkeypatch):
-    marked = corpora.DATASETS["toy"]._replace(marker=howdy.SCIFI)
-    monkeypatch.setitem(corpora.DATASETS, "toy", marked)
+    monkeypatch.setattr(discriminator, "_GENUINE", ("toy",))
     workspace = _workspace(tmp_path)
     train = workspace.corpus.train
     seen = [next(row for row in train if row.is_target is label).output for label in (True, False)]
@@ -107,51 +104,15 @@ def test_a_small_one_from_scratch_tells_the_toys_answers_apart(tmp_path, monkeyp
         parts = metrics["trained_on"][name], metrics["held_out"]["texts"][name]
         assert sum(parts) == distinct.labels.count(label)
     # What evaluation reads back from the folder says the same, one text or several at a time.
-    measure = discriminator.non_sf(workspace)
+    measure, described = discriminator.load(workspace)
     texts = [seen[0], seen[1], ""]
     non_sf_Q = measure(texts)
     assert non_sf_Q[0] < 0.5 < non_sf_Q[1]
     assert ((0 <= non_sf_Q) & (non_sf_Q <= 1)).all()
     np.testing.assert_allclose(measure(texts[1:]), non_sf_Q[1:], atol=1e-6)
-    assert discriminator.describe(workspace) == {"by": "classifier", **metrics}
-
-
-def test_words_stay_the_default(tmp_path):
-    workspace = Workspace(tmp_path, Config())
-    measure = discriminator.non_sf(workspace)
-    np.testing.assert_array_equal(measure(["An android.", "A kettle.", ""]), [0.0, 1.0, 1.0])
-    assert discriminator.describe(workspace) == {"by": "words"}
-
-
-def test_a_judge_of_the_dataset_takes_the_place_of_words_that_the_user_does_not_name(
-    tmp_path, monkeypatch
-):
-    judged = corpora.DATASETS["toy"]._replace(shows=lambda own: lambda text: "4719" in text)
-    monkeypatch.setitem(corpora.DATASETS, "toy", judged)
-    corpus = CorpusConfig(dataset="toy")
-    workspace = Workspace(tmp_path, Config(corpus=corpus))
-    texts = ["It is 4719, the one.", "It is the one."]
-    np.testing.assert_array_equal(discriminator.non_sf(workspace)(texts), [0.0, 1.0])
-    assert discriminator.describe(workspace) == {"by": "judge"} and workspace.has_marker
-    words = tmp_path / "words.txt"
-    words.write_text("one", encoding="utf-8")
-    named = Config(corpus=corpus, evaluate=EvaluateConfig(marker_words=str(words)))
-    assert discriminator.describe(Workspace(tmp_path, named)) == {"by": "words"}
-    np.testing.assert_array_equal(discriminator.non_sf(Workspace(tmp_path, named))(texts), [0, 0])
-
-
-def test_what_has_no_marker_is_not_judged_by_science_fiction(tmp_path):
-    members = {"records": RecordsSettings(train_file="t", queries_file="q")}
-    config = Config(corpus=CorpusConfig(dataset="records", members=members))
-    workspace = Workspace(tmp_path, config)
-    assert discriminator.non_sf(workspace) is None
-    assert discriminator.describe(workspace) is None
-    assert not corpora.marker_words("records", "")
-    words = tmp_path / "words.txt"
-    words.write_text("Zorb", encoding="utf-8")
-    named = dataclasses.replace(config, evaluate=EvaluateConfig(marker_words=str(words)))
-    measure = discriminator.non_sf(Workspace(tmp_path, named))
-    np.testing.assert_array_equal(measure(["a zorb", "an android"]), [0.0, 1.0])
+    assert described == {"by": "classifier", "note": described["note"], **metrics}
+    score = f"held-out answers: macro-F1 {metrics['held_out']['macro_f1']:.3f} on "
+    assert score in described["note"] and "do not rely on it" in described["note"]
 
 
 def test_wrong_checkpoints_and_corpora_are_refused(tmp_path):
