@@ -228,13 +228,13 @@ class RetrieveConfig(Stage):
         "How the scores of several queries become one. mean: their mean. mean_rank: their mean "
         "rank. common: the score of the direction that all queries share.",
     )
-    select: Literal["count", "threshold", "margin", "quantile", "gap"] = setting(
+    select: Literal["count", "threshold", "margin", "gap"] = setting(
         "count",
         "Rule that makes sets from RASLIK's scores. count: the best num_forget and num_retain "
         "rows. threshold: rows at or above forget_threshold and retain_threshold. margin: rows "
-        "above these by margin_z standard deviations of the sketch. quantile: the shares "
-        "forget_share and retain_share. gap: rows that stand out, down to a gap in the scores, "
-        "or num_forget of them. Other strategies make sets of the same sizes.",
+        "above these by margin_z standard deviations of the sketch. gap: rows that stand out, "
+        "down to a gap in the scores, or num_forget of them. Other strategies make sets of the "
+        "same sizes.",
     )
     num_forget: int = setting(0, "Rows to forget (count, gap); 0: by labels, or by the gap.", low=0)
     num_retain: int = setting(0, "Rows to retain (count, gap); 0: as many as to forget.", low=0)
@@ -245,8 +245,6 @@ class RetrieveConfig(Stage):
         0.0, "Lowest negated score of a row to retain (threshold, margin).", low=-1, high=1
     )
     margin_z: float = setting(1.645, "Standard deviations above the threshold (margin).", low=0)
-    forget_share: float = setting(0.1, "Share of all rows to forget (quantile).", above=0, high=1)
-    retain_share: float = setting(0.1, "Share of all rows to retain (quantile).", above=0, high=1)
     held_out: float = setting(
         0.0,
         "Share of the rows to forget that are kept out of the sets. Their prompts measure the "
@@ -286,9 +284,6 @@ class RetrieveConfig(Stage):
     )
 
     def problems(self) -> Iterator[str]:
-        if self.select == "quantile" and self.forget_share + self.retain_share > 1:
-            got = f"{self.forget_share} and {self.retain_share}: lower one"
-            yield f"--forget_share and --retain_share must sum to at most 1, got {got}"
         if self.select == "threshold" and self.forget_threshold < -self.retain_threshold:
             yield "--forget_threshold must be above the negated --retain_threshold: raise one"
         if self.select in ("margin", "gap") and self.aggregate != "mean":
@@ -428,12 +423,6 @@ class MeshConfig(Settings):
         "and gathered a layer at a time. auto: sharded if they take more than half of a device's "
         "memory.",
     )
-    model: int = setting(1, "Devices that share a row: always 1.", low=1)
-
-    def problems(self) -> Iterator[str]:
-        if self.model != 1:
-            mend = "leave it out, and split large weights by --base=sharded"
-            yield f"--model must be 1, got {self.model}, a row is never split: {mend}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

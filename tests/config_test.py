@@ -19,7 +19,6 @@ def _with(**values):
 _BEYOND = {"at least": -1, "0 or at least": -0.5, "at most": 1}
 
 
-_QUANTILE = {"retrieve__select": "quantile"}
 _FORGOTTEN = {"unlearn__probe__stop": "forgotten"}
 _AGAIN = {"unlearn__algorithms": ("retrain", "retrain_again"), "unlearn__retrain__epochs": 1.0}
 
@@ -39,9 +38,7 @@ class ConfigTest(parameterized.TestCase):
         {"unlearn__algorithms": ["ga", "gs"]},
         {"retrieve__strategies": ["raslik", "guess"]},
         {"backbone__double_quant": True},
-        {"retrieve__forget_share": 0.0},
         {"retrieve__strategies": ["cr"], "retrieve__cr__oracle_share": 1.5},
-        {**_QUANTILE, "retrieve__forget_share": 0.6, "retrieve__retain_share": 0.5},
         {"retrieve__select": "margin", "retrieve__aggregate": "mean_rank"},
         {"backbone__format": "int8", "unlearn__parameters": "all"},
         {"corpus__num_train": -1, "corpus__num_test": -1, "seed": -1, "sketch__none": 0},

@@ -114,30 +114,20 @@ def set_sizes(settings: Rule, *, num_targets: int, num_eligible: int) -> tuple[i
     """Returns the sizes of both sets if the rule needs no scores for them, otherwise None.
 
     A num_forget of 0 means the labeled targets that can be chosen. A num_retain of 0 means
-    num_forget. Shares are of the examples that can be chosen.
+    num_forget.
     """
-    if settings.select == "count" or (settings.select == "gap" and settings.num_forget):
-        num_forget = settings.num_forget or num_targets
-        if not num_forget:
-            raise ValueError(
-                "--retrieve.num_forget must be given, because no training example is a labeled "
-                "target: give it, or --retrieve.select=gap"
-            )
-        num_retain = settings.num_retain or num_forget
-        if settings.select == "gap":
-            num_retain = min(num_retain, most_retained(settings, num_forget, num_eligible))
-        return num_forget, num_retain
-    if settings.select != "quantile":
+    is_named = settings.select == "count" or (settings.select == "gap" and settings.num_forget)
+    if not is_named:
         return None
-    shares = {"forget": settings.forget_share, "retain": settings.retain_share}
-    # The small addend turns .29 * 100 = 28.999999999999996 into 29.
-    num_forget, num_retain = (int(share * num_eligible + 1e-9) for share in shares.values())
-    for (name, share), count in zip(shares.items(), (num_forget, num_retain), strict=True):
-        if not count:
-            raise ValueError(
-                f"--retrieve.{name}_share must be one example or more, got {share} of "
-                f"{num_eligible} that can be chosen: raise it"
-            )
+    num_forget = settings.num_forget or num_targets
+    if not num_forget:
+        raise ValueError(
+            "--retrieve.num_forget must be given, because no training example is a labeled "
+            "target: give it, or --retrieve.select=gap"
+        )
+    num_retain = settings.num_retain or num_forget
+    if settings.select == "gap":
+        num_retain = min(num_retain, most_retained(settings, num_forget, num_eligible))
     return num_forget, num_retain
 
 

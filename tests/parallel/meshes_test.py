@@ -16,9 +16,6 @@ from jax.sharding import AbstractMesh
 from snapshots import refused
 from tiny import finished_run, run_command, run_script, tiny_config
 
-from raslik_jax.base import settings
-from raslik_jax.base.settings import SettingsError
-from raslik_jax.cli import query
 from raslik_jax.data import batches
 from raslik_jax.data.tokens import encoding
 from raslik_jax.models import decoder, quantize, sharding
@@ -61,11 +58,6 @@ class MeshesTest(parameterized.TestCase):
             checking.check_mesh(config, 8, stages=stages)
         checking.check_mesh(config, 2, stages=stages)
         checking.check_mesh(config, 8, stages=("corpus", "report"))
-
-    def test_there_is_no_axis_that_splits_a_row(self):
-        said = "^--mesh.model must be 1, got 2, a row is never split: .* by --mesh.base=sharded$"
-        with self.assertRaisesRegex(SettingsError, said):
-            settings.replaced(query.Options(), {"mesh.model": 2})
 
     @parameterized.parameters((1, 5), (4, 8), (8, 8))
     def test_batches_are_filled_up_by_dummy_rows(self, devices, expected):

@@ -15,7 +15,6 @@ class SettingsTest(parameterized.TestCase):
         ({}, (3, 3)),
         ({"num_forget": 2}, (2, 2)),
         ({"num_forget": 2, "num_retain": 4}, (2, 4)),
-        ({"select": "quantile", "forget_share": 0.2, "retain_share": 0.5}, (2, 5)),
         ({**_THRESHOLDS, "select": "threshold"}, (3, 4)),
         ({**_THRESHOLDS, "select": "margin", "margin_z": 2.0}, (2, 3)),
     )
@@ -89,9 +88,6 @@ class SettingsTest(parameterized.TestCase):
     def test_sets_without_a_size_are_refused(self):
         with self.assertRaisesRegex(ValueError, "num_forget must be given"):
             sets.set_sizes(RetrieveConfig(), num_targets=0, num_eligible=9)
-        settings = RetrieveConfig(select="quantile", forget_share=0.01)
-        with self.assertRaisesRegex(ValueError, "forget_share must be one .*, got 0.01 of 11"):
-            sets.set_sizes(settings, num_targets=0, num_eligible=11)
 
 
 class HoldOutTest(parameterized.TestCase):

@@ -130,16 +130,6 @@ class CheckCorpusTest(FolderTest):
         with refused():
             self.check(corpus._replace(train=corpus.train + long), own)
 
-    def test_shares_are_of_the_rows_that_can_be_chosen(self):
-        # Two prompts fill max_len: the shares of the other 38 are 19 and 19.
-        long = _rows(2, prefix="long", instruction="q" * 80)
-        corpus = _CORPUS._replace(train=_CORPUS.train[:38] + long)
-        few = {"retrieve.select": "quantile", "retrieve.forget_share": 0.01}
-        half = {"retrieve.forget_share": 0.5, "retrieve.retain_share": 0.5}
-        self.check(corpus, few | half | {"retrieve.strategies": ("raslik",)})
-        with refused():
-            self.check(values=few)
-
     def test_a_corpus_of_targets_alone_has_nothing_to_retain(self):
         targets = _CORPUS._replace(train=_rows(40, targets=40))
         with refused():

@@ -228,7 +228,6 @@ def _is_chosen(config: Config, name: str) -> bool:
     ("strategies", "select", "made"),
     [
         (("random", "bm25"), "count", ""),
-        (("random", "bm25"), "quantile", ""),
         (("random", "bm25"), "threshold", "sketch retrieve/queries retrieve/influence"),
         (("exact",), "count", "retrieve/exact_kernel"),
         (("raslik_f",), "count", "sketch retrieve/queries retrieve/influence"),

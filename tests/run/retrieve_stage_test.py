@@ -61,7 +61,7 @@ def _made_sets(folder, influence_N, rows, strategy="raslik", **settings):
     return summary, _sets(folder, strategy)
 
 
-@pytest.mark.parametrize("select", ["count", "quantile", "threshold"])
+@pytest.mark.parametrize("select", ["count", "threshold"])
 def test_rows_without_a_gradient_are_in_no_set_and_named(tmp_path, select):
     rows = [Example(f"id{i}", "a", "", str(i), is_target=i < 3) for i in range(10)]
     # Two without an answer: a target, which counts for no size, and another.
@@ -69,7 +69,6 @@ def test_rows_without_a_gradient_are_in_no_set_and_named(tmp_path, select):
     influence_N = np.linspace(0.9, 0.1, 10)  # uncentered: all rows agree, and none is below 0
     influence_N[[1, 8]] = -np.inf
     options = {"num_retain": 3, "retain_threshold": -0.4, "forget_threshold": 0.7}
-    options |= {"forget_share": 0.3, "retain_share": 0.4}
     summary, sets = _made_sets(tmp_path, influence_N, rows, select=select, **options)
     assert summary["without_gradient"] == {"count": 2, "ids": ["id1", "id8"]}
     assert [row["id"] for row in sets[0]] == ["id0", "id2"]  # of three targets one is barred
@@ -190,10 +189,9 @@ def test_every_strategy_and_every_rule_of_selection(tmp_path):
     strategies = "--retrieve.strategies=random,raslik"
     threshold = ("--retrieve.forget_threshold=0.05",)
     for rule, options, sizes in (
-        ("quantile", ("--retrieve.forget_share=0.05", "--retrieve.retain_share=0.2"), (6, 24)),
         ("threshold", (*threshold, "--retrieve.retain_threshold=0.1"), None),
         ("margin", (*threshold, "--retrieve.retain_from=anywhere"), None),
-        ("quantile", ("--retrieve.aggregate=mean_rank",), (12, 12)),
+        ("count", ("--retrieve.aggregate=mean_rank", "--retrieve.num_forget=7"), (7, 7)),
     ):
         options = f"--retrieve.select={rule}", *options
         done = _run(tmp_path, "retrieve", strategies, *options)

@@ -238,8 +238,8 @@ def _tell_left_out(named: Mapping[str, Sequence[int]], request: Request) -> None
 
 _RULE = (
     "retrieve.select retrieve.num_forget retrieve.num_retain retrieve.forget_threshold "
-    "retrieve.retain_threshold retrieve.margin_z retrieve.forget_share retrieve.retain_share "
-    "retrieve.retain_within retrieve.held_out"
+    "retrieve.retain_threshold retrieve.margin_z retrieve.retain_within "
+    "retrieve.held_out"
 )
 
 
