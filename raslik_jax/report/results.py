@@ -178,26 +178,12 @@ def checks_table(metrics: Metrics) -> Table:
     return _table(collect_models([metrics]), fields, notes, heading=None)
 
 
-class Measured(NamedTuple):
-    """The table of a group of metrics: its title, and its notes from the entry of a model."""
-
-    title: str
-    notes: Callable[[Mapping[str, Any]], tuple[str, ...]]
-
-
-# By the group's name in metrics.json and in `Metric.columns`.
-MEASURED: dict[str, Measured] = {
-    "perplexity": Measured("Perplexity", lambda found: write_notes("perplexity", found=found))
-}
-
-
-def measured_table(metrics: Metrics, group: str) -> Table | None:
+def measured_table(metrics: Metrics, group: str, notes: Any = write_notes) -> Table | None:
     """Returns the metrics of a group of every model after its last epoch; None without any."""
-    found = metrics["finetuned"].get(group)
-    if not found:
+    if not (found := metrics["finetuned"].get(group)):
         return None
     fields = (*_epoch_of(metrics), *fields_of(group))
-    return _table(collect_models([metrics]), fields, MEASURED[group].notes(found))
+    return _table(collect_models([metrics]), fields, notes(group, found=found))
 
 
 def distances_table(metrics: Metrics) -> Table | None:
@@ -256,15 +242,18 @@ def probes_table(metrics: Metrics) -> Table | None:
     return Table(columns, tuple(rows), write_notes("probes")) if unlearned else None
 
 
+# The tables behind the results of a run by title.
+DETAILS: dict[str, Callable[[Metrics], Table | None]] = {
+    "Forgetting or damage": checks_table,
+    "Probes while unlearning": probes_table,
+    "Perplexity": partial(measured_table, group="perplexity"),
+    "Distances to the ideal": distances_table,
+}
+
+
 def details(metrics: Metrics) -> dict[str, Table]:
-    """Returns the tables behind the results of a run by title."""
-    tables = {
-        "Forgetting or damage": checks_table(metrics),
-        "Probes while unlearning": probes_table(metrics),
-        **{one.title: measured_table(metrics, group) for group, one in MEASURED.items()},
-        "Distances to the ideal": distances_table(metrics),
-    }
-    return {title: table for title, table in tables.items() if table}
+    """Returns the tables of `DETAILS` that a run has."""
+    return {title: table for title, make in DETAILS.items() if (table := make(metrics))}
 
 
 def seeds_table(runs: Sequence[Metrics]) -> Table:
@@ -295,9 +284,8 @@ def seeds_checks_table(runs: Sequence[Metrics]) -> Table:
     If some seeds have not measured a value the cell says so.
     """
     fields = (*fields_of("seeds_checks", is_spread=True), _JUDGED)
-    return _table(
-        collect_models(runs), fields, write_notes("seeds_checks", runs=runs), is_marked=False
-    )
+    notes = write_notes("seeds_checks", runs=runs)
+    return _table(collect_models(runs), fields, notes, is_marked=False)
 
 
 def tables_of(runs: Sequence[Metrics]) -> list[Table]:

@@ -14,7 +14,7 @@ from experiments.studies.encoders import discriminator, embedding
 from raslik_jax.data.corpora import DATASETS
 from raslik_jax.evaluate.metrics import METRICS
 from raslik_jax.evaluate.non_sf import NON_SF
-from raslik_jax.report.results import MEASURED
+from raslik_jax.report.results import DETAILS
 from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.run.plan import UNITS
 from raslik_jax.run.stages.evaluate import EVIDENCE
@@ -42,7 +42,7 @@ FAMILIES: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
     ),
     (EVIDENCE, {"tofu": tofu_questions.collect}),
     (METRICS, tofu_questions.METRICS),
-    (MEASURED, {"tofu": tofu_questions.TABLE}),
+    (DETAILS, tofu_questions.DETAILS),
 )
 
 

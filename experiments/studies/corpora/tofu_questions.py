@@ -6,6 +6,7 @@ was trained without the rows to forget: forget quality compares with it.
 
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from experiments.studies.corpora import tofu, tofu_metrics
@@ -15,7 +16,7 @@ from raslik_jax.base.files import read_json, write_json
 from raslik_jax.base.messages import shown
 from raslik_jax.config import Config
 from raslik_jax.evaluate.metrics import Column, Metric, found_metric
-from raslik_jax.report.results import Measured
+from raslik_jax.report.results import measured_table
 from raslik_jax.run import artifacts, memory
 from raslik_jax.run.artifacts import Artifact, Variant
 from raslik_jax.run.manifests import check_finished
@@ -191,7 +192,7 @@ METRICS = {
 }
 
 
-def notes(found: Mapping[str, Any]) -> tuple[str, ...]:
+def notes(group: str, *, found: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns the notes of the table, from the entry of a model."""
     lines = [
         "For each set: probability of the answer / ROUGE-L recall / truth ratio (closer to 1 is "
@@ -209,7 +210,7 @@ def notes(found: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-TABLE = Measured("TOFU's own metrics", notes)
+DETAILS = {"TOFU's own metrics": partial(measured_table, group="tofu", notes=notes)}
 BEFORE = (
     Recipe(
         "references/questions",
