@@ -74,7 +74,9 @@ def test_an_answer_that_tells_little_is_doubted(levels, is_doubted):
 
 
 # None: nothing was to end it.
-@pytest.mark.parametrize("end", ["others lose too much", "no progress", "diverged", "", "forgotten", None])
+@pytest.mark.parametrize(
+    "end", ["others lose too much", "no progress", "diverged", "", "forgotten", None]
+)
 def test_unlearning_that_ended_too_early_is_told_as_not_forgotten(end):
     probes = [
         {"step": 5 * n, "gone": {"forget": {"way": way, "gone": 10 * way, "of": 10}}}
