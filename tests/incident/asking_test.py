@@ -320,7 +320,7 @@ class QueryTest(parameterized.TestCase):
         config = config_from_json(read_json(copy / "config.json"))
         other = Workspace(copy, replaced(config, {"sketch.batch_tokens": 256}))
         with self.assertRaisesRegex(
-            ValueError, "made from something else: .*first device, or move"
+            ValueError, "made from something else: .*device that began the index, or move"
         ):
             sketch_stage.fill_index(other, copy / "sketch")
 

@@ -238,7 +238,7 @@ class ThreeCommandsTest(parameterized.TestCase):
         (
             "trace",
             ("--checkpoint=x", "--train_file=x", "--prompt=x", "--corpus.records.queries_file=x"),
-            "--corpus.records.queries_file must be left out, .* set it: give those instead",
+            "--corpus.records.queries_file must be left out: give --checkpoint",
         ),
         ("unlearn", ("--run=x",), "--run and --out must be given"),
         ("unlearn", ("--run=nowhere", "--out=OUT"), "no file .*config.json': give the folder of"),
