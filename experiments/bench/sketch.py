@@ -1,6 +1,6 @@
 """Measures how fast per-example gradients are made and sketched, stage by stage, in one run.
 
-  python experiments/bench/sketch.py --compare=torch_loop
+  python experiments/bench/sketch.py
   python experiments/bench/sketch.py --model=smollm2-135m --length=128 --json
   python experiments/bench/sketch.py --model=olmo2-7b --batch_tokens=8192 --remat   # an H200
 
@@ -22,16 +22,15 @@ matmul: tflops (of the products of all layers and the head, with the rows of the
   the base's dtype), seconds.
 projection: seconds (of projecting one batch of gradients that lie in memory), batch, gb_per_s
   (bytes of float32 gradients read per second).
-torch_loop (with --compare=torch_loop): examples_per_s, tokens_per_s, examples, threads, device,
-  worst_cosine (between its sketches and ours), speedup (our examples per second over its).
 summary: examples_per_s, tokens_per_s (real tokens: pads do not count), seconds_corpus (all rows,
   by the plan), tflops and share_of_matmul (4 operations per weight and computed token, pads
   included, of the layers, and per weight and target of the head), gradients_examples_per_s,
   sketch_overhead (seconds with the sketch over seconds without, less 1), projection_share (seconds
   of the projection stage over those of the gradients of the same shape), peak_bytes (of the
-  device's allocator; on a CPU the resident peak of the process, torch included).
+  device's allocator; on a CPU the resident peak of the process).
 
-Tokenizing and writing an index are not timed: gradients and sketches only.
+Tokenizing and writing an index are not timed: gradients and sketches only. The study of speed
+compares with other programs.
 """
 
 import functools
@@ -51,7 +50,6 @@ import optax
 from experiments.bench import harness, workload
 from experiments.bench.harness import Line, say
 from experiments.bench.workload import Options, Plan, Shape, Subject
-from raslik_jax.cli import command
 from raslik_jax.sketch import gradients, loss, projections
 from raslik_jax.sketch.families import PROJECTIONS
 
@@ -98,8 +96,6 @@ def peak_bytes() -> int:
 
 def measure(options: Options) -> Iterator[Line]:
     """Yields the lines of the module's docstring."""
-    if options.compare == "torch_loop":
-        command.require("torch", "peft", "transformers")
     subject = workload.make_subject(options)
     adapter = subject.adapter
     plan = workload.make_plan(options, subject)
@@ -118,15 +114,10 @@ def measure(options: Options) -> Iterator[Line]:
     }
     say("checking against a plain loop")
     yield check(subject, plan.shapes[0])
-    loop = None
-    if options.compare == "torch_loop":
-        from experiments.bench import torch_peer
-
-        loop = torch_peer.make_loop(options, subject, plan)
-    yield from measure_times(options, subject, plan, loop)
+    yield from measure_times(options, subject, plan)
 
 
-def measure_times(options: Options, subject: Subject, plan: Plan, loop: Any) -> Iterator[Line]:
+def measure_times(options: Options, subject: Subject, plan: Plan) -> Iterator[Line]:
     """Yields all that is timed, taken in turn in each repetition."""
     common = max(plan.shapes, key=lambda shape: shape.times * shape.size)
     num_params = subject.projection.spec.num_params
@@ -145,8 +136,6 @@ def measure_times(options: Options, subject: Subject, plan: Plan, loop: Any) -> 
     for shape in plan.shapes:
         calls[f"gradients {shape.length}"] = shape.gradients
         calls[f"sketch {shape.length}"] = shape.sketch
-    if loop:
-        calls["torch"] = loop.run
     taken = harness.take_turns(calls, options.repeats)
     medians = {name: seconds.median(options.clock) for name, seconds in taken.items()}
     for shape in plan.shapes:
@@ -163,40 +152,26 @@ def measure_times(options: Options, subject: Subject, plan: Plan, loop: Any) -> 
     gb_per_s = 4 * held * num_params / alone / 1e9
     yield {"stage": "projection", "seconds": alone, "batch": held, "gb_per_s": gb_per_s}
     taken_R = {name: getattr(seconds, options.clock) for name, seconds in taken.items()}
-    for line in corpus_lines(subject, plan, loop, taken_R):
-        if line["stage"] == "summary":
-            share = alone * common.size / (medians[f"gradients {common.length}"] * held)
-            line |= {"share_of_matmul": line["tflops"] / matmul["tflops"]}
-            line |= {"projection_share": share}
-        yield line
+    share = alone * common.size / (medians[f"gradients {common.length}"] * held)
+    line = summary_line(subject, plan, taken_R)
+    line |= {"share_of_matmul": line["tflops"] / matmul["tflops"], "projection_share": share}
+    yield line
 
 
-def corpus_lines(
-    subject: Subject, plan: Plan, loop: Any, taken_R: Mapping[str, np.ndarray]
-) -> Iterator[Line]:
-    """Yields what all rows of the plan take, beside the peer, by the seconds of each repetition."""
+def summary_line(subject: Subject, plan: Plan, taken_R: Mapping[str, np.ndarray]) -> Line:
+    """Returns what all rows of the plan take, by the seconds of each repetition."""
     sketch_R, gradients_R = (
         np.sum([shape.times * taken_R[f"{name} {shape.length}"] for shape in plan.shapes], axis=0)
         for name in ("sketch", "gradients")
     )
     rows, tokens = len(plan.rows.ids), float(plan.rows.lengths_N.sum())
-    if loop:
-        theirs = float(np.median(taken_R["torch"]))
-        yield {
-            "stage": "torch_loop",
-            "examples_per_s": loop.examples / theirs,
-            "tokens_per_s": loop.tokens / theirs,
-            "examples": loop.examples,
-            **loop.about,
-            "speedup": float(np.median(rows / sketch_R * taken_R["torch"] / loop.examples)),
-        }
     seconds = float(np.median(sketch_R))
     operations = harness.gradient_operations(
         harness.linear_shapes(subject.model.base),
         tokens=float(sum(shape.times * shape.size * shape.length for shape in plan.shapes)),
         targets=float(plan.rows.num_targets_N.sum()),
     )
-    yield {
+    return {
         "stage": "summary",
         "examples_per_s": rows / seconds,
         "tokens_per_s": tokens / seconds,

@@ -40,10 +40,6 @@ class Options(harness.ModelOptions):
     )
     num_buckets: int = setting(0, "Most padded lengths; 0: the number of the sketch stage.", low=0)
     remat: bool = setting(False, "Recompute each layer in the backward pass.")
-    compare: Literal["none", "torch_loop"] = setting("none", "A peer to measure in the same run.")
-    torch_examples: int = setting(
-        48, "Rows of the peer's sample in each repetition, spread over all lengths.", low=1
-    )
     repeats: int = setting(3, "Repetitions. Medians are reported.", low=1)
     clock: Literal["wall", "processor"] = setting(
         "wall",

@@ -37,12 +37,12 @@ export XLA_PYTHON_CLIENT_MEM_FRACTION="${XLA_PYTHON_CLIENT_MEM_FRACTION:-0.95}"
 if [ "$SMOKE" = 1 ]; then
     MODEL="${MODEL:-pythia-14m}" BATCH_TOKENS="${BATCH_TOKENS:-128}" ROWS="${ROWS:-64}"
     SIZE="${SIZE:-256}" TOP=8 PROMPTS=2 ALONE=1 NEW_TOKENS=2 DECODE_BATCH=2 REPEATS=1
-    DTYPE=float32 MAX_LEN=64 BUCKETS=1 LENGTH=32 TORCH_EXAMPLES=2 QUERY_DTYPES=int8
+    DTYPE=float32 MAX_LEN=64 BUCKETS=1 LENGTH=32 QUERY_DTYPES=int8
     UNLEARN_BATCH=1 REMAT=--noremat
 else
     MODEL="${MODEL:-olmo2-7b}" BATCH_TOKENS="${BATCH_TOKENS:-8192}" ROWS="${ROWS:-52000}"
     SIZE="${SIZE:-65536}" TOP=2000 PROMPTS=256 ALONE=4 NEW_TOKENS=128 DECODE_BATCH=256 REPEATS=3
-    DTYPE=bfloat16 MAX_LEN=512 BUCKETS=4 LENGTH=128 TORCH_EXAMPLES=24 QUERY_DTYPES=bfloat16,int8
+    DTYPE=bfloat16 MAX_LEN=512 BUCKETS=4 LENGTH=128 QUERY_DTYPES=bfloat16,int8
     UNLEARN_BATCH=8 REMAT=--remat
     # Ends at once, with a sentence, where JAX sees no GPU.
     "$PYTHON" -c 'import jax, sys; sys.exit(jax.default_backend() != "gpu")' || {
@@ -97,14 +97,6 @@ measure decode experiments/bench/decode.py --json --model="$MODEL" --dtype="$DTY
 # Twice the batch, half of it at a time: its kernel wants 128 gradients.
 measure sketch_dense "${SKETCH[@]}" --family=dense_rademacher --operand=bfloat16 \
     --length="$LENGTH" --batch_tokens=$((2 * BATCH_TOKENS)) --micro_tokens="$BATCH_TOKENS"
-if "$PYTHON" -c 'import torch' 2>/dev/null; then
-    # Both hold the weights, so JAX may not take the memory beforehand.
-    export XLA_PYTHON_CLIENT_PREALLOCATE=false
-    measure sketch_against_torch "${SKETCH[@]}" --length="$LENGTH" \
-        --batch_tokens="$BATCH_TOKENS" --compare=torch_loop --torch_examples="$TORCH_EXAMPLES"
-else
-    echo "sketch_against_torch: left out, PyTorch is not there" | tee -a "$SUMMARY"
-fi
 
 echo "results in $OUT"
 exit "$FAILED"

@@ -29,6 +29,7 @@ from experiments.studies.quickstart import page as quickstart
 from experiments.studies.retrieval_quality import page as retrieval_quality
 from experiments.studies.sets import page as sets
 from experiments.studies.smollm2 import page as smollm2
+from experiments.studies.speed import page as speed
 from experiments.studies.theorem import page as theorem
 from experiments.studies.ways_out import page as ways_out
 from experiments.studies.which_gradient import page as which_gradient
@@ -62,6 +63,7 @@ PAGES = {
     "sets": Page("sets", sets.toy_tables),
     "sets_smollm2": Page("sets/smollm2", sets.smollm2_tables),
     "smollm2": Page("smollm2", smollm2.page_tables),
+    "speed": Page("speed", speed.page_tables),
     "theorem": Page("theorem", theorem.page_tables),
     "ways_out": Page("ways_out", ways_out.page_tables),
     "which_gradient": Page("which_gradient", which_gradient.page_tables),

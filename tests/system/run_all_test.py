@@ -24,7 +24,7 @@ class RunAllTest(absltest.TestCase):
         text = _SCRIPT.read_text().replace("\\\n", " ")
         shared = re.search(r"SKETCH=\((.*?)\)", text, re.DOTALL)[1]
         commands = re.findall(r"^\s*measure \w+ (.+)$", text, re.MULTILINE)
-        self.assertLen(commands, 6)
+        self.assertLen(commands, 5)
         for command in commands:
             command = command.replace('"${SKETCH[@]}"', shared)
             (script,) = re.findall(r"experiments/bench/(\w+)\.py", command)
