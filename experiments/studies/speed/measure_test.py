@@ -1,4 +1,4 @@
-"""The study of speed: what is missing, turns, merged results, ratios, and a small run."""
+"""The study of speed: what is missing, turns, merged results and ratios."""
 
 import importlib.util
 import json
@@ -6,10 +6,8 @@ import pathlib
 
 import numpy as np
 import pytest
-from support import shared_data, tiny_model_config
 
 from experiments.studies.speed import measure, page
-from raslik_jax.models import presets
 
 
 @pytest.mark.parametrize(
@@ -134,23 +132,3 @@ def test_tables_show_the_range_over_machines_and_whether_a_goal_is_reached(monke
     goals = page.bars_table().splitlines()[2:]
     assert [line.split("|")[-2].strip() for line in goals] == ["no", "-", "yes", "no", "-"]
     assert page.span([], 1) == "-"
-
-
-def test_indexes_are_made_by_all_programs_of_this_python(monkeypatch, tmp_path):
-    shared_data()
-    monkeypatch.setitem(presets.MODEL_PRESETS, "tiny", tiny_model_config())
-    monkeypatch.setattr(measure, "RESULTS", tmp_path / "results.json")
-    sizes = {"rows": 4, "fewer": 2, "repeats": 1, "tools": ("ours", "loop")}
-    measure.main(
-        measure.Options(
-            model="tiny", tasks=("index",), tokenizer="pythia", dtypes=("float32",), **sizes
-        )
-    )
-    (models,) = json.loads(measure.RESULTS.read_text()).values()
-    found = models["tiny"]["index"]
-    assert found["weights"] == "random"
-    assert {key: len(each["cold"]) for key, each in found["each"].items()} == {
-        "ours/float32": 1,
-        "loop/float32": 1,
-    }
-    assert found["each"]["ours/float32"]["cosine"][0] > 0.9999
