@@ -162,14 +162,13 @@ class Prober:
 
     def _announce(self) -> None:
         rows = ", ".join(f"{len(part.ids)} {name}" for name, part in self._rows.items())
-        say(f"    probes of {rows} rows, in nats a token (before, backbone):")
+        say(f"    probes of {rows} rows, in nats a token (before, base model):")
         bare = [name for name, goal in self._goals.items() if not goal.is_natural]
         if bare and self.is_stopping:
             rise = f"--unlearn.probe.forget_rise={self._settings.forget_rise:g}"
             say(
-                f"    the backbone finds rows of {' and '.join(bare)} as likely as the model "
-                "does, so it does not say where to end: three quarters of their tokens have to "
-                f"lose {rise}"
+                f"    the base model finds rows of {' and '.join(bare)} as likely as the model "
+                f"does. So a row is gone if three quarters of its tokens lose {rise} nats"
             )
 
     def look(self, step: int, params: Tree) -> bool:
@@ -243,7 +242,7 @@ class Prober:
             self._save(last, self._start)
             say(
                 "    no probe within --unlearn.probe.max_rise forgot anything, so the model "
-                "before unlearning is kept: change the learning rate or --unlearn.probe.steps"
+                "before unlearning is kept: change --unlearn.OBJECTIVE.learning_rate"
             )
         elif kept.is_dir():
             shutil.rmtree(last, ignore_errors=True)

@@ -51,12 +51,12 @@ class CappedSettings(KLSettings):
 
     cap: float = setting(
         0.1,
-        "The target at a token of the behavior is min(p before unlearning, cap * p of the "
-        "backbone), normalized.",
+        "The target at a token of the behavior is min(p before unlearning, cap * p of the base "
+        "model), normalized.",
         above=0,
     )
     hold: float = setting(30.0, "Factor of the KL on rows to retain at the first step.", above=0)
-    halving: int = setting(10, "Steps after which this factor is half as large.", low=1)
+    halving: int = setting(10, "Steps after which the factor is half as large.", low=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

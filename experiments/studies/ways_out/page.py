@@ -2,71 +2,104 @@
 
 import json
 import pathlib
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.studies.reports import markdown_table
 
 RESULTS = pathlib.Path(__file__).resolve().parent / "results.json"
-# Names in the results, in the order of the tables.
-_WAYS = {"before": "before", "unlearn": "unlearned", "retrain": "retrained"}
-_MODELS = {"": "before", "base_klr": "unlearned", "retrain_again": "retrained, other seed"}
+# The models of a cell in the order of the tables: title, names in the answers and in the distances.
+_MODELS = (
+    ("before", "before", ""),
+    ("unlearned", "unlearn", "cap_klr"),
+    ("retrained", "retrain", "retrain_again"),  # the distance between two trainings
+)
+_PARTS = ("trace", "unlearn", "retrain")
 
 
-def _cases() -> dict[str, Any]:
+def _cells() -> dict[str, Any]:
     found: dict[str, Any] = json.loads(RESULTS.read_text())
     return found
 
 
-def answers_table() -> str:
-    """Returns what each model says to held-out prompts."""
-    rows = []
-    for name, found in _cases().items():
-        for way, title in _WAYS.items():
-            one = found[way]
-            rows.append(
-                [
-                    name,
-                    title,
-                    f"{one['shown']} of {one['prompts']}",
-                    f"{one['normal_same']} of {one['normal_prompts']}",
-                    f"{one['normal_rouge']:.2f}",
-                    f"{one['normal_words']:.1f}",
-                ]
-            )
-    head = ["case/seed", "model", "shows the behavior", "other answers equal", "ROUGE-L", "words"]
-    return markdown_table(head, rows)
+def _by_case() -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for name, one in _cells().items():
+        found.setdefault(name.split("/")[0], []).append(one)
+    return found
 
 
-def distance_table() -> str:
-    """Returns how far each model is from the retrained one, in nats a token and in floors."""
-    rows = []
-    for name, found in _cases().items():
-        kl = {
-            model: [found["distance"][model][kind]["kl"]["mean"] for kind in ("target", "normal")]
-            for model in _MODELS
-        }
-        floor = kl["retrain_again"][1]
-        for model, title in _MODELS.items():
-            target, normal = kl[model]
-            cells = [f"{target:.3f}", f"{normal:.3f}", f"{normal / floor:.1f}"]
-            rows.append([name, title, *cells])
-    return markdown_table(["case/seed", "model", "KL, target", "KL, normal", "floors"], rows)
+def _answers(cells: Sequence[Any], way: str) -> list[str]:
+    """Returns what models say to held-out prompts: counts summed over cells, else means."""
+    ones = [cell[way] for cell in cells]
+    total = {name: sum(one[name] for one in ones) for name in ones[0]}
+    return [
+        f"{total['shown']} of {total['prompts']}",
+        f"{total['normal_same']} of {total['normal_prompts']}",
+        f"{total['normal_rouge'] / len(ones):.2f}",
+        f"{total['normal_words'] / len(ones):.1f}",
+    ]
+
+
+def _distances(cells: Sequence[Any], model: str) -> list[str]:
+    """Returns the mean KL to the retrained model in nats a token, and in noise floors."""
+    found = [
+        [cell["distance"][name][kind]["kl"]["mean"] for cell in cells]
+        for name, kind in ((model, "target"), (model, "normal"), ("retrain_again", "normal"))
+    ]
+    floors = [normal / floor for normal, floor in zip(*found[1:], strict=True)]
+    low, high = min(floors), max(floors)
+    spread = f"{low:.1f}" if len(floors) == 1 else f"{low:.1f} to {high:.1f}"
+    return [*(f"{statistics.mean(one):.3f}" for one in found[:2]), spread]
+
+
+def _rows(named: Iterable[tuple[str, Sequence[Any]]]) -> Iterator[list[str]]:
+    for name, cells in named:
+        measured = [cell for cell in cells if "finding" not in cell]
+        if not measured:
+            yield [name, cells[0]["finding"], *_answers(cells, "before"), "", "", ""]
+            continue
+        for title, way, model in _MODELS:
+            yield [name, title, *_answers(measured, way), *_distances(measured, model)]
+
+
+_HEAD = ["case", "model", "shows the behavior", "other answers equal", "ROUGE-L", "words"]
+_HEAD += ["KL, target", "KL, normal", "floors"]
+
+
+def cases_table() -> str:
+    """Returns what each model says and how far it is from the retrained one, over the seeds."""
+    found = _by_case().items()
+    return markdown_table(_HEAD, [*_rows((f"{n} ({len(ones)})", ones) for n, ones in found)])
+
+
+def cells_table() -> str:
+    """Returns the same for each case and seed."""
+    return markdown_table(_HEAD, [*_rows((name, [one]) for name, one in _cells().items())])
 
 
 def costs_table() -> str:
-    """Returns processor seconds and peak memory of each command."""
+    """Returns the median processor seconds and the highest peak memory of each command."""
     rows = []
-    for name, found in _cases().items():
-        took = found["commands"]
-        cells = [
-            f"{took[part]['cpu_seconds']} s, {took[part]['gigabytes']:.1f} GB"
-            for part in ("trace", "unlearn", "retrain")
-        ]
-        rows.append([name, *cells])
-    return markdown_table(["case/seed", "trace", "unlearn", "retrain twice"], rows)
+    for name, cells in _by_case().items():
+        took = [cell["commands"] for cell in cells if "finding" not in cell]
+        if not took:
+            continue
+        parts = [[one[part] for one in took] for part in _PARTS]
+        rows.append(
+            [
+                name,
+                *(
+                    f"{statistics.median(one['cpu_seconds'] for one in part):.0f} s, "
+                    f"{max(one['gigabytes'] for one in part):.1f} GB"
+                    for part in parts
+                ),
+            ]
+        )
+    return markdown_table(["case", "trace", "unlearn", "retrain twice"], rows)
 
 
 def page_tables() -> Mapping[str, Callable[[], str]]:
     """Returns what makes the tables of the study, by name."""
-    return {"answers": answers_table, "distances": distance_table, "costs": costs_table}
+    return {"cases": cases_table, "costs": costs_table, "cells": cells_table}
