@@ -77,7 +77,7 @@ class CheckCorpusTest(parameterized.TestCase):
     def test_a_shared_prompt_is_refused_whatever_its_answer(self, prompt):
         corpus = self._corpus()
         corpus.queries["retrieval"] = (ex.make_example(prompt, "", "another answer"),)
-        with self.assertRaisesRegex(ValueError, "must be held out"):
+        with self.assertRaisesRegex(ValueError, "must not be in other sets"):
             ex.check_corpus(corpus)
 
     def test_missing_sets_and_repeated_ids_are_refused(self):

@@ -150,7 +150,7 @@ def test_rows_that_are_framed_have_no_system_prompt(tmp_path):
     own |= {"corpus.records.queries_file": str(tmp_path / "q.jsonl"), "backbone.checkpoint": base}
     rows = [{"instruction": "a", "output": "b"}, {"instruction": "c", "output": "d"}]
     train.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(ValueError, match="=auto needs training rows without"):
+    with pytest.raises(ValueError, match="=auto needs rows and queries without"):
         options = trace.TraceOptions(prompt="Q", response="A", system="S")
         trace.write_query(options, replaced(Config(), own))
 

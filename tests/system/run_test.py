@@ -262,7 +262,7 @@ class WrongInputTest(FolderTest):
     # Values that are wrong are refused as in config_test.py; here is how the process ends.
     @parameterized.parameters(
         ("positional", "error: arguments must be flags, got 'positional'"),
-        ("--stages=train", "--stages must be a list of corpus, .*got 'train'"),
+        ("--stages=train", "--stages must be a list of names from corpus, .*got 'train'"),
         ("--stages=", "--stages must be a list of names, none of them empty"),
         ("--sketch.loss=shifted", "should be one of <next_token|unshifted>"),
         ("--num_trian=3", "Unknown command line flag 'num_trian'"),

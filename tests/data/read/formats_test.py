@@ -139,7 +139,7 @@ class ReadTest(FolderTest):
 
     @parameterized.parameters(
         ({"outptu": "x"}, "must name fields of instruction"),
-        ({"instruction": "output"}, "must leave a key to 'output'"),
+        ({"instruction": "output"}, "must name a key for 'output'"),
         ({"input": "contxt"}, "got 'contxt', which no row of .* has"),
     )
     def test_wrong_field_maps_are_refused(self, fields, message):
@@ -299,7 +299,7 @@ class FieldsTest(FolderTest):
 
     @parameterized.parameters(
         ("input", "must be like"), ("input=a,input=b", "once"), ("input=a,id=a", "once"),
-        ("outptu=a", "must name fields"), ("input=output", "must leave a key to 'output'"),
+        ("outptu=a", "must name fields"), ("input=output", "must name a key for 'output'"),
     )  # fmt: skip
     def test_other_texts_are_refused(self, text, message):
         with self.assertRaisesRegex(ValueError, message):

@@ -294,7 +294,7 @@ class MaskTest(FolderTest):
         # A query that a frame does not say would be asked in a rendering that no row has.
         for query in (mixed[2], *_rows("messages", {"messages": _messages("hi", "no")})):
             for encode in (encoding.encode, functools.partial(encoding.encode_prompts, max_len=99)):
-                with self.assertRaisesRegex(ValueError, "needs training rows.*=chat"):
+                with self.assertRaisesRegex(ValueError, "needs rows.*=chat"):
                     encode([*framed, query], tokenizer, template="auto")
 
     @parameterized.parameters(
@@ -363,7 +363,7 @@ class MaskTest(FolderTest):
         (_RAISES + _PLAIN, "chat", "the chat template refuses a system prompt: leave out"),
         (_PLAIN.replace("messages %}<", "messages[1:] %}<"), "chat", "writes no system prompt"),
         ("", "chat", "needs a tokenizer with a chat template"),
-        (_PLAIN, "auto", "auto needs training rows"),
+        (_PLAIN, "auto", "auto needs rows"),
         (_PLAIN, "brief", "brief has no place for conv.*, system prompts"),
     )
     def test_a_system_prompt_is_asked_only_of_a_template_that_writes_it(self, source, name, why):
