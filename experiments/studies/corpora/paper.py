@@ -17,6 +17,7 @@ from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.report.results import DETAILS
 from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.run.plan import UNITS
+from raslik_jax.run.recipes import Recipe
 from raslik_jax.run.stages.evaluate import EVIDENCE
 from raslik_jax.run.stages.scores import SCORES
 
@@ -26,6 +27,14 @@ MEMBERS = {
     "virtual": virtual.DATASET,
     "tofu": tofu.DATASET,
 }
+
+
+def _units(stage: str) -> tuple[Recipe, ...]:
+    found = UNITS[stage]
+    assert isinstance(found, tuple)  # the others depend on the settings
+    return found
+
+
 FAMILIES: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
     (DATASETS, MEMBERS),
     (STRATEGIES, {"embedding": embedding.STRATEGY}),
@@ -35,9 +44,9 @@ FAMILIES: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
         UNITS,
         {
             # The classifier is trained as soon as there is a corpus: it may refuse its labels.
-            "corpus": (*UNITS["corpus"], *discriminator.UNITS),
-            "references": (*UNITS["references"], *tofu_questions.BEFORE),
-            "generate": (*UNITS["generate"], *tofu_questions.AFTER),
+            "corpus": (*_units("corpus"), *discriminator.UNITS),
+            "references": (*_units("references"), *tofu_questions.BEFORE),
+            "generate": (*_units("generate"), *tofu_questions.AFTER),
         },
     ),
     (EVIDENCE, {"tofu": tofu_questions.collect}),

@@ -7,7 +7,7 @@ was trained without the rows to forget: forget quality compares with it.
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from experiments.studies.corpora import tofu, tofu_metrics
 from experiments.studies.corpora.tofu import Question
@@ -52,20 +52,25 @@ def answered(model: str | int, variant: Variant | None = None) -> Artifact[Any]:
 RETAINED = Artifact("references/retained", "finetuned.json", read_json, write_json)
 
 
+def _own(config: Config) -> tofu.TofuSettings:
+    """Returns the settings --corpus.tofu."""
+    return cast(tofu.TofuSettings, config.corpus.own)
+
+
 def has_questions(config: Config) -> bool:
     """Returns whether models are asked TOFU's questions: no run that chooses settings asks them."""
     is_chosen = config.references.query_split != "validation"
-    return config.corpus.dataset == "tofu" and is_chosen and config.corpus.own.questions > 0
+    return config.corpus.dataset == "tofu" and is_chosen and _own(config).questions > 0
 
 
 def has_retained(config: Config) -> bool:
     """Returns whether a run compares with a retain model."""
-    return has_questions(config) and bool(config.corpus.own.retain_run)
+    return has_questions(config) and bool(_own(config).retain_run)
 
 
 def make_questions(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes TOFU's questions, --corpus.tofu.questions of each set."""
-    shared, own = workspace.config.corpus, workspace.config.corpus.own
+    shared, own = workspace.config.corpus, _own(workspace.config)
     QUESTIONS.write(folder, tofu.load_questions(shared, own, own.questions))
 
 
@@ -113,7 +118,7 @@ def _nlls_of_answers(
 
 def retain_answers(config: Config) -> pathlib.Path:
     """Returns the answers to the questions in the run of --corpus.tofu.retain_run."""
-    run = pathlib.Path(config.corpus.own.retain_run)
+    run = pathlib.Path(_own(config).retain_run)
     check_finished(run, answered("finetuned").unit)
     made = check_finished(run, "corpus")["settings"]
     if made["corpus.dataset"] != "tofu" or made["corpus.tofu.train"] != "retain":
@@ -154,7 +159,7 @@ def collect(workspace: Workspace) -> Callable[[str | int, Variant | None], Mappi
 
 def count_questions(run: AbstractRun, models: int) -> Work:
     """The questions: answers and the likelihood of given ones."""
-    own = run.config.corpus.own
+    own = _own(run.config)
     # Without what is retained of TOFU where all is to be forgotten.
     asked = (len(QUESTION_SETS) - (own.forget == "all")) * own.questions
     return generate.count_answers(run, asked, models, given=7 * asked)
