@@ -13,6 +13,8 @@ from raslik_jax.base.messages import one_line, shown, some_of
 from raslik_jax.data.read import pieces
 from raslik_jax.data.words import by_word, load_words, refused
 
+# A longer one leaves no room in a message for what to do.
+_LONGEST_SOURCE = 100
 _HUB_SOURCE = re.compile(r"hub:(?P<name>[^@:]+)(?::(?P<config>[^@]+))?(?:@(?P<split>.+))?")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/{1,2}[^/]")
 _SHARD = re.compile(r"(?P<split>.*?)[-_.]?(?P<number>\d+)[-_]?of[-_]?(?P<count>\d+)")
@@ -47,8 +49,9 @@ def placed_records(source: str | os.PathLike[str]) -> Iterator[tuple[str, int, s
 
 
 def shown_source(source: str | os.PathLike[str]) -> str:
-    """Returns how messages name a source."""
-    return shown(str(source), 160).strip("'\"")
+    """Returns how messages name a source: a long one by its end."""
+    text = shown(str(source), 10_000).strip("'\"")
+    return text if len(text) <= _LONGEST_SOURCE else "..." + text[3 - _LONGEST_SOURCE :]
 
 
 def source_files(source: str | os.PathLike[str]) -> Files:

@@ -1,6 +1,7 @@
 """Rows in the formats that other tools write become one of three contents, and files again."""
 
 import json
+import pathlib
 from typing import Any
 
 from absl.testing import parameterized
@@ -320,8 +321,16 @@ class UnreadTest(FormatsBase):
         ({"messages": [_USER, {"role": "Assistant", "content": "No."}, _USER, _YES]},),
     )
     def test_what_has_another_key_or_form_is_refused_with_what_to_do(self, record):
+        self.monkeypatch.chdir(self.folder)  # a long path leaves less of the message
+        self.folder = pathlib.Path()
         with refused():
             self._read(record)
+
+    def test_a_long_path_leaves_room_for_what_to_do(self):
+        self.folder /= "x" * 200
+        self.folder.mkdir()
+        with self.assertRaisesRegex(ValueError, r"^\.\.\.x{80,}.rows.jsonl:1: .*response.*: give"):
+            self._read({"prompt": "a", "response": "b"})
 
     def test_a_label_of_another_meaning_is_read(self):
         record = {"messages": [_USER, _YES], "label": False}
