@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 from absl.testing import parameterized
 
-from raslik_jax.evaluate import tofu_metrics
+from experiments.studies.corpora import tofu_metrics
 
 
 def _record(name, *, answer=0.5, true=None, wrong=(2.0, 3.0), output="born in Taipei"):

@@ -5,16 +5,25 @@ import tempfile
 from unittest import mock
 
 import numpy as np
+import pytest
 import sample_run
 from absl.testing import parameterized
 
+from experiments.studies.corpora import paper
 from experiments.studies.published import blocks, published, section
 from raslik_jax.evaluate import pareto
 from raslik_jax.evaluate.rates import Interval
 from raslik_jax.report import facts, page, tables
 from raslik_jax.report.sections import SECTIONS
 
-_PAPER = published.read_blocks()
+with paper.registered():
+    _PAPER = published.read_blocks()
+
+
+@pytest.fixture(autouse=True)
+def _members():
+    with paper.registered():
+        yield
 
 
 def _experiment(*seeds, edit=None, **changes) -> facts.Experiment:
