@@ -137,9 +137,10 @@ _HEAP = """
 """
 
 
-@pytest.mark.skipif(
-    platform.libc_ver()[0] != "glibc", reason="sets glibc's malloc, which is not here"
-)
+_LIBC = platform.libc_ver()[0]
+
+
+@pytest.mark.skipif(_LIBC != "glibc", reason="sets glibc's malloc, which is not here")
 def test_large_buffers_come_from_a_heap_that_is_kept_unless_the_user_sets_it():
     assert end_of(_HEAP) == (3, "")
     assert end_of(_HEAP, MALLOC_ARENA_MAX="2") == (0, "")

@@ -254,7 +254,8 @@ def tokenizer_hash(tokenizer: Tokenizer) -> str:
 def read_backend(path: str | os.PathLike[str], *others: pathlib.Path) -> tuple[pathlib.Path, Any]:
     """Returns a tokenizer.json and its `tokenizers.Tokenizer`, with settings of its own.
 
-    A folder with a file of another kind alone is refused. The place of an image has to have a row.
+    The file is that of the first folder that has one. A folder that has only a tokenizer.model or a
+    vocab.json is refused. The token of an image is left out if the model has no embedding for it.
     """
     import tokenizers
 
