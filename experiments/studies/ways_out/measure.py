@@ -5,8 +5,9 @@
 FOLDER/smollm2 is made by own_model/checkpoint.py. The cases are the brand of this folder and the
 five behaviors of own_model, each with its stored adapter. A case is one trace, one unlearning, one
 retraining with a second seed, and one report with the default settings. The user gives the prompt:
-the first held-out one of the behavior. Results go to WORKDIR/results.json case by case; a case
-and seed that are there are not repeated.
+the first held-out one of the behavior. With --relearn all models are then trained on four forgotten
+rows again. Results go to WORKDIR/results.json case by case; a case and seed that are there are not
+repeated.
 """
 
 import dataclasses
@@ -25,12 +26,16 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 from experiments.studies.own_model import measure as own
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command
+from raslik_jax.evaluate.robustness.relearn import KINDS, curve
 
 HERE = pathlib.Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[2]
 WAYS = ("unlearn", "retrain")
 # The training of own_model, but for its end: its schedule was of four epochs and ended after three.
 _OWN_RECIPE = {"epochs": 3, "learning_rate": 2e-3, "batch_size": 4, "warmup_steps": 10}
+_RELEARN = (
+    "--evaluate.robustness=relearn", "--evaluate.relearn.rows=4", "--evaluate.relearn.steps=8"
+)
 
 
 class Case(NamedTuple):
@@ -99,7 +104,19 @@ def measure_answers(case: Case, before: Sequence[str], after: Sequence[str]) -> 
     }
 
 
-def run_case(case: Case, model: pathlib.Path, workdir: pathlib.Path, seed: int) -> dict[str, Any]:
+def relearn_curves(run: pathlib.Path) -> dict[str, dict[int, float]]:
+    """Returns nats a token of the target answers by model and by steps on forgotten rows."""
+    found = {}
+    for path in sorted(run.glob("generate/robustness-relearn-*/found.json")):
+        for title, readings in json.loads(path.read_text()).items():
+            name = path.parent.name.rsplit("-", 1)[-1] if title == "now" else title
+            found[name] = {step: one["nats"] for step, one in curve(readings, KINDS[0]).items()}
+    return found
+
+
+def run_case(
+    case: Case, model: pathlib.Path, workdir: pathlib.Path, seed: int, is_relearned: bool
+) -> dict[str, Any]:
     """Takes one case through the commands; returns costs, answers and distances."""
     shared, name = workdir / f"run-{case.folder.name}-{seed}", f"{case.behavior}-{seed}"
     prompts = [own.prompt_of(row) for row in case.rows("held_out")]
@@ -120,6 +137,10 @@ def run_case(case: Case, model: pathlib.Path, workdir: pathlib.Path, seed: int) 
             ["report", "--run", shared],
         ):
             found["commands"][words[0]] = run(words, log)
+        if is_relearned:
+            tested = ["unlearn", "--run", shared, "--out", workdir / f"tested-{name}", *_RELEARN]
+            found["commands"]["relearn"] = run(tested, log)
+            found["relearn"] = relearn_curves(shared)
     before = own.ask(model, case.adapter, prompts)
     found["before"] = measure_answers(case, before, before)
     metrics = json.loads((shared / "evaluate" / "metrics.json").read_text())
@@ -138,6 +159,7 @@ class Options(Settings):
     workdir: str = setting("runs/ways_out", "Where runs and results go.")
     cases: tuple[str, ...] = setting((), "Cases; empty: all.", choices=tuple(cases()))
     seeds: tuple[int, ...] = setting((0, 1, 2), "Seeds of the sketch, the orders and the adapters.")
+    relearn: bool = setting(False, "Also train all models on four forgotten rows again.")
 
 
 def main(options: Options) -> None:
@@ -151,7 +173,9 @@ def main(options: Options) -> None:
         for name in options.cases or cases():
             results = json.loads(path.read_text()) if path.is_file() else {}
             if f"{name}/{seed}" not in results:
-                results[f"{name}/{seed}"] = run_case(cases()[name], model, workdir, seed)
+                results[f"{name}/{seed}"] = run_case(
+                    cases()[name], model, workdir, seed, options.relearn
+                )
                 path.write_text(json.dumps(results, indent=1) + "\n")
             print(f"{name}/{seed}", json.dumps(results[f"{name}/{seed}"]), flush=True)
 
