@@ -55,7 +55,8 @@ def choose(unlearn: Cost, retrain: Cost, *, unknown: str = "", memory_bytes: flo
             has = f"the device has {format_bytes(memory_bytes)}"
             needs = f"needs {format_bytes(cost.device_bytes)} of memory and {has}"
             return Advice(command, f"{'retraining' if cost is retrain else 'unlearning'} {needs}")
-    times = f"about {format_seconds(retrain.seconds)}, unlearning {format_seconds(unlearn.seconds)}"
+    times = f"about {format_seconds(retrain.seconds)}"
+    times += f", unlearning at most {format_seconds(unlearn.seconds)}"
     more = retrain.seconds - unlearn.seconds
     if retrain.seconds <= _TIMES * unlearn.seconds or more <= _SECONDS_MORE:
         return Advice("retrain", f"it is exact for the rows that were found and takes {times}")
