@@ -86,6 +86,8 @@ def test_cosines_are_those_of_rows():
         np.corrcoef([*a, *-a], [*b, *-b])[0, 1] for a, b in zip(own_NK, other_NK, strict=True)
     ]
     np.testing.assert_allclose(measure._cosines(own_NK, other_NK), expected)
+    long_NK = np.random.default_rng(1).normal(size=(2, 460_800)).astype(np.float32)
+    np.testing.assert_allclose(measure._cosines(long_NK, long_NK), 1.0, rtol=1e-12)
 
 
 def test_a_command_is_stored_without_folders():
