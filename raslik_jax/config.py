@@ -1,7 +1,7 @@
 """The settings of a run: one frozen, self-checking dataclass per stage.
 
-Their flags have the names of stage and field: `--finetune.epochs`. Those of a family's member have
-its own below: `--unlearn.npo.beta` (see `settings`). Nothing here imports jax.
+Their flags have the names of stage and field: `--finetune.epochs`. Settings of a family's member
+also have its name: `--unlearn.npo.beta` (see `settings`). Nothing here imports jax.
 """
 
 import dataclasses
@@ -366,7 +366,7 @@ class UnlearnConfig(Stage):
 
     @property
     def stored_epochs(self) -> tuple[int, ...]:
-        """The epochs whose models are stored; with a stop the kept step is the last one's."""
+        """The epochs whose models are stored; with a stop the kept step becomes the last epoch."""
         return tuple(range(1 if self.probe.stop == "never" else self.epochs, self.epochs + 1))
 
     def problems(self) -> Iterator[str]:
@@ -414,7 +414,7 @@ class EvaluateConfig(Stage):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshConfig(Settings):
-    """The devices that a run is spread over; no part of what decides its results."""
+    """The devices of a run. They do not decide its results."""
 
     data: int = setting(0, "Devices that share a batch, a divisor of their number; 0: all.", low=0)
     base: Literal["replicated", "sharded", "auto"] = setting(
@@ -523,7 +523,7 @@ to_json: Callable[[Config], dict[str, Any]] = settings_lib.as_json
 
 
 def config_from_json(value: Mapping[str, Any]) -> Config:
-    """Returns the config of a config.json; refuses what is no setting of this version."""
+    """Returns the config of a config.json; refuses settings that this version does not have."""
     check_shape(value, {"name": str, "seed": int}, "the settings of a run")
     try:
         return settings_lib.replaced(Config(), settings_lib.flat(value))

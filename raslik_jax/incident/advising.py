@@ -20,9 +20,9 @@ _TIMES, _SECONDS_MORE = 2.0, 600.0
 
 
 class Cost(NamedTuple):
-    """Seconds and bytes of device memory of what a command has left to do.
+    """Seconds and bytes of device memory of the remaining work of a command.
 
-    The bytes are 0 where nothing was compiled to know them.
+    The bytes are 0 if no program was compiled to measure them.
     """
 
     seconds: float
@@ -39,12 +39,12 @@ class Advice(NamedTuple):
 def choose(unlearn: Cost, retrain: Cost, *, unknown: str = "", memory_bytes: float = 0) -> Advice:
     """Returns whether to unlearn or to retrain.
 
-    Retraining is better wherever it is possible and cheap: it is the exact answer. It is cheap if
-    it takes at most twice as long as unlearning, or ten minutes longer.
+    Retraining is better if it is possible and cheap, because it is the exact way. It is cheap if it
+    takes at most twice as long as unlearning, or ten minutes longer.
 
     Args:
-      unknown: why the recipe is not known; "" where it is.
-      memory_bytes: of the device; 0 where it is not known.
+      unknown: why the recipe is not known; "" if it is known.
+      memory_bytes: memory of the device; 0 if it is not known.
     """
     from raslik_jax.run.forecast import format_bytes, format_seconds  # it takes jax with it
 
@@ -66,8 +66,8 @@ def choose(unlearn: Cost, retrain: Cost, *, unknown: str = "", memory_bytes: flo
 def count(config: Config, root: pathlib.Path, *, compiles: bool) -> "Forecast":
     """Returns the forecast of a run on the rows of its trace.
 
-    With `compiles` the largest programs are compiled, which says how much memory they take. Else
-    the operations are counted by a rule, which takes no time.
+    With `compiles` the largest programs are compiled to measure their memory. Without it a rule
+    counts the operations, which takes no time.
     """
     from raslik_jax.report import writing
     from raslik_jax.run import forecast
@@ -78,7 +78,7 @@ def count(config: Config, root: pathlib.Path, *, compiles: bool) -> "Forecast":
 
 
 def cost_of(found: "Forecast", rates: "Rates") -> Cost:
-    """Returns what a run has left to do, at these rates of a device."""
+    """Returns the cost of the remaining work of a run at these rates of a device."""
     left = [step for step in found.steps if not step.is_done]
     seconds = sum(step.seconds(rates.operations, rates.bytes_moved) for step in left)
     seconds += found.compile_seconds * sum(step.num_programs for step in left)
@@ -86,7 +86,7 @@ def cost_of(found: "Forecast", rates: "Rates") -> Cost:
 
 
 class Plans(NamedTuple):
-    """The cost of both commands, and the advice; retraining has no cost where it is impossible."""
+    """The cost of both commands and the advice; `retrain` is None if it is impossible."""
 
     unlearn: Cost
     retrain: Cost | None
@@ -97,7 +97,7 @@ class Plans(NamedTuple):
 def plan(options: unlearn.UnlearnOptions, *, compiles: bool) -> Plans:
     """Returns the costs of unlearning and of retraining for a traced run, and which is better.
 
-    Options that name a recipe are used; `compiles` is of `count`.
+    Options that name a recipe are used. For `compiles` see `count`.
     """
     from raslik_jax.run import cost, memory
 

@@ -84,7 +84,7 @@ def ask(options: AskOptions | None = None, **named: Any) -> AskResult:
 
 
 def read_queries(options: AskOptions) -> Sequence[Example]:
-    """Returns the generations that the options give; none where they are to be asked for."""
+    """Returns the generations that the options give; none if the command has to ask for them."""
     if not (options.index or options.run):
         raise ValueError("an index must be given: give --index=WORKDIR/sketch/index")
     if options.queries and options.instruction:
@@ -121,13 +121,13 @@ class Asker:
             search.check_finer(self.tracer.store, finer)  # and not at the first question
 
     def __call__(self, queries: Sequence[Example]) -> "Trace":
-        """Returns what is behind generations of one behavior."""
+        """Returns the examples behind generations of one behavior."""
         with self._use():  # a mesh holds for one thread
             return self.tracer.trace_queries(queries, **self._how)
 
 
 def make_question(instruction: str, input: str, output: str, system: str = "") -> Example:
-    """Returns a question of these texts; refuses an empty one and what is no text."""
+    """Returns a question of these texts; refuses an empty one and bytes that are not UTF-8."""
     try:
         f"{instruction}{input}{output}{system}".encode()
     except UnicodeEncodeError:

@@ -45,12 +45,13 @@ def export_model(
     Results that were made again since unlearning or measuring are refused.
 
     Args:
-      run: work directory of a run that has unlearned; where it has not measured, the card says so.
-      out: a folder that is not there yet or empty; its tokenizer and generation files are those
-        of the checkpoint, byte for byte, where the run has one.
-      strategy: whose sets were forgotten and retained.
-      algorithm: that unlearned.
-      epoch: after which; None takes the last.
+      run: work directory of a run that has unlearned. If it has no measurements, the card says
+        this.
+      out: a new or empty folder. If the run has a checkpoint, the tokenizer and generation files
+        are copied from it byte for byte.
+      strategy: the strategy that chose the sets.
+      algorithm: the objective of unlearning.
+      epoch: number of the epoch; None takes the last.
       merged: a whole checkpoint that transformers loads; otherwise an adapter that peft loads.
     """
     root, out = pathlib.Path(run), pathlib.Path(out)
@@ -215,7 +216,7 @@ def _write_adapter(
 def _write_tokenizer(out: pathlib.Path, workspace: Workspace) -> None:
     """Copies the files of the run's tokenizer or writes the one that the run trained.
 
-    A chat template of the user's own, by which the model was trained, replaces theirs.
+    If the user gave a chat template of the training, it replaces theirs.
     """
     tokenizer, config = workspace.tokenizer, workspace.config
     if not (config.backbone.checkpoint and _copy_tokenizer(out, tokenizer, config)):
@@ -247,9 +248,9 @@ def _copy_tokenizer(out: pathlib.Path, tokenizer: tokenization.Tokenizer, config
 
 
 def _write_generation(out: pathlib.Path, base: _Base, workspace: Workspace) -> None:
-    """Copies the checkpoint's generation_config.json, or writes what ends an answer.
+    """Copies the checkpoint's generation_config.json, or writes one with the end tokens.
 
-    With an adapter it is written too where it does not name the EOS of the run's tokenizer.
+    With an adapter it is also written if the copy does not name the EOS of the run's tokenizer.
     """
     fields: dict[str, object] = {}
     if base.folder is not None and (base.folder / storage.GENERATION).is_file():

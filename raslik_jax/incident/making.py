@@ -29,7 +29,7 @@ _INSTALLERS["tensorboardX"] = "'raslik-jax[tensorboard]'"
 
 
 def line(name: str, *arguments: str) -> str:
-    """Returns the line that starts a command in the way of this program, to be shown."""
+    """Returns the line to show for a command, started in the way of this program."""
     return f"{PROGRAM.get()} {shlex.join([name, *arguments])}"
 
 
@@ -73,8 +73,9 @@ def make(
     """Runs stages and leaves the flags that repeat them.
 
     Returns the finding that ends the run if no row taught the traced answer; "" without. `prepare`
-    is called when the work directory is claimed. If the run is then refused its result is called to
-    undo it. `more` are recipes in addition to those of every run. `how` is of `plan.run`.
+    is called when the work directory is claimed. If the run is then refused, the function that
+    `prepare` returned is called to undo it. `more` are recipes in addition to those of every run.
+    For `how` see `plan.run`.
     """
     # Evaluation and, without marker words, likelihoods before unlearning take ROUGE.
     if is_measured and {"references", "evaluate"} & set(stages):
@@ -115,7 +116,7 @@ def make(
 
 
 def first_row(config: Config) -> Example:
-    """Returns the first row of a training file of the user's own."""
+    """Returns the first row of a user's training file."""
     own: Any = config.corpus.own
     keys = parse_fields(own.fields)
     return read_examples(own.train_file, fields=keys, format=own.format, most=1)[0]

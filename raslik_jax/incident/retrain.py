@@ -1,4 +1,4 @@
-"""From what a trace has found to an adapter that is trained again without it."""
+"""From the rows that a trace found to an adapter that is trained again without them."""
 
 import dataclasses
 import pathlib
@@ -68,13 +68,13 @@ class RetrainOptions(RecipeOptions, UnlearnOptions):
 def retrain(options: RetrainOptions | None = None, **named: Any) -> UnlearnResult:
     """Trains the adapter again without the rows that a trace found, and measures it.
 
-    A fresh adapter is trained by the recipe that the trainer left. Settings of the recipe are given
-    as `settings={"unlearn.retrain.epochs": 3}`. They replace those of files. All others have the
+    A fresh adapter is trained by the recipe that the trainer stored in files. Values in `settings`,
+    such as `{"unlearn.retrain.epochs": 3}`, replace those of the files. All other settings have the
     defaults of `objectives.RetrainSettings`. The printed recipe names the source of each.
 
     Raises:
-      ValueError: if the run has no adapter, a file is no recipe, or the recipe names what this
-        program cannot repeat and `approximate` is not given.
+      ValueError: if the run has no adapter, a file is no recipe, or the recipe names a setting that
+        this program cannot repeat and `approximate` is not given.
 
     Example:
       print(raslik_jax.retrain(run="runs/incident", out="clean"))
@@ -103,8 +103,8 @@ def read_settings(
 ) -> dict[str, Any]:
     """Returns the settings of training a run's adapter again, all by dotted name, and prints them.
 
-    They are not printed if not `is_told`. Values that are `given` replace those of the recipe. With
-    `is_needed` a recipe that no file and no value gives is refused.
+    They are printed if `is_told`. Values that are `given` replace those of the recipe. With
+    `is_needed` it refuses to go on without a recipe.
     """
     if not config.backbone.adapter:
         raise ValueError(
@@ -182,7 +182,7 @@ def _lines(
     values: Mapping[str, Any],
     settings: Mapping[str, Any],
 ) -> Iterator[str]:
-    """Yields the recipe, a setting a line, with where each value comes from."""
+    """Yields the recipe, one line per setting, with the source of each value."""
     yield "recipe of the training"
     for field in _FIELDS:
         value = settings[f"unlearn.{ALGORITHM}.{field.name}"]

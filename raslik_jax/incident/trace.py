@@ -165,7 +165,7 @@ def trace(options: TraceOptions | None = None, **named: Any) -> TraceResult:
 
 
 def _ways_lines(found: TraceResult) -> list[str]:
-    """Returns the commands that go on, with the advice where both can be counted."""
+    """Returns the next commands, with the advice if the cost of both can be counted."""
     from raslik_jax.incident import advising
     from raslik_jax.incident.unlearn import UnlearnOptions
 
@@ -233,7 +233,7 @@ def write_query(options: TraceOptions, config: Config) -> Callable[[], None]:
 
 
 def _check_system(config: Config, rows: Sequence[Example]) -> None:
-    """Refuses a system prompt where the training rows are rendered without any."""
+    """Refuses a system prompt if the training rows are rendered without one."""
     from raslik_jax.data.tokens import prompts
     from raslik_jax.run import workspace  # it takes jax with it
 
@@ -292,7 +292,7 @@ def _none_lines(found: TraceResult, top: int) -> list[str]:
 def answers_before(workdir: pathlib.Path) -> list[str]:
     """Returns the nats of the traced answers under the model and its base, as lines.
 
-    They say where an answer is no good evidence.
+    They say if an answer is weak evidence.
     """
     told = artifacts.traced("finetuned").read(workdir)
     bases = artifacts.traced("backbone").find(workdir)
@@ -359,9 +359,10 @@ def found_band(found: TraceResult) -> tuple[float, float] | None:
 
 
 def draw(workdir: pathlib.Path, band: tuple[float, float] | None, num_forget: int) -> str:
-    """Draws the scores with the noise band and the cut; returns a line that says where.
+    """Draws the scores with the noise band and the cut; returns a line with the place.
 
-    Without a band it is that of the scores; 0 to forget draws no cut.
+    Without a given band it computes the band from the scores. With 0 rows to forget it draws no
+    cut.
     """
     if importlib.util.find_spec("matplotlib") is None:
         return "picture: none, because matplotlib is not installed"

@@ -50,12 +50,12 @@ _CHANCE = tuple(name.removesuffix("_N") for name in Chance._fields)
 class Influence(NamedTuple):
     """A training example and its effect on a generation.
 
-    The score is the mean (centered) cosine with the queries, s_F: a step on an example of a
-    positive score makes the generation likelier. Sigma is its standard deviation over random
-    sketches; None if it is no mean. `chance` is the place of the score among those of unrelated
-    prompts by the names of `retrieve.chance`; None if the run of the index stored none. Scores from
-    a finer index replace all three. Only the q of `chance` also depends on the scores of other
-    rows, which stay the coarser ones.
+    The score is the mean (centered) cosine with the queries, s_F. If it is positive, a step on the
+    example makes the generation likelier. Sigma is the standard deviation of the score over random
+    sketches; None if the score is no mean. `chance` compares the score with those of unrelated
+    prompts; its keys are the fields of `retrieve.chance.Chance` without the axis. It is None if the
+    run of the index stored no such scores. Scores from a finer index replace all three, but the q
+    of `chance` is computed next to the coarser scores of the other rows.
     """
 
     example: Example
@@ -65,7 +65,7 @@ class Influence(NamedTuple):
 
 
 class Behavior(NamedTuple):
-    """Queries of one behavior among several as positions, and the examples behind them."""
+    """One of several behaviors: the positions of its queries, and the examples behind them."""
 
     queries: tuple[int, ...]
     toward: tuple[Influence, ...]
@@ -74,10 +74,10 @@ class Behavior(NamedTuple):
 class Trace(NamedTuple):
     """The examples that make a generation likelier or less likely.
 
-    `toward` has the examples of the highest scores and `against` those of the lowest, most extreme
-    first. The queries have the model's own answers if none were given. `score_N` is s_F of every
-    example by `search.score_store`, for unit sketches of the queries. If the queries are of several
-    behaviors, `behaviors` has these and `told_apart` says so.
+    `toward` has the examples with the highest scores and `against` those with the lowest, the most
+    extreme first. The queries have the model's own answers if none were given. `score_N` is s_F of
+    every example by `search.score_store`, for unit sketches of the queries. If the queries show
+    several behaviors, `behaviors` lists these, and `told_apart` is a sentence about them.
     """
 
     queries: tuple[Example, ...]
@@ -121,10 +121,11 @@ class Tracer:
     ):
         """Opens the index of a run, or any index, and loads the model of the run that made it.
 
-        None for the run finds it above the index. On the mesh of the context, if there is one, the
-        weights have the layout of `mesh.base`, auto for None. Ask on the same mesh. It raises a
-        ValueError if index or run is missing, if the devices cannot hold model and gradients, or if
-        the index was not made with the run's model, adapter, tokenizer, template and examples.
+        If `run` is None, the run is searched in the folders above the index. If the context has a
+        mesh, the weights have the layout of `mesh.base` on it (None: auto). Ask on the same mesh.
+        It raises a ValueError if index or run is missing, if the devices cannot hold model and
+        gradients, or if the index was not made with the run's model, adapter, tokenizer, template
+        and examples.
         """
         if artifacts.CONFIG.is_there(pathlib.Path(index)):  # of a run
             index = pathlib.Path(index, "sketch", "index")
@@ -171,7 +172,7 @@ class Tracer:
     ) -> Trace:
         """Returns the examples that make one generation likelier or less likely.
 
-        Without a response the model answers, and this answer is traced. Options are of
+        Without a response the model answers, and this answer is traced. For the options see
         `trace_queries`.
         """
         return self.trace_queries((make_example(instruction, input, response or ""),), **options)
@@ -189,10 +190,11 @@ class Tracer:
         """Returns the examples that make several generations likelier or less likely.
 
         Args:
-          queries: generations of one behavior; those with an empty output are answered first, and
-            left out where the model says nothing. Refused where they point apart.
-          top, bottom: examples to show that make them likelier, and less likely.
-          center, aggregate: how to score; None as the run has it.
+          queries: generations of one behavior. The model first answers those with an empty output.
+            If its answer is empty, the query is left out. Queries that point apart are refused
+            (`combine.check_agreement`).
+          top, bottom: number of examples that make them likelier, and less likely.
+          center, aggregate: how to score; None takes the setting of the run.
           finer: a finer index of the same rows from which the candidates are scored again.
         """
         if not queries:

@@ -160,7 +160,7 @@ def unlearn(options: UnlearnOptions | None = None, **named: Any) -> UnlearnResul
 
 
 def forecast_both(options: UnlearnOptions) -> UnlearnResult:
-    """Returns what both commands take, to be printed; nothing is made."""
+    """Returns the printed cost of both commands; nothing is computed."""
     if not options.run:
         raise ValueError("--run must be given: give --run=WORKDIR")
     from raslik_jax.incident import advising  # it takes jax with it
@@ -245,8 +245,8 @@ def _told(
 def make_config(options: UnlearnOptions) -> Config:
     """Returns the settings of the run with the changes of the options.
 
-    The algorithm that is asked for comes first. The run keeps a model of the other kind (steps, or
-    training again) and measures it too if that model is up to date under these settings.
+    The requested algorithm comes first. If the run already has a model of the other kind (unlearned
+    or retrained) that is up to date under these settings, the run keeps it and measures it too.
     """
     root = pathlib.Path(options.run)
     recorded = artifacts.CONFIG.read(root, "give the folder of a trace")
@@ -304,7 +304,7 @@ def with_own_query(recorded: dict[str, Any], root: pathlib.Path) -> dict[str, An
 
 
 def describe_sets(config: Config, strategy: str) -> str:
-    """Returns where the sets come from: those of files stay with the run."""
+    """Returns a line on the source of the sets. Sets of files stay with the run."""
     record, own = STRATEGIES[strategy], config.retrieve[strategy]
     if not record.brings_sets:
         return f"what the trace found ({record.title})"
@@ -313,7 +313,7 @@ def describe_sets(config: Config, strategy: str) -> str:
 
 
 def train_file(config: Config) -> str:
-    """Returns the training file of a trace; a ValueError where the run is on another dataset."""
+    """Returns the training file of a trace; a ValueError if the run has another dataset."""
     if not hasattr(config.corpus.own, "train_file"):
         raise ValueError(
             f"--run must be a trace, got a run on {config.corpus.dataset}: trace first"
@@ -322,7 +322,7 @@ def train_file(config: Config) -> str:
 
 
 def _check_traced(config: Config, root: pathlib.Path) -> None:
-    """Refuses a training file that is another than the trace read: its rows have other places."""
+    """Refuses a training file that changed since the trace: its rows have other places."""
     source, traced = train_file(config), check_whole(root, "corpus")["files"]
     files = config.corpus.source_files().items()
     now = {name: Hashes().of_content(path) for name, path in files if _is_training(name)}
@@ -341,7 +341,8 @@ def _clean(
 ) -> tuple[str, dict[str, str]]:
     """Writes the training file without the found rows, and all rows with scores.
 
-    Returns lines that say where, and the places by title; those in the work directory are relative.
+    Returns lines with the places of both, and the places by title; those in the work directory are
+    relative.
     """
     sets = {name: artifacts.set_rows(strategy, name) for name in ("forget", "retain")}
     if config.retrieve.held_out:

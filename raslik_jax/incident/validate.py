@@ -68,8 +68,8 @@ class ValidateResult:
 
     Attributes:
       workdir: the work directory of the run.
-      found: the numbers, as they are in the work directory.
-      text: what is printed, in the first of several processes.
+      found: the numbers that the work directory stores.
+      text: the printed text, in the first of several processes.
     """
 
     workdir: pathlib.Path
@@ -83,11 +83,11 @@ class ValidateResult:
 def validate(options: ValidateOptions | None = None, **named: Any) -> ValidateResult:
     """Trains the adapter of a trace again without rows and judges the scores of these rows.
 
-    QLD is the rise of the loss of the traced answers after retraining without the rows of the
-    highest scores. It is taken from the loss after retraining without as many random rows. LDS is
-    the correlation of the likelihood with the sum of the scores of the rows that are left. It is
-    taken over retrainings on random subsets. Both are found for each ranking of the run and for
-    BM25 with answers. Files in `scores` add rankings.
+    QLD is a difference of two losses of the traced answers: after retraining without the rows of
+    the highest scores, minus after retraining without the same number of random rows. LDS is a
+    correlation over retrainings on random subsets: the sum of the scores of the remaining rows with
+    the likelihood of the answers. Both are computed for each ranking of the run and for BM25 with
+    answers. Files in `scores` add rankings.
 
     Raises:
       ValueError: if the run has no adapter, no recipe is known or `retrainings` are too few.
@@ -152,7 +152,7 @@ def validate(options: ValidateOptions | None = None, **named: Any) -> ValidateRe
 
 
 def _announced(planned: Any) -> str:
-    """Returns which retrainings there will be."""
+    """Returns a sentence on the number of retrainings."""
     design = planned.design
     lines = [f"{len(planned.trainings):,} retrainings on {planned.count:,} rows"]
     if design.seeds:

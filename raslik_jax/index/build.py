@@ -18,8 +18,9 @@ _MAX_CHUNK_ROWS = 1024
 def choose_chunk_rows(plans: Sequence[BatchPlan]) -> int:
     """Returns the rows of a chunk for these batches. They bound the work that a kill loses.
 
-    A corpus is committed in 64 parts, or in one for each batch if there are fewer batches. Batches
-    are computed whole, so finer parts save nothing. It is a multiple of 8 and at most 1,024.
+    A corpus is committed in 64 parts, or in one part per batch if it has fewer batches. Batches are
+    computed whole, so finer parts save nothing. The number of rows is a multiple of 8 and at most
+    1,024.
     """
     num_rows = sum(int((plan.rows != DUMMY_ROW).sum()) for plan in plans)
     rows = -(-num_rows // min(_COMMITS, len(plans)))
@@ -37,9 +38,9 @@ def fill_store(
 ) -> int:
     """Makes and commits the rows of some chunks of a corpus and returns their number.
 
-    Batches are computed whole even if a chunk needs a part of one. Their content then never depends
-    on the remaining work, and neither does any bit of a row. The store's ids are in the plans'
-    sketching order. `count` gets the number of rows after every batch, committed or not yet.
+    Batches are computed whole even if a chunk needs a part of one. Then neither their content nor
+    any bit of a row depends on the remaining work. The store's ids are in the plans' sketching
+    order. `count` gets the number of rows after every batch, committed or not yet.
     """
     sizes = [int((plan.rows != DUMMY_ROW).sum()) for plan in plans]
     starts = np.cumsum([0, *sizes]).tolist()

@@ -29,10 +29,10 @@ def directions(
 
 
 def check_agreement(query_gram_QQ: Float[np.ndarray, "Q Q"], ids: Sequence[str]) -> None:
-    """Raises a ValueError where queries point apart, naming those that do most.
+    """Raises a ValueError if queries point apart; it names those that differ most.
 
-    Unrelated queries have a mean direction of squared length 1 / Q; less than half of that is
-    refused. The cosines between the queries are of the centered sketches where scores are.
+    The mean direction of unrelated queries has the squared length 1 / Q. Less than half of that is
+    refused. If the scores are centered, so are the cosines between the queries.
     """
     count, square = len(query_gram_QQ), query_gram_QQ.mean()
     if square < 0.5 / count:
@@ -80,9 +80,9 @@ def aggregate_scores(
     """Returns one score per example from those of several queries.
 
     `mean` is the mean of the scores. For `mean_rank` each query ranks the examples (ties share
-    their mean rank). The averaged ranks are scaled so that first everywhere is 1 and last is -1.
-    `common` is the mean weighted by `common_weights` of the queries' cosines, or the plain mean
-    without these.
+    their mean rank). The averaged ranks are scaled: 1 is the first for all queries, and -1 the
+    last. `common` is the mean weighted by `common_weights` of the queries' cosines, or the plain
+    mean without these.
     """
     if how == "common" and query_gram_QQ is not None:
         return common_weights(query_gram_QQ) @ score_QN

@@ -2,7 +2,7 @@
 
 The layout is the same in a local folder and below a `gs://` or `s3://` prefix:
 
-    manifest.json      what the index is and what it was made from; written last at creation
+    manifest.json      the description of the index and its inputs; written last at creation
     ids.json           ids in sketching order
     rows/ norms/ lengths/ scales/ sums/    zarr3 arrays, one file per chunk of whole rows
     center             what 1-bit rows had subtracted before their signs were taken
@@ -139,7 +139,7 @@ class Manifest:
         return sealed({"chunk": chunk, "rows": rows, "index": self.origin, "checksums": sums})
 
     def read_record(self, chunk: int, value: bytes | None, path: str) -> dict[str, int]:
-        """Returns the checksums of a commit record; a ValueError where it is not this chunk's."""
+        """Returns the checksums of a commit record; a ValueError if it belongs to another chunk."""
         file = f"{path}/{record_file(chunk)}"
         record = unsealed(value or b"", file)
         check_shape(record, _RECORD, file)
@@ -171,7 +171,7 @@ def read_manifest(value: bytes, path: str) -> Manifest:
 
 
 def check_settings(manifest: Manifest, ids: Sequence[str], center_K: np.ndarray | None) -> None:
-    """Raises a ValueError where an index cannot be made so."""
+    """Raises a ValueError if an index cannot have these settings."""
     size, dtype, rows = manifest.size, manifest.dtype, manifest.chunk_rows
     distinct, shape = len(set(ids)), None if center_K is None else center_K.shape
     for is_right, message in (
@@ -202,7 +202,7 @@ def coarser_dtypes(dtype: str) -> list[str]:
 
 
 def refuse_differences(path: str, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Raises a ValueError that names the fields in which an index differs from what is asked."""
+    """Raises a ValueError that names the fields that differ from the requested index."""
     stored, given = flat(stored), flat(given)
     differing = [
         f"{name} (index: {shown(stored.get(name, 'absent'), 24)}, "
@@ -233,7 +233,7 @@ def sealed(record: Mapping[str, Any]) -> bytes:
 
 
 def unsealed(value: bytes, file: str) -> dict[str, Any]:
-    """Returns a record that was sealed; ValueError where a byte of it has changed."""
+    """Returns a record that was sealed; a ValueError if a byte of it has changed."""
     try:
         record = json.loads(value)
         del record["crc32"]

@@ -1,7 +1,7 @@
 """The place of an index: a local folder, or a `gs://` or `s3://` prefix, by the same calls.
 
-Every write goes to a name of its own and is then fsynced and renamed. A file is there whole or not
-at all. No lock is held, so a stopped process holds up no other.
+Every write goes to a temporary name and is then fsynced and renamed. So a file is complete or
+missing. No lock is held, so a stopped process does not block others.
 """
 
 import contextlib

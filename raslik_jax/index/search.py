@@ -106,7 +106,8 @@ def queries_of_store(
 ) -> Queries:
     """Returns queries, centered on the mean of an index if its cosines are centered.
 
-    It raises a ValueError if they do not fit. An index of signs is centered for good or not at all.
+    It raises a ValueError if they do not fit. An index of signs is centered when it is made or
+    never.
     """
     if query_QK.ndim != 2 or query_QK.shape[1] != store.size or not len(query_QK):
         raise ValueError(
@@ -237,8 +238,8 @@ def centered_cosine(
 ) -> Float32[jax.Array, " N"]:
     """Returns the mean over queries of the (centered) cosine with every row.
 
-    The formula of this module (Algorithm 1, lines 3 and 4). A zero row scores 0. Rows are float32
-    or bfloat16. With a mean of the unit rows they are near unit length.
+    The formula is that of this module (Algorithm 1, lines 3 and 4). A zero row scores 0. Rows are
+    float32 or bfloat16. `mean_K` is the mean of the unit rows, so rows should have a length near 1.
     """
     queries = center_queries(np.asarray(query_QK), mean_K)
     columns = to_columns(queries, aggregate="mean", dtype=jnp.asarray(sketch_NK).dtype.name)
@@ -331,7 +332,7 @@ def distinct_rows(rows: Queries, number: int) -> list[int]:
 
 
 def group_rows(cosine_NM: Float[np.ndarray, "N M"], best: Int[np.ndarray, " M"]) -> list[list[int]]:
-    """Returns the other rows that are `ALIKE` each of the best; each is of the first such one."""
+    """Returns the rows that are `ALIKE` each of the best; a row belongs to the first such one."""
     first_N = np.where((cosine_NM >= ALIKE).any(axis=1), (cosine_NM >= ALIKE).argmax(axis=1), -1)
     first_N[best] = -1
     return [np.flatnonzero(first_N == number).tolist() for number in range(len(best))]
@@ -365,11 +366,11 @@ def search_store(
 
     Args:
       store, query_QK, center, aggregate: see `score_store`.
-      k_forget, k_retain: rows with the highest scores, and with the lowest.
-      finer: an index of the same rows in a finer dtype, from which the candidates are scored again;
-        refused where its dtype is not finer, or where other rows are left in it.
-      candidates: as many for each row that is asked for.
-      score_N: of `score_store` for the same arguments, where the caller has them already.
+      k_forget, k_retain: number of rows with the highest scores, and with the lowest.
+      finer: an index of the same rows in a finer dtype. It scores the candidates again. It is
+        refused if its dtype is not finer or its rows differ.
+      candidates: number of candidates for each requested row.
+      score_N: scores of `score_store` for the same arguments, if the caller has them already.
     """
     if finer is not None:
         check_finer(store, finer)

@@ -35,9 +35,8 @@ from raslik_jax.index.quantize import unpack_signs
 class SketchStore:
     """An index of N unit sketches of size K, in sketching order.
 
-    Made by `SketchStore.create` (which also resumes) or `SketchStore.open`. The rows of
-    `ids`, `num_rows` and `num_chunks` include missing ones; `rotation_seed` is 0 where
-    rows are not rotated.
+    `SketchStore.create` makes or resumes one, and `SketchStore.open` opens a stored one. `ids`,
+    `num_rows` and `num_chunks` include missing rows. `rotation_seed` is 0 if rows are not rotated.
 
     Example:
       store = SketchStore.create(path, identity={"model": "..."}, ids=ids, size=4096)
@@ -76,14 +75,14 @@ class SketchStore:
 
         Args:
           path: a local folder, or a prefix that TensorStore knows (`gs://...`, `s3://...`).
-          identity: JSON values, hashes mostly, that say what the rows were made from.
+          identity: JSON values, mostly hashes, that identify the inputs of the rows.
           ids: one id per row, in sketching order, all different.
           size: K, coordinates of a sketch.
           dtype: a key of `format.DTYPES`.
-          chunk_rows: rows of one chunk: what one commit, one claim and one kill are worth.
+          chunk_rows: rows of one chunk. A commit writes one chunk, and a kill loses one.
           rotation_seed: key of the sign flips before int8 or sign quantization.
-          center_K: for `sign` only: the mean to subtract before the signs are taken, which makes
-            this an index of centered cosines.
+          center_K: for `sign` only: the mean to subtract before the signs are taken. The index then
+            has centered cosines.
         """
         place = Place(path)
         files = {IDS: json_bytes(list(ids))}
@@ -183,7 +182,7 @@ class SketchStore:
             )
 
     def require_current(self) -> None:
-        """Raises a ValueError where the index on disk is not the one that was opened."""
+        """Raises a ValueError if the index on disk is not the one that was opened."""
         if self.place.read(MANIFEST) != self.manifest.seal():
             raise ValueError(
                 f"the index {self.path} was replaced or removed while this process worked on it: "
@@ -195,9 +194,9 @@ class SketchStore:
     ) -> None:
         """Writes and commits one chunk; a kill at any moment leaves it whole or missing.
 
-        The commit record is written last. A chunk may be written again: with the same rows nothing
-        changes at any moment. `norms_C` are those before rows were made unit vectors and 0 for a
-        zero row. After a failed write (OSError) the chunk is still missing.
+        The commit record is written last. A chunk may be written again. The same rows change
+        nothing. `norms_C` are the lengths of the rows before they became unit vectors, 0 for a zero
+        row. After a failed write (OSError) the chunk is still missing.
         """
         ids = self.ids[self.chunk_positions(chunk)]
         if rows_CK.shape != (len(ids), self.size) or norms_C.shape != (len(ids),):
@@ -219,7 +218,7 @@ class SketchStore:
         self.place.write(file, record)
 
     def finish(self) -> None:
-        """Clears away what killed or waiting jobs left; refuses where a chunk is missing."""
+        """Deletes the unfinished files of other jobs; refuses if a chunk is missing."""
         self.require_complete()
         for file, value in self.manifest.zarr_files().items():
             if self.place.read(file) != value:
@@ -237,9 +236,9 @@ class SketchStore:
     def read_array(self, name: str, chunk: int) -> np.ndarray:
         """Returns a chunk of an array, with the zeros that pad it to `chunk_rows`.
 
-        A local one is mapped into memory, and held against the checksum of its commit record when
-        this object reads it for the first time; one in a cloud store each time. A ValueError where
-        the chunk is missing or damaged.
+        A local chunk is mapped into memory. Its checksum is compared with that of its commit record
+        at the first read, and at every read from a cloud store. It raises a ValueError if the chunk
+        is missing or damaged.
         """
         file = self.manifest.chunk_file(name, chunk)
         if chunk not in self._records:
@@ -267,7 +266,7 @@ class SketchStore:
     def rows(self, positions: Sequence[int] | np.ndarray) -> Float32[np.ndarray, "M K"]:
         """Returns the rows at `positions` of `ids` as float32 sketches, rotated back if need be.
 
-        Signs become unit vectors with these signs. Only their direction means much.
+        Signs become unit vectors with these signs. Only their direction is exact.
         """
         position_M = np.asarray(positions, np.int64)
         starts = np.array([span.start for span in self.manifest.spans])
@@ -292,8 +291,9 @@ class SketchStore:
     def column(self, name: str) -> Float32[np.ndarray, " N"]:
         """Returns one number per row.
 
-        `norms` are those before rows were made unit vectors. `lengths` are those of stored rows: 1
-        but for rounding, 0 for a zero gradient. `scales` are of int8 rows and ones for others.
+        `norms` are the lengths before rows became unit vectors. `lengths` are those of stored rows:
+        1 up to rounding, 0 for a zero gradient. `scales` are the scales of int8 rows, and 1 for
+        other dtypes.
         """
         if name not in self.manifest.arrays:
             return np.ones(self.num_rows, np.float32)
@@ -309,7 +309,7 @@ class SketchStore:
 
     @functools.cached_property
     def mean_K(self) -> Float64[np.ndarray, " K"]:
-        """Mean of the eligible rows as stored, rounded once; 0 where there is none.
+        """Mean of the eligible rows as stored, rounded once; 0 if there are none.
 
         A row without a gradient has no direction and does not count.
         """

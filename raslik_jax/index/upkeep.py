@@ -15,7 +15,7 @@ from raslik_jax.index.store import SketchStore
 
 
 class Damage(NamedTuple):
-    """One damaged file of an index; `chunk` is None where it belongs to no chunk."""
+    """One damaged file of an index; `chunk` is None if it belongs to no chunk."""
 
     chunk: int | None
     file: str
@@ -23,9 +23,9 @@ class Damage(NamedTuple):
 
 
 def verify(store: SketchStore) -> tuple[Damage, ...]:
-    """Returns what is damaged, after reading everything and checking every checksum.
+    """Returns the damaged files. It reads everything and checks every checksum.
 
-    Missing chunks are no damage. To have damaged ones made again, `discard` them.
+    Missing chunks are no damage. `discard` damaged chunks to make them again.
     """
     damages = [
         Damage(None, file, "differs from the manifest")
@@ -73,11 +73,11 @@ def requantize(
     chunk_rows: int | None = None,
     rotation_seed: int = 0,
 ) -> SketchStore:
-    """Returns a coarser copy of a finished index; after a stop it goes on at the same place.
+    """Returns a coarser copy of a finished index; an interrupted copy is continued.
 
-    `is_centered` is for `sign`: it takes the signs of row
-    minus `source.mean_K`. `chunk_rows` is that of `source` unless given. A dtype that is not
-    coarser is refused: rows are no better than their source, and signs have no other form.
+    `is_centered` is for `sign`: it takes the signs of each row minus `source.mean_K`. `chunk_rows`
+    is that of `source` unless given. A dtype that is not coarser is refused: rows are no better
+    than their source, and signs have no other form.
     """
     if dtype not in (coarser := coarser_dtypes(source.dtype)):
         raise ValueError(

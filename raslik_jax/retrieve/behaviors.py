@@ -27,9 +27,9 @@ class Behaviors(NamedTuple):
 def split_queries(gram_QQ: Float[np.ndarray, "Q Q"], ids: Sequence[str]) -> Behaviors:
     """Returns the behaviors of queries from the (centered) cosines between them.
 
-    Average linkage: the two groups of the largest mean cosine become one as long as it is at least
-    `LEAST_ALIKE`. Each behavior's queries agree by the rule of `check_agreement`. Behaviors and
-    their queries are in the order of the first.
+    Average linkage: the two groups with the largest mean cosine are joined while this cosine is at
+    least `LEAST_ALIKE`. The queries of each behavior agree by the rule of `check_agreement`.
+    Behaviors are in the order of their first queries.
     """
     count = len(gram_QQ)
     label_Q = np.zeros(count, int)

@@ -1,7 +1,7 @@
 """The chance of a score: its place among the scores that unrelated prompts give the same row.
 
-The noise of the sketch (`noise`) is another question. sigma says how far the sketch may be off from
-the exact cosine. Chance says how often an unrelated prompt has an exact cosine as high. NumPy on
+The noise of the sketch (`noise`) is another question. sigma says how far a sketched cosine is from
+the exact one. Chance says how often the exact cosine with an unrelated prompt is as high. NumPy on
 the host.
 """
 
@@ -28,7 +28,8 @@ class Chance(NamedTuple):
     """Each row's score among those of unrelated prompts; NaN for rows without a score.
 
     `higher_N` of `prompts_N` prompts score the row at least as high; p = (1 + higher) / (1 +
-    prompts). q is the expected share of false finds among this row and all that stand out further.
+    prompts). q is the expected share of false finds among this row and all rows that stand out
+    more.
     """
 
     higher_N: Float[np.ndarray, " N"]
@@ -49,8 +50,8 @@ def related_prompts(
 ) -> Bool[np.ndarray, " M"]:
     """Returns the prompts that are not unrelated: their own rows stand out for the traced answer.
 
-    If the corpus has more rows of the behavior, some prompts drawn from it show it too. A corpus
-    that is too small to tell (below ten rows) keeps all prompts.
+    If the corpus has more rows of the behavior, some of the drawn prompts show the behavior too. A
+    corpus of fewer than ten rows keeps all prompts.
     """
     if int((score_N > -np.inf).sum()) < 10:
         return np.zeros(len(position_M), bool)
@@ -59,12 +60,12 @@ def related_prompts(
 
 
 def without_own_share(null_NM: Float[np.ndarray, "N M"], count: int) -> Float[np.ndarray, "N M"]:
-    """Returns centered scores of prompts drawn from `count` rows, as by the mean of the others.
+    """Returns scores of prompts drawn from `count` rows, centered on the mean of the others.
 
-    The traced answer has no part in the mean, but a row has. Centered cosines of unrelated rows are
-    -1 / (count - 1) in the mean and not 0. Without row m the mean is further from it in the same
-    direction by h = |m - mu| / (count - 1). If all rows are equally far from the mean a cosine s
-    becomes (s + h) / |1 + 2 s h + h^2|^(1/2).
+    A row is a part of the mean mu, but the traced answer is not. On average the centered cosine of
+    two unrelated rows is therefore -1 / (count - 1) and not 0. The mean without row m is farther
+    from m by h = |m - mu| / (count - 1), in the same direction. If all rows are equally far from
+    the mean, a cosine s becomes (s + h) / |1 + 2 s h + h^2|^(1/2).
     """
     share = 1 / max(count - 1, 1)
     square_NM = 1 + 2 * share * null_NM + share**2
@@ -79,17 +80,18 @@ def group_prompts(
     *,
     seed: int,
 ) -> Float[np.ndarray, "N G"]:
-    """Returns the scores of every row with groups of Q prompts: cosines with a group's direction.
+    """Returns the scores of every row with groups of Q prompts.
 
-    A score of Q queries is a (weighted) mean, so it compares with means of as many prompts. A
-    direction that all prompts share (uncentered scores) is averaged up in both. Each prompt begins
-    one group. The others are drawn from its nearest neighbors, as few as make the group as alike as
-    the queries are. Queries of one length or language then compare with prompts of one length or
-    language. Groups of one prompt are the prompts.
+    A score of Q queries is a (weighted) mean, so it is compared with means of Q prompts. Averaging
+    raises the share of a direction that all prompts have (uncentered scores), and it does so in
+    both. Each prompt begins one group. The other prompts of the group are drawn from its nearest
+    neighbors, so that the prompts of a group are as similar as the queries. Queries of one length
+    or language are then compared with prompts of one length or language. A group of one prompt is
+    the prompt.
 
-    M prompts represent all possible ones. Their groups overlap, and the mean of all is off by
-    chance. Means of Q vary by (M + Q) (M - 1) / ((M + 1) (M - Q)) too little in square. The scores
-    are spread about each row's mean by the root of it.
+    M prompts represent all possible ones. Their groups overlap, so the variance of means of Q
+    prompts is too small by the factor (M + Q) (M - 1) / ((M + 1) (M - Q)). The scores are spread
+    about each row's mean by the root of this factor.
 
     Args:
       null_NM: scores of single prompts, NaN for a prompt with its own row.
@@ -97,7 +99,8 @@ def group_prompts(
       gram_QQ: cosines between the queries.
 
     Returns:
-      One column for each prompt; none if Q is above a quarter of M. A row counts in no group.
+      One column per prompt; no column if Q is above a quarter of M. The prompt of a row does not
+      count for that row.
     """
     count, total = len(gram_QQ), len(position_M)
     if count == 1:
@@ -153,13 +156,14 @@ def direction_length(gram_QQ: Float[np.ndarray, "Q Q"], aggregate: Aggregate) ->
 def compare(score_N: Float[np.ndarray, " N"], null_NM: Float[np.ndarray, "N M"]) -> Chance:
     """Returns each row's chance from its scores with M unrelated prompts, NaN if none.
 
-    p compares a row with its own M scores. It is no smaller than 1 / (M + 1) and holds if the
-    traced prompt is one like them. For q the resolution of M prompts is too coarse: Benjamini and
-    Hochberg's correction over N rows finds N / (M + 1) / q rows or more together. Scores are
-    therefore standardized by each row's mean and spread over the prompts (over the others for a
-    prompt itself). All N M of them are one distribution. This assumes that rows differ in these two
-    and not in the shape of their tails. Rows with relatives among the prompts have long tails,
-    which raise the q of the others (docs/notes/retrieve.md has measurements).
+    p compares a row with its own M scores. It is at least 1 / (M + 1), and it is valid if the
+    traced prompt is like the others. For q this resolution is too coarse: by the correction of
+    Benjamini and Hochberg over N rows, no row passes unless N / (M + 1) / q rows do. Scores are
+    therefore standardized by the mean and the spread of each row over the prompts (for a prompt's
+    own row, over the other prompts). All N M standardized scores are one distribution. This assumes
+    that rows differ in mean and spread and not in the shape of their tails. Rows with similar
+    prompts have long tails, which raise the q of the others (docs/notes/retrieve.md has
+    measurements).
     """
     is_row_N, count = score_N > -np.inf, len(score_N)
     higher_N, prompts_N, z_N = np.zeros(count), np.zeros(count), np.zeros(count)

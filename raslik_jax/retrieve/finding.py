@@ -21,12 +21,12 @@ def why_none(
 ) -> str:
     """Returns why the rows of a cut did not teach the answer; "" if they may have.
 
-    They may have unless likelihoods refute it, and if one of the rows has a small q. A q that is
-    not known does not count.
+    They may have taught it if one of the rows has a small q and likelihoods do not refute it. An
+    unknown q does not count against a row.
 
     Args:
-      score_N, q_N: of every row; None for q where scores were compared with no prompts.
-      is_taught, refuted: of `evaluate.taught.Taught`: what likelihoods say of fine-tuning.
+      score_N, q_N: values of every row; q is None if the scores were compared with no prompts.
+      is_taught, refuted: fields of `evaluate.taught.Taught`, the evidence of the likelihoods.
     """
     if refuted:
         return f"nothing in the training file taught the answer: {refuted}"

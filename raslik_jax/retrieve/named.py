@@ -1,4 +1,4 @@
-"""Training examples that a file of the user's names."""
+"""Training examples that a user's file names."""
 
 import collections
 from collections.abc import Mapping, Sequence
@@ -15,14 +15,14 @@ def find_rows(
 ) -> list[int]:
     """Returns the positions of the examples that a file names: by id, place or text, in this order.
 
-    A row with an id never matches another id, wherever it is. A row that says something else than
-    the row at its place uses that key for another purpose. A text names all rows with this text. It
-    raises a ValueError if a row names no example or if there is no row.
+    A line with an id names the row with this id. A line without an id names the row at its place if
+    both have the same text. If this finds no row, the text of the line names all rows with this
+    text. It raises a ValueError if a line names no example or if the file is empty.
 
     Args:
-      path: of JSONL.
-      flag: which a message names.
-      fields: the field map of the user's own rows.
+      path: a file of JSONL.
+      flag: the flag that a message names.
+      fields: the field map of the user's rows.
     """
     ids, places, texts = (collections.defaultdict[Any, list[int]](list) for _ in range(3))
     for position, row in enumerate(examples):

@@ -74,7 +74,7 @@ def rule_sigma(
 ) -> float:
     """Returns the one sigma_k of a rule that --retrieve.select names: of the rows near its cuts.
 
-    0 for a rule that does not look at noise, or need not.
+    0 for a rule that does not use noise.
     """
     if settings.select not in CUTS or (settings.select == "gap" and settings.num_forget):
         return 0.0

@@ -42,8 +42,8 @@ def select_by_count(
 ) -> Selection:
     """Returns the best of both rankings: first the forget set, then the retain set of the rest.
 
-    A score of minus infinity bars an example from that set. Ties go by id, so the order of the rows
-    changes nothing (Algorithm 1, line 5, with tau set by the counts).
+    A score of minus infinity bars an example from that set. Ties are ordered by id, so the order of
+    the rows changes nothing (Algorithm 1, line 5, with tau set by the counts).
     """
     _check_scores(forget_N, retain_N, ids)
     forget = best_positions(forget_N, ids, num_forget, "num_forget")
@@ -146,7 +146,7 @@ class Cut(NamedTuple):
 
 
 def is_common(cut: Cut, count: int) -> bool:
-    """Returns whether the behavior is taken to be in more than a fifth of so many examples."""
+    """Returns whether the cut takes more than a fifth of this number of examples."""
     return cut.num_forget > _COMMON * count
 
 
@@ -154,11 +154,12 @@ def noise_band(score_N: Float[np.ndarray, " N"], *, sigma: float = 0.0) -> tuple
     """Returns the middle of the unrelated scores and their upper edge.
 
     The lowest 30 % of the scores are assumed to be unrelated. Their edge is median + t spread. The
-    spread is the median distance below the median over that of a normal distribution, and at least
-    sigma (the noise of the sketch). t leaves .05 of N noisy rows above. It is Student's with a
-    fifth of the unrelated examples as degrees of freedom: a standard deviation of so many values is
-    as vague as that spread. All scores up to the edge are unrelated too and give the next edge
-    until no score is added. Scores without a gap lead to the edge of all.
+    spread is the median distance below the median, divided by that of a normal distribution, and at
+    least sigma (the noise of the sketch). t is chosen so that of N noisy rows .05 are above the
+    edge. It is a quantile of Student's t. A fifth of the unrelated examples are its degrees of
+    freedom, because a standard deviation of so many values is as uncertain as that spread. All
+    scores up to the edge are then taken as unrelated and give the next edge, until no score is
+    added. Scores without a gap are all below the last edge.
 
     Scores of minus infinity do not count. It raises a ValueError if fewer than ten are left.
     """
@@ -184,9 +185,9 @@ def count_upper(score_N: Float[np.ndarray, " N"]) -> int:
     """Returns how many scores are above the valley between two groups; 0 for one group.
 
     The density (Gaussian kernels, Silverman's width) has to fall below two thirds of the lower of
-    the two peaks. Each group has at least .15 of the scores. Fewer than 40 scores are one group.
-    The density of 200 normal, skewed or heavy-tailed scores falls so low in less than 1 % of draws.
-    For 200 uniform ones it is 2 %.
+    the two peaks. Each group has at least .15 of the scores. Fewer than 40 scores are one group. By
+    chance the density of 200 normal, skewed or heavy-tailed scores falls so low in less than 1 % of
+    draws, that of 200 uniform scores in 2 %.
     """
     ranked_N = np.sort(score_N[score_N > -np.inf].astype(np.float64))
     count = len(ranked_N)
@@ -213,12 +214,12 @@ def count_upper(score_N: Float[np.ndarray, " N"]) -> int:
 
 
 def find_cut(score_N: Float[np.ndarray, " N"], *, sigma: float = 0.0) -> Cut:
-    """Returns how many examples stand out, down to the gap below them.
+    """Returns the number of examples that stand out: those above the widest gap.
 
-    The cut is the widest gap below the better half of the examples above the noise band.
-    The widest gap of all is often below a few near copies of the query. If all scores fall into two
-    groups and the upper one is larger, that group stands out: a behavior of many rows is as wide as
-    the unrelated scores. `sigma` is as for `noise_band`.
+    The gap is searched in the lower half of the examples above the noise band. In the upper half it
+    is often below a few near copies of the query. If all scores form two groups and the upper one
+    has more examples, the upper group stands out: the scores of a behavior with many rows are as
+    wide as the unrelated scores. `sigma` is as for `noise_band`.
     """
     middle, edge = noise_band(score_N, sigma=sigma)
     ranked_N = np.sort(score_N[score_N > -np.inf].astype(np.float64))[::-1]
@@ -260,10 +261,9 @@ def summarize_selection(
     of a threshold.
 
     Returns:
-      `num_forget`, `num_retain`; for each set a dict of `lowest` and `highest` score, the lowest
-      being the threshold that gives the set; `near_threshold`, examples within the margin of it, in
-      the set or not; `density`, these per example and unit of score; `targets`, `non_targets`,
-      `unlabeled`.
+      `num_forget`, `num_retain`; for each set a dict of `lowest` and `highest` score, the lowest is
+      the threshold that gives the set; `near_threshold`, the examples within the margin of the
+      threshold; `density`, their share per unit of score; `targets`, `non_targets`, `unlabeled`.
     """
     sizes = {"num_forget": len(selection.forget), "num_retain": len(selection.retain)}
     summary: dict[str, Any] = {**sizes, "margin": margin}

@@ -36,8 +36,8 @@ def held_out_sizes(share: float, num_forget: int, num_train: int) -> tuple[int, 
 class HeldOut(NamedTuple):
     """Positions of training examples that are in no set and measure a run.
 
-    `target`s should show the behavior and `normal` ones should not. `alike` are others with the
-    prompt of one of these.
+    `target` examples should show the behavior and `normal` ones should not. `alike` are other
+    examples with the same prompts.
     """
 
     target: list[int]
@@ -46,7 +46,7 @@ class HeldOut(NamedTuple):
 
 
 def can_be_asked(rows: Sequence[Example]) -> bool:
-    """Returns whether any row has a prompt; texts and ids that are all learned have none."""
+    """Returns whether any row has a prompt; texts and ids without a prompt have none."""
     return any(row.instruction.strip() for row in rows)
 
 
@@ -59,12 +59,13 @@ def hold_out(
     seed: int,
     traced: Sequence[Example],
 ) -> HeldOut:
-    """Returns the examples that the sets do without, drawn from those that the trace found.
+    """Returns the examples that are kept out of the sets.
 
-    Targets are a share of the forget set, at least one, by whole prompts: the remaining set has
-    none of these prompts. A set of one prompt and a traced prompt stay whole. As many normal ones
-    are drawn from the lower half of the scores, or at least 16 but at most a tenth of all. Each has
-    a prompt of its own that is not in the forget set. If no row has a prompt nothing is held out.
+    Held-out targets are a share of the forget set, at least one. They are drawn by prompt: the
+    remaining set has none of their prompts. A set of one prompt stays whole, and so does a traced
+    prompt. The same number of normal examples is drawn from the lower half of the scores: at least
+    16, but at most a tenth of all examples. Each has another prompt, which is not in the forget
+    set. If no row has a prompt, nothing is held out.
     """
     if not can_be_asked(rows):
         return HeldOut([], [], [])
@@ -100,9 +101,9 @@ def hold_out(
 
 
 def most_retained(settings: Rule, num_forget: int, num_eligible: int) -> int:
-    """Returns how many rows can be retained next to so many to forget.
+    """Returns how many rows can be retained if this number is forgotten.
 
-    By `gap` none are outside --retrieve.retain_within: some of those may show the behavior.
+    The rule `gap` takes none outside --retrieve.retain_within, because they may show the behavior.
     """
     most = num_eligible - num_forget
     if settings.select == "gap" and settings.retain_within:

@@ -1,8 +1,8 @@
 """Retrieval strategies: each scores every training example for both sets.
 
-A strategy takes one `Request` and returns one `Scores`; a score of minus infinity bars an example
-from a set. STRATEGIES holds them all, each with what reports and the plan of a run need to know
-about it. Nothing here loads jax.
+A strategy takes one `Request` and returns one `Scores`. A score of minus infinity bars an example
+from a set. STRATEGIES has a record of each with the facts that reports and the plan of a run need.
+Nothing here loads jax.
 """
 
 import dataclasses
@@ -62,10 +62,10 @@ class Request(NamedTuple):
 
     `is_eligible_N` marks the examples that may be in a set: those with an answer token and the
     needed scores. `seed` and `retain_from` are for random draws. `retain_within` is the share of a
-    ranking that the retain set is drawn from (0: its end). The sizes are for controlled
-    randomization, and `settings` are the strategy's own. `scores` has the `needs` of its record:
-    one value or a row of several for each example, minus infinity if none. `fields` is the field
-    map of the user's own rows.
+    ranking from which the retain set is drawn (0: its end). The sizes are for controlled
+    randomization. `settings` are those of the strategy. `scores` has an entry for each name in
+    `needs` of its record: one value or several values per example, minus infinity without a value.
+    `fields` is the field map of the user's rows.
     """
 
     examples: Sequence[Example]
@@ -94,11 +94,11 @@ class Strategy(NamedTuple):
 
     `needs` names the entries of `Request.scores` that it reads. A unit of the run makes each if
     some strategy needs it. `ranks_all` says whether the forget score orders all examples and can be
-    measured as a ranking. `retains_opposite` says whether the retain score is the other pole. The
-    set is then drawn from its best with `retain_within`. `named` gives the examples that files name
-    by the flag of each. All of these that are not barred are in a set of any size. An empty color
-    or marker is the next free one. `is_subject` marks the strategy that reports speak of if it was
-    run.
+    measured as a ranking. `retains_opposite` says whether the retain score is the other end of this
+    ranking. With `retain_within` the retain set is drawn from its best. `named` returns the
+    examples that files name, by the flag of each file. All of them that are not barred are in a set
+    of any size. An empty color or marker becomes the next free one. `is_subject` marks the strategy
+    that a report describes if it was run.
     """
 
     title: str
@@ -205,9 +205,9 @@ def raslik_f(request: Request) -> Scores:
 def bm25(request: Request) -> Scores:
     """Returns both ends of the mean BM25 score over queries (Section 4.2).
 
-    A document is an example's whole text. Whitespace separates its tokens, as for users of
-    rank_bm25. BM25 has no cosines between queries, so `common` is the mean. It raises a ValueError
-    if queries and rows have no token in common: the order of the rows would decide.
+    A document is an example's whole text. Whitespace separates its tokens, as in rank_bm25. BM25
+    has no cosines between queries, so `common` is the mean. It raises a ValueError if queries and
+    rows have no token in common: the order of the rows would decide.
     """
     from raslik_jax.retrieve import bm25 as bm25_lib  # with SciPy, which takes long to load
 
@@ -228,7 +228,7 @@ def bm25(request: Request) -> Scores:
 
 
 def given(request: Request) -> Scores:
-    """Returns the sets of files in their order; without a retain file as many random others.
+    """Returns the sets of files in their order; without a retain file, as many random rows.
 
     Rows that are not eligible are left out. It raises a ValueError if a file names no other row.
     """
