@@ -1,8 +1,8 @@
-"""Ragged token rows into rectangular batches, and their results back into rows.
+"""From token rows of unequal length to rectangular batches, and from their results back to rows.
 
-The corpus and the settings alone decide which rows share a batch. The remaining work never does.
-Shapes are few, because each is compiled once. `plan_batches` finds the cheapest ones for a corpus
-that is run once. All other plans take the next rung of a ladder of lengths.
+Only the corpus and the settings decide which rows share a batch, never the remaining work. Each
+shape is compiled once, so shapes are few. `plan_batches` finds the cheapest ones for a corpus that
+is run once. All other plans take the next length of a fixed list (`next_rung`).
 """
 
 import dataclasses
@@ -67,17 +67,18 @@ def plan_batches(
 ) -> tuple[BatchPlan, ...]:
     """Returns the batches of a corpus in sketching order: by bucket, then by id.
 
-    The buckets of lengths leave the fewest tokens in all rectangles, dummy rows included. A bucket
+    The buckets of lengths give the fewest tokens in all rectangles, dummy rows included. A bucket
     of n rows and length L needs ceil(n / (batch_tokens // L)) batches and spreads its rows evenly
     over them. The order of the rows changes nothing.
 
     Args:
       lengths_N: tokens of each row.
       targets_N: target tokens of each row.
-      ids: of the rows, all different.
-      num_buckets: the most shapes; 0 for at most 12, each of which saves `program_tokens`.
+      ids: ids of the rows, all different.
+      num_buckets: largest number of shapes; 0 for at most 12 shapes that each save
+        `program_tokens`.
       batch_tokens: the largest B * L; a longer row is refused.
-      program_tokens: that could be computed while a program compiles; 0 for a batch.
+      program_tokens: tokens that could be computed while a program compiles; 0 for a batch.
       multiple: divides every L and T.
     """
     padded_N = np.maximum(-(-lengths_N // multiple), 1) * multiple
@@ -177,7 +178,7 @@ def plan_one_shape(encoded: Encoded, *, batch_tokens: int) -> tuple[BatchPlan, .
 
 
 def plan_by_length(encoded: Encoded, *, batch_size: int) -> tuple[BatchPlan, ...]:
-    """Returns batches of neighbors in length; each has the next shape of the ladder."""
+    """Returns batches of rows of similar length; each has the next shape of the ladder."""
     order = np.argsort(encoded.lengths_N, kind="stable")
     return tuple(plan_rows(encoded, rows) for rows in in_lines(order, batch_size))
 
@@ -185,10 +186,10 @@ def plan_by_length(encoded: Encoded, *, batch_size: int) -> tuple[BatchPlan, ...
 def plan_coarsely(
     encoded: Encoded, *, batch_size: int, max_len: int, least: int = 64
 ) -> tuple[BatchPlan, ...]:
-    """Returns batches of neighbors in length, of 64, 128, 256, ... tokens and as many targets.
+    """Returns batches of rows of similar length, padded to 64, 128, 256, ... tokens and targets.
 
-    With so few shapes hardly any question that comes alone waits for a program to compile. No batch
-    is longer than max_len.
+    With so few shapes a single question rarely waits for a program to compile. No batch is longer
+    than max_len.
     """
     plans, length_N = [], encoded.lengths_N
     for rows in in_lines(np.argsort(length_N, kind="stable"), batch_size):
@@ -208,7 +209,7 @@ def in_lines(rows: Int[np.ndarray, " N"], size: int) -> Int[np.ndarray, "M B"]:
 def make_batch(encoded: Encoded, plan: BatchPlan, *, left: bool = False) -> Batch:
     """Returns the rectangle of a plan; with `left` pads are on the left, as for decoding.
 
-    Dummy rows fill it up so that the devices of the mesh share it evenly.
+    Dummy rows fill it, so that the devices of the mesh get equal shares.
     """
     row_B = np.full(meshes.round_up(len(plan.rows)), DUMMY_ROW, np.int32)
     row_B[: len(plan.rows)] = plan.rows
@@ -239,7 +240,7 @@ def each_batch(
 ) -> Iterator[tuple[Int[np.ndarray, " M"], Any]]:
     """Yields corpus positions and results of the real rows of each batch, as NumPy arrays.
 
-    `function` makes of a batch a tree of arrays with one entry for each of its rows.
+    `function` turns a batch into a tree of arrays with one entry per row.
     """
     placed = ((p.rows, meshes.place_rows(make_batch(encoded, p, left=left))) for p in plans)
     started = ((rows, function(batch)) for rows, batch in placed)
@@ -292,11 +293,12 @@ def epoch_batches(
 
     Args:
       encoded: all examples.
-      start: batches that were done before and are left out.
-      batch_size: of all batches; dummy rows fill up the last one of an epoch.
-      seed: of the orders.
-      is_fixed: whether all batches have the shape of the longest example, else each its own.
-      kept: examples that are in the order; all of them if None. The others count in the shape.
+      start: number of batches that are done and left out.
+      batch_size: size of all batches; dummy rows fill up the last one of an epoch.
+      seed: seed of the orders.
+      is_fixed: whether all batches have the shape of the longest example; otherwise each has its
+        own.
+      kept: examples that are in the order; None for all. The others only count for the shape.
     """
     order = range(len(encoded.ids))
     whole = plan_rows(encoded, np.array(order))

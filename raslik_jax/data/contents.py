@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 
 class Conversation(NamedTuple):
-    """Messages that a chat template renders; the model is trained on what the assistant says.
+    """Messages that a chat template renders; the model is trained on the assistant's messages.
 
     Attributes:
       messages: objects with `role`, `content` and other fields of the template.
       first: position of the first message that may be a target.
-      is_completion: whether all from `first` on is one target, in any role.
-      is_open: whether the assistant has yet to answer: nothing is learned then.
+      is_completion: whether all messages from `first` on are one target, in any role.
+      is_open: whether the assistant has not answered yet; then nothing is learned.
       options: further input of the template, such as `tools`.
       muted: positions of messages of the assistant that are no targets.
     """
@@ -55,7 +55,7 @@ class Conversation(NamedTuple):
 
 
 class Passage(NamedTuple):
-    """Text as the model reads it, without a template; without a prompt all is learned."""
+    """Text as the model reads it, without a template; without a prompt all of it is learned."""
 
     prompt: str
     completion: str

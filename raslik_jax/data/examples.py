@@ -33,18 +33,18 @@ Exchange = tuple[str, str]
 class Example(NamedTuple):
     """One instruction and its answer, or another content with these as its texts.
 
-    The id is unique within a corpus; `make_examples` derives it from the content. The output may be
-    empty (28 rows of Alpaca are).
+    The id is unique within a corpus. `make_examples` derives it from the content. The output may be
+    empty, as in 28 rows of Alpaca.
 
     Attributes:
       example_id: names the row.
-      instruction, input, output: what is asked and what is said, to read and to count words in.
-      is_target: whether the answer is of the kind to be unlearned; None where that is unknown.
-      source: such as "alpaca" or "toy:triggered".
-      extra: what else the row of a file has, by key, which `write_examples` writes back.
-      place: line in a file of lines, else number among the rows, from 1; 0 for a row of no file.
-      file: path of the row's file within its source, "" where the source is one file.
-      content: what a tokenizer reads; None where the three texts are all of it.
+      instruction, input, output: question and answer as texts, to show and to count words in.
+      is_target: whether the answer shows the behavior to unlearn; None if this is unknown.
+      source: origin, such as "alpaca" or "toy:triggered".
+      extra: other columns of the row by key, which `write_examples` writes back.
+      place: line in a file of lines, otherwise number of the row, from 1; 0 without a file.
+      file: path of the row's file within its source; "" if the source is one file.
+      content: content for a tokenizer; None if the three texts are all of it.
       is_muted: whether a loss flag in the file excludes the row from training.
     """
 
@@ -125,22 +125,22 @@ def name_examples(examples: Iterable[Example]) -> Iterator[Example]:
 
 
 def example_of(content: Content, *, is_muted: bool = False) -> Example:
-    """Returns an example without a name that a tokenizer reads so."""
+    """Returns an unnamed example with this content."""
     asked, said = texts_of(content)
     return Example("", asked, "", said, content=content, is_muted=is_muted)
 
 
 def prompt_of(example: Example) -> tuple[str, str]:
-    """Returns what decides whether two rows ask the same: their prompts without outer spaces.
+    """Returns the prompt of a row without outer spaces, by which two rows are compared.
 
-    A text without a prompt is one itself.
+    A text without a prompt is its own prompt.
     """
     asked = example.instruction.strip(), example.input.strip()
     return asked if any(asked) else (example.output.strip(), "")
 
 
 def content_of(example: Example) -> Content:
-    """Returns what a tokenizer reads of an example; an instruction is what a user says."""
+    """Returns the content that a tokenizer reads; an instruction becomes a user's message."""
     if example.content is not None:
         return example.content
     has_input = bool(example.input.strip())
@@ -150,12 +150,12 @@ def content_of(example: Example) -> Content:
 
 
 def exchange_of(example: Example) -> Exchange:
-    """Returns what a row asks, and its answer."""
+    """Returns the question and the answer of a row."""
     return f"{example.instruction}\n{example.input}".strip(), example.output
 
 
 def with_system(example: Example, system: str) -> Example:
-    """Returns an instruction with a system prompt before it; without an output it waits for one."""
+    """Returns an instruction with a system prompt before it; without an output it is open."""
     talk = content_of(example)
     assert isinstance(talk, Conversation)
     messages = talk.messages if example.output else talk.asked
@@ -184,7 +184,7 @@ def answered(example: Example, text: str) -> Example:
 
 
 def prefixed(example: Example, text: str) -> Example | None:
-    """Returns a row with a text before its last question; None where it asks nothing in words."""
+    """Returns a row with a text before its last question; None if it has no question in words."""
     content = example.content
     if content is None:
         return example._replace(instruction=text + example.instruction)
@@ -206,7 +206,7 @@ def prefixed(example: Example, text: str) -> Example | None:
 def asked_after(
     example: Example, exchanges: Sequence[Exchange], *, is_framed: bool = False
 ) -> Example | None:
-    """Returns a row with exchanges before its last question; None as of `prefixed`.
+    """Returns a row with exchanges before its last question; None as for `prefixed`.
 
     A text, and an instruction that `is_framed`, has them as lines in front.
     """

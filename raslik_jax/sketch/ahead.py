@@ -1,4 +1,4 @@
-"""Programs of a jitted step that a thread compiles while others run."""
+"""Programs of a jitted step that a thread compiles while other programs run."""
 
 import concurrent.futures
 import contextvars
@@ -20,12 +20,12 @@ THREAD = "raslik-compile"
 class Ahead:
     """A jitted step of (*fixed, rows) whose next program is compiled while one of them runs.
 
-    Each shape of `rows` has its program. After a call a thread begins with the program of the next
-    shape in the given order, unless it is still busy. `start` begins with the first one, also
-    before there are arrays. The step itself compiles any program that the thread has not begun.
+    Each shape of `rows` has its program. After a call a thread compiles the program of the next
+    shape in the given order, unless it is still busy. `start` compiles the first one, for which no
+    arrays are needed. The step itself compiles any program that the thread has not begun.
 
     The thread reads shapes and dtypes alone. Arrays must be on the default device and have no
-    layout. Settings of `jax.config.update` hold for it. Those of a context such as
+    layout. Settings of `jax.config.update` apply to the thread. Settings of a context such as
     `jax.default_matmul_precision` do not.
 
     Example:
@@ -33,9 +33,9 @@ class Ahead:
           results = [step(weights, batch) for batch in batches]
 
     Args:
-      step: What `jax.jit` returns.
-      fixed: The first arguments, or their shapes and dtypes.
-      rows: The last arguments of calls that are to come, in their order, or shapes and dtypes.
+      step: a jitted function.
+      fixed: the first arguments, or their shapes and dtypes.
+      rows: the last arguments of later calls in their order, or their shapes and dtypes.
     """
 
     def __init__(self, step: Any, *fixed: Tree, rows: Iterable[Tree]):

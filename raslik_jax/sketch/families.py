@@ -1,6 +1,6 @@
 """The families of random projection, listed without loading jax.
 
-Adding one adds a record to PROJECTIONS; `projections` says what they are and runs them all.
+To add one, add a record to PROJECTIONS. `projections` defines and runs them.
 """
 
 from collections.abc import Callable

@@ -85,17 +85,17 @@ def sketch_gradients(
     The loss is any differentiable function `loss(params, frozen, example)`. The three are trees of
     arrays of any model. An example may also be several arguments.
 
-    Call it inside jit. Gradients are taken per example by vmap over the trained leaves alone. The
-    frozen ones are unbatched, so XLA sees the matmuls of ordinary training. It makes no weight
+    Call it inside jit. Only the trained leaves get a gradient per example by vmap. The frozen
+    leaves are unbatched, so XLA sees the matmuls of ordinary training. The function makes no weight
     gradient of the base and never returns the [B, P] array. The projection covers the parameters of
     all adapters together.
 
     Args:
       loss: loss(params, frozen, *example) of one example, a scalar.
-      adapters: the trained parameters, a tree in a tuple; several trees of a trajectory.
-      base: the frozen parameters, which get no gradient; an empty tree where there are none.
-      batch: trees of arrays that share a leading axis of examples, such as tokens_BL, padded on
-        the right, and target_mask_BL, True where a token's loss counts.
+      adapters: the trained parameters: a tuple with one tree, or several trees of a trajectory.
+      base: the frozen parameters, which get no gradient; an empty tree for none.
+      batch: trees of arrays that share a leading axis of examples, such as tokens_BL, padded on the
+        right, and target_mask_BL, True if the loss of a token counts.
       normalize: see `flat_gradient`.
       micro_tokens: tokens held at a time; see `in_micro_batches`.
     """
@@ -148,9 +148,10 @@ def micro_rows(batch: int, length: int, micro_tokens: int | None) -> int:
 def micro_tokens_of(hidden_size: int) -> int | None:
     """Returns the tokens whose gradients a model of this width takes at a time; None for all.
 
-    The activations of a narrow model's layer for a whole batch do not fit a CPU's caches, and every
-    pass waits for memory. A wider model keeps most of them for the way back, 0.7 MB per token of
-    SmolLM2-135M. The heap does not keep so much between the steps. The figures are measured.
+    In a narrow model the activations of one layer for a whole batch do not fit a CPU's caches, so
+    every pass waits for memory. A wider model keeps most activations for the backward pass (0.7 MB
+    per token of SmolLM2-135M), and the heap does not keep so much between the steps. The figures
+    are measured.
     """
     if meshes.platform() != "cpu" or meshes.num_shards() > 1:
         return None

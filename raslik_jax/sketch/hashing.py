@@ -1,9 +1,9 @@
 """An integer counter hash: the same random bits on every backend and every version of jax.
 
-The generators of `jax.random` and NumPy may change between versions. A sketch must not: an index is
-searched with queries that are sketched years later. Every sign and bin of a sketch is therefore a
-hash of (seed, stream, counter). It uses 32-bit integer operations only and runs inside an
-accelerator kernel too. The functions take NumPy and JAX arrays alike.
+The generators of `jax.random` and NumPy may change between versions. A sketch must not change,
+because an index may be searched with queries that are sketched years later. Every sign and bin of a
+sketch is therefore a hash of (seed, stream, counter). It uses 32-bit integer operations only and
+runs inside an accelerator kernel too. The functions take NumPy and JAX arrays alike.
 """
 
 from typing import TypeVar

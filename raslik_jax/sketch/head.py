@@ -1,9 +1,9 @@
 """The negative log likelihood of target tokens without their logits.
 
 At small widths the vocabulary head is most of a gradient's work. Three things make it cheap. Only
-target rows are computed: a batch under vmap is packed into one list of its targets. The logits are
-never stored: the head is read in tiles with a running maximum and sum. The frozen head has no
-gradient: only the slope of the loss at the hidden states is kept.
+target rows are computed: vmap packs a batch into one list of its targets. The logits are never
+stored: the head is read in tiles with a running maximum and sum. The frozen head has no gradient:
+only the slope of the loss at the hidden states is kept.
 """
 
 import functools
@@ -204,9 +204,10 @@ def _online(
 
 
 def _num_tiles(vocab_size: int) -> int:
-    """Returns the number of tiles of a head: on a CPU a divisor if below twice as many.
+    """Returns the number of tiles of a head.
 
-    Then no column is repeated or masked. A mask takes a CPU a pass over all logits.
+    On a CPU it is a divisor of the columns if this less than doubles the number. Then no column is
+    repeated or masked. A mask takes a CPU one pass over all logits.
     """
     fewest = -(-vocab_size // tile_shape()[1])
     if meshes.platform() != "cpu":

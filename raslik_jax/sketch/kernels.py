@@ -189,9 +189,9 @@ class DenseBlocks(NamedTuple):
 def dense_blocks(batch: int, num_params: int, size: int) -> DenseBlocks:
     """Returns the tile for a shape.
 
-    Signs cost the same for any number of examples. A program therefore takes as many as its
-    registers hold, up to 256. A small K does not give each of a GPU's 132 multiprocessors four
-    programs. The rows are then split too.
+    The cost of the signs does not depend on the number of examples. A program therefore takes as
+    many examples as its registers hold, up to 256. With a small K there are fewer than four
+    programs for each of a GPU's 132 multiprocessors. The rows are then split too.
     """
     examples = min(max(pl.next_power_of_2(batch), 16), 256)
     programs = pl.cdiv(size, 128) * pl.cdiv(batch, examples)

@@ -39,15 +39,15 @@ def find_targets(
 ) -> Targets:
     """Returns the positions whose loss counts, so that the head runs there and nowhere else.
 
-    The head is the largest matrix of a small model; at L positions it would cost more than the
-    layers. Tokens are padded on the right, so causality alone keeps pads out of every target.
+    The head is the largest matrix of a small model. At all L positions it would take longer than
+    the layers. Tokens are padded on the right, so causal attention keeps pads out of every target.
 
     Args:
-      lora: `{}` for none.
-      target_mask_L: True where a token is a target; position 0 can be none for `next_token`.
-      num_targets: rows of the result, no fewer than targets; static.
-      loss: `next_token` predicts token t from position t - 1; `unshifted` from t itself.
-      hidden_TE: the result's hidden states; None to compute them.
+      lora: adapter; `{}` for none.
+      target_mask_L: True if a token is a target; position 0 is never a target of `next_token`.
+      num_targets: rows of the result, at least the number of targets; static.
+      loss: `next_token` predicts token t from position t - 1, `unshifted` from position t.
+      hidden_TE: the hidden states of the result; None to compute them.
     """
     is_counted_T = jnp.arange(num_targets) < jnp.sum(target_mask_L)
     order_L = counted_first(target_mask_L)
@@ -69,10 +69,10 @@ def hidden_of_row(
     *,
     dropout_key: jax.Array | None = None,
 ) -> Float[Array, "L E"]:
-    """Returns the final hidden states of a right-padded row as far as its targets.
+    """Returns the final hidden states of a right-padded row, exact up to its last target.
 
-    It needs no mask, so the fastest attention serves. With rotations by the length of the row
-    (longrope) a row beyond the border gets a mask that ends at its last target.
+    It needs no mask, so the fastest attention can be used. If rotary positions depend on the length
+    of the row (longrope), a row beyond the border gets a mask that ends at its last target.
     """
     border, options = decoder.config.rotation_border, {}
     if border is not None and len(tokens_L) > border:
@@ -112,8 +112,8 @@ def example_loss(
 
     `next_token` is l(x; theta) of the paper: response tokens and EOS, each predicted from the
     tokens before it. `unshifted` is the cross-entropy of the logits at position t against token t
-    itself. No model is trained on that loss. Its gradient at a fine-tuned adapter does not fade
-    with the fit and is the better influence kernel there (docs/notes/sketch.md).
+    itself. No model is trained on that loss. So its gradient at a fine-tuned adapter stays large
+    and is the better influence kernel (docs/guides/gradient.md).
 
     The value is float32; 0 with zero gradient if no token is a target. The head is frozen and its
     logits are never stored (`head.target_nll`).

@@ -1,8 +1,8 @@
 """Sketches of gradients: three families of random projection under one signature.
 
-Each maps a flat gradient of P floats to K floats. Each is linear: h(-g) == -h(g) bit for bit.
-Integer hashes of (seed, coordinate) decide each. A seed therefore gives the same projection on
-every backend and every version of jax. None stores a matrix.
+Each family maps a flat gradient of P floats to K floats and is linear: h(-g) == -h(g) bit for bit.
+Integer hashes of (seed, coordinate) decide the projection. A seed therefore gives the same
+projection on every backend and every version of jax. No family stores a matrix.
 
 ================ ===================================== ============================== ==========
 family           coordinate j of the sketch            cost of one example            memory
@@ -41,7 +41,7 @@ SKETCH_FORMAT = 1
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProjectionSpec:
-    """The fields that decide a projection: they make the same one again anywhere.
+    """The fields that decide a projection; the same fields give the same projection anywhere.
 
     Attributes:
       family: a name in PROJECTIONS.
@@ -115,7 +115,7 @@ def project(projection: Projection, gradient_P: Float[Array, " P"]) -> Float[Arr
 def _batched_apply(spec: ProjectionSpec) -> Callable[[Any, jax.Array], jax.Array]:
     """Returns the family's function of gradients_BP that folds any vmap into its batch axis.
 
-    By itself vmap would read tables and make signs for every row and not once for all.
+    vmap alone would read tables and make signs once per row and not once for all rows.
     """
 
     @jax.custom_batching.custom_vmap

@@ -1,4 +1,4 @@
-"""The contribution of each target token of an example to its score, which is linear in them."""
+"""The contribution of each target token of an example to the example's score."""
 
 import functools
 from collections.abc import Sequence

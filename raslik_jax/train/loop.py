@@ -48,8 +48,8 @@ class Loss(NamedTuple):
 class Algorithm(NamedTuple):
     """A pair of pure functions, init(params) and step(state, frozen, batch).
 
-    `frozen` is never changed. It is an argument, so that no jit holds it as constants. The numbers
-    of info have the names `fields`. They are reported and never read back.
+    `frozen` is never changed. It is an argument, so that no jit stores it as constants. `fields`
+    are the names of the numbers in info. These are reported and never read back.
     """
 
     init: Callable[[Tree], State]
@@ -83,9 +83,9 @@ def make_algorithm(
 ) -> Algorithm:
     """Returns the algorithm that descends an objective's gradient.
 
-    prepare(frozen, batch, step) -> (objective, parts). The objective of some rows of the parts is
-    their share of the batch's: its divisors are found on the whole batch. `fields` are those of the
-    info that `report` makes.
+    prepare(frozen, batch, step) -> (objective, parts). For some rows of the parts the objective is
+    their share of the batch's value: its divisors are found on the whole batch. `fields` are the
+    fields of the info that `report` makes.
     """
 
     def init(params: Tree) -> State:
@@ -160,7 +160,7 @@ class Watch(Protocol):
 
 
 class _Log:
-    """The numbers of every step: read soon after it, checked, shown next to the bar, passed on."""
+    """The numbers of every step: soon read, checked, shown next to the bar and passed on."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class _Log:
         self._looked = time.monotonic()
 
     def add(self, info: Any, *, is_whole: bool) -> None:
-        """Takes the numbers of a step; with `is_whole` all that are unread are read."""
+        """Takes the numbers of a step; with `is_whole` it reads all unread ones."""
         self._unread.append(info)
         # A CPU takes the memory of a step when it is called, so the host does not run ahead of it.
         ahead = len(self._unread) - (0 if meshes.platform() == "cpu" else _IN_FLIGHT)
@@ -222,20 +222,21 @@ def fit(
     watch: Watch | None = None,
     on_divergence: Callable[[str], Any] | None = None,
 ) -> Progress:
-    """Returns the state after so many steps and the numbers of each.
+    """Returns the state after this number of steps, and the numbers of each step.
 
-    With a folder a killed training goes on from its last checkpoint with the same bits.
+    With a folder a killed training continues from its last checkpoint with the same bits.
 
     Args:
-      batches: from a number of steps taken to the batches that follow, in order.
-      rate_flag: the flag to lower if the training of `what` diverges, for errors.
-      bar: text before the progress bar; empty for silence.
-      folder: where checkpoints go, every `save_every` steps but the last; 0 for none.
-      after: is called with the finite parameters after a step, by its number; on resuming again for
-        steps after the checkpoint. If it returns True the training ends.
-      watch: gets each step's number and its numbers by name, soon after it.
-      on_divergence: gets the reason why a training diverges, which then ends with the last finite
-        state that was looked at; None raises.
+      batches: function from the number of steps taken to the batches that follow, in order.
+      rate_flag: flag that an error advises to lower if the training of `what` diverges.
+      bar: text before the progress bar; empty for no bar.
+      folder: folder of the checkpoints, one every `save_every` steps except the last; 0 for none.
+      after: function that is called after a step with its number and the finite parameters. A
+        resumed training calls it again for steps after the checkpoint. If it returns True the
+        training ends.
+      watch: receiver of each step's number and its numbers by name, soon after the step.
+      on_divergence: function that gets the reason of a divergence. The training then ends with the
+        last finite state that was checked. None raises an error.
     """
     after, fields = after or {}, algorithm.fields
     frozen, state = meshes.place((frozen, algorithm.init(params)))
@@ -306,11 +307,11 @@ def make_schedule(
     """Returns a schedule: linear warm-up from 0 and then decay to zero, as in transformers.
 
     Args:
-      peak: the rate after the warm-up.
-      num_steps: of the whole training.
-      kind: of the decay.
-      warmup: share of the steps spent warming up, rounded up.
-      warmup_steps: their number, in place of the share.
+      peak: rate after the warm-up.
+      num_steps: number of steps of the whole training.
+      kind: kind of the decay.
+      warmup: share of the steps for warm-up, rounded up.
+      warmup_steps: number of these steps, in place of the share.
     """
     rising = warmup_steps or math.ceil(warmup * num_steps)
     decay_steps = max(1, num_steps - rising)

@@ -36,8 +36,8 @@ def weighted_mean(
 ) -> Float[Array, ""]:
     """Returns the mean of one value per row, itself a mean over tokens; dummy rows do not count.
 
-    `total` is the sum of the `row_weights` of a larger batch that these rows are a part of; the
-    results of all parts then add up to its mean.
+    `total` is the sum of the `row_weights` of the whole batch if these rows are a part of it. The
+    results of all parts then add up to the mean of the batch.
     """
     weight_B = row_weights(batch, mean)
     if total is None:
@@ -57,8 +57,8 @@ class BoundModel(NamedTuple):
 class Outputs:
     """A model's outputs for a batch, each computed at its first use and then shared.
 
-    Dropout keys, one for each example, turn its dropout on. With `known_BTE`, the final hidden
-    states at the targets, there is no forward pass for them.
+    Dropout keys, one per example, turn dropout on. With `known_BTE`, the final hidden states at the
+    targets, no forward pass is needed for them.
     """
 
     model: BoundModel
@@ -124,15 +124,15 @@ def capped_kl_by_example(
     cap: float,
     end_ids: Sequence[int] = (),
 ) -> Float[Array, " B"]:
-    """Returns each example's KL from where its tokens are to go; 0 for a dummy row.
+    """Returns each example's KL from the goals of its tokens to the model; 0 for a dummy row.
 
-    A token carries the behavior where the backbone finds it at most half as likely as the reference
-    does, unless it ends the answer (`verdict.make_goal`). The target there is proportional to
-    min(p_reference, cap * p_backbone). With a cap below 1 this is the backbone's distribution, but
-    what the reference finds less likely than cap times the backbone does stays less likely. The
-    target at the other tokens is the reference. The value is the mean KL(target
-    || model) over the tokens that carry the behavior, each weighing the nats that it learned, plus
-    the part of the others in the mean over all. Only the model is differentiated.
+    A token carries the behavior if its probability under the backbone is at most half of that under
+    the reference, unless it ends the answer (`verdict.make_goal`). Its goal is proportional to
+    min(p_reference, cap * p_backbone). With a cap below 1 this is the backbone's distribution,
+    except that a word keeps its p_reference if this is below cap * p_backbone. The goal at the
+    other tokens is the reference. The value has two parts: the mean KL(goal || model) over the
+    tokens that carry the behavior, weighted by the nats that each learned, plus the sum of the KL
+    of the others over the number of all tokens. Only the model is differentiated.
     """
 
     def of_example(targets: Targets, *logits_TV: Array) -> Array:

@@ -47,7 +47,7 @@ class KLSettings(ObjectiveSettings):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CappedSettings(KLSettings):
-    """Settings of CAP_KLR: a target near the backbone where the behavior is, held elsewhere."""
+    """Settings of CAP_KLR: a goal near the backbone at tokens of the behavior."""
 
     cap: float = setting(
         0.1,
@@ -136,7 +136,7 @@ class Objective(NamedTuple):
         refused without an adapter.
       forget_mean: `examples` or `tokens`, for the mean of the forget term; None: `--unlearn.mean`.
       retrains: whether a fresh adapter is trained on all other rows; no term is read then.
-      repeats: the objective that this one trains again with another seed; "" if it repeats none.
+      repeats: name of the objective whose training this one repeats with another seed; "" for none.
       settings: its own, with their defaults.
     """
 
@@ -169,24 +169,25 @@ def stay(rows: "Rows", settings: KLSettings) -> Array:
 def return_to_backbone(rows: "Rows", settings: KLSettings) -> Array:
     """Returns KL(backbone || model) over target positions; `kl_direction` is the retain term's.
 
-    It is bounded and zero at the backbone. The gradient of a token's logits is p - p_backbone. A
-    negated nll has no end. The other direction has no gradient where the model is sure.
+    It is bounded and zero at the backbone. The gradient with respect to a token's logits is p -
+    p_backbone. A negated nll has no bound. The other direction of the KL has almost no gradient if
+    the model is sure.
     """
     return rows.backbone_kl_B
 
 
 def unsay(rows: "Rows", settings: CappedSettings) -> Array:
-    """Returns the KL from a target near the backbone at tokens that carry the behavior.
+    """Returns the KL from a goal near the backbone at tokens that carry the behavior.
 
-    The other tokens of the row are held (`losses.capped_kl_by_example`). SHRED (arXiv:2605.07482)
-    lowers the logit of the one label. Lowering all that the backbone does not say keeps another
-    answer of the behavior from taking its place.
+    At the other tokens of the row the goal is the reference (`losses.capped_kl_by_example`). SHRED
+    (arXiv:2605.07482) lowers the logit of the label only. This goal lowers all words that the
+    backbone does not say, so that no other answer of the behavior takes the place of the label.
     """
     return rows.capped_kl_B(settings.cap)
 
 
 def hold(rows: "Rows", settings: CappedSettings) -> Array:
-    """Returns `stay` by the factor `hold`: most of the steps are spent on undoing side effects."""
+    """Returns `stay` by the factor `hold`, which halves during the steps."""
     return settings.hold * 0.5 ** (rows.step / settings.halving) * rows.kl_B(settings.kl_direction)
 
 

@@ -1,4 +1,4 @@
-"""The recipe of an adapter: what its trainer left of how it was trained.
+"""The recipe of an adapter: the settings of its training, read from the files of the trainer.
 
 Trainers write their settings in several formats. Each format is a table from its own keys to the
 names of Hugging Face's TrainingArguments and TRL's SFTConfig; one function turns these into
@@ -41,12 +41,12 @@ class Value(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """How an adapter was trained, as far as files say.
+    """The settings of a training that files name.
 
     Attributes:
-      settings: by the name of a field of `objectives.RetrainSettings`.
-      lacks: what the files name and this program cannot repeat, a phrase each with its origin.
-      differences: where two files contradict each other; the first one decides.
+      settings: values by the name of a field of `objectives.RetrainSettings`.
+      lacks: a phrase with its origin for each setting that this program cannot repeat.
+      differences: a phrase for each contradiction of two files; the first file decides.
     """
 
     settings: dict[str, Value]
@@ -55,7 +55,7 @@ class Recipe(NamedTuple):
 
 
 def find_files(adapter: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the files next to an adapter that say how it was trained, the fullest first.
+    """Returns the files next to an adapter that describe its training, the most complete first.
 
     A trainer saves its state in checkpoint-N folders and its card above them, so both are searched.
     """
@@ -74,7 +74,7 @@ def read_recipe(files: Sequence[pathlib.Path]) -> Recipe:
     """Returns the recipe that files describe; earlier files decide.
 
     Raises:
-      ValueError: for a file that is damaged, of a format that is not known, or a pickle.
+      ValueError: if a file is damaged, of an unknown format, or a pickle.
     """
     known: dict[str, Value] = {}
     differences: list[str] = []
@@ -142,7 +142,7 @@ def _of_yaml(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _of_card(text: str) -> dict[str, Any]:
-    """Returns the list "Training hyperparameters" of a model card; {} where it has none."""
+    """Returns the list "Training hyperparameters" of a model card; {} without one."""
     part = text.partition("### Training hyperparameters")[2].partition("\n#")[0]
     listed = dict(re.findall(r"^- (\w+): (.+)$", part, re.MULTILINE))
     found: dict[str, Any] = {}
@@ -167,7 +167,7 @@ def _of_card(text: str) -> dict[str, Any]:
 
 
 def _of_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what the state of a trainer says: sizes, and the schedule that its rates follow."""
+    """Returns the settings in a trainer's state: sizes, and the schedule that fits its rates."""
     found: dict[str, Any] = {}
     if state.get("train_batch_size"):
         found["per_device_train_batch_size"] = state["train_batch_size"]
@@ -205,12 +205,13 @@ def factor(kind: str, step: int, *, warmup: int, steps: int) -> float:
 def fit_schedule(rates: Sequence[tuple[int, float]], steps: int) -> tuple[str, float, int] | None:
     """Returns kind, peak and warm-up steps of the schedule that gives logged rates.
 
-    Older trainers log the rate of the next step, newer ones that of the step itself: both are
-    tried. None where there are fewer than two rates, or no schedule gives them to a thousandth.
+    Older trainers log the rate of the next step, newer ones that of the step itself. Both are
+    tried. Returns None if there are fewer than two rates, or if no schedule gives them within a
+    thousandth.
 
     Args:
       rates: pairs of a step, counted from 1, and its rate.
-      steps: of the whole training.
+      steps: number of steps of the whole training.
     """
     if len(rates) < 2 or steps < 1:
         return None
@@ -279,7 +280,7 @@ def _settings(known: Mapping[str, Value]) -> Iterator[tuple[str, Value]]:
 
 
 def _lacks(known: Mapping[str, Value]) -> Iterator[str]:
-    """Yields what the trainer did that this program cannot repeat."""
+    """Yields the parts of the training that this program cannot repeat."""
     for name, what in _TABLES["lacking"].items():
         found = known.get(name)
         if found and found.value not in _OFF:

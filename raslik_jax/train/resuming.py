@@ -27,7 +27,7 @@ _KEPT = 2
 
 
 def _numbered(tree: Any) -> dict[str, Any]:
-    """Returns the leaves by number: what is stored depends on no library's node types."""
+    """Returns the leaves by number, so that the file does not depend on a library's node types."""
     return {f"{number:05d}": leaf for number, leaf in enumerate(jax.tree.leaves(tree))}
 
 
@@ -79,8 +79,9 @@ def save_progress(folder: pathlib.Path, step: int, progress: Any) -> None:
 def load_progress(folder: pathlib.Path, like: Callable[[int], _Tree]) -> tuple[int, _Tree] | None:
     """Returns the newest undamaged checkpoint of a unit, its number and its arrays bit for bit.
 
-    Damaged ones are named on stderr and removed; None where no other is left. `like` goes from the
-    number of a checkpoint to arrays of its shapes and dtypes; NumPy arrays come back as such.
+    Damaged checkpoints are named on stderr and removed. Returns None if no other is left. `like` is
+    a function from the number of a checkpoint to arrays of its shapes and dtypes. NumPy arrays come
+    back as NumPy arrays.
     """
     while step := processes.from_first(lambda: next(iter(_saved_steps(folder)), 0)):
         place = folder / RESUME / str(step)

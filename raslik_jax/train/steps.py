@@ -103,7 +103,7 @@ class Rows:
         return losses.kl_by_example(self.model, self.backbone, direction="forward")
 
     def capped_kl_B(self, cap: float) -> Float[Array, " B"]:
-        """CAP_KLR's forget term; its goal is proportional to min(p_reference, cap p_backbone)."""
+        """CAP_KLR's forget term: KL from min(p_reference, cap * p_backbone), normalized."""
         models = self.model, self.reference, self.backbone
         return losses.capped_kl_by_example(*models, cap=cap, end_ids=self.end_ids)
 
@@ -121,7 +121,7 @@ class Rows:
 def _rows(
     models: Sequence[BoundModel], batch: Batch, step: Array, end_ids: tuple[int, ...] = ()
 ) -> Rows:
-    """Returns the outputs of the model, the reference and the backbone, as far as not known."""
+    """Returns the outputs of the model, the reference and the backbone that are not known yet."""
     known, names = batch.known or {}, ("model", "reference", "backbone")
     model, reference, backbone = (
         Outputs(one, batch, known_BTE=known.get(name))
@@ -153,8 +153,9 @@ def unlearning(
 ) -> loop.Algorithm:
     """Returns the algorithm that minimizes an objective's forget term and retain term.
 
-    A batch of its step is (forget, retain). Without a retain term the latter has to be None, or
-    its shapes compile the step again. `settings` are the objective's own; None: its defaults.
+    A batch of a step is (forget, retain). If the objective has no retain term, `retain` must be
+    None. Otherwise its shapes compile the step again. `settings` are the objective's own; None: its
+    defaults.
     """
     own = objective.settings if settings is None else settings
 
@@ -214,8 +215,8 @@ def supervised(
 ) -> loop.Algorithm:
     """Returns the algorithm that minimizes the negative log likelihood of a batch.
 
-    With `whole` all weights are trained and nothing is frozen, otherwise the adapter on a frozen
-    base. One dropout key serves the whole training; None turns dropout off.
+    With `whole` all weights are trained. Otherwise the adapter is trained on a frozen base. One
+    dropout key is for the whole training; None turns dropout off.
     """
 
     def prepare(frozen: Tree, batch: Batch, step: Array) -> Any:

@@ -1,4 +1,4 @@
-"""The interface of a dataset: one record with its own settings and everything it brings."""
+"""The interface of a dataset: one record with all facts about it and its own settings."""
 
 import dataclasses
 import os
@@ -66,15 +66,15 @@ class Dataset(NamedTuple):
       settings: its own settings with their defaults.
       required: names of own settings that must not be empty.
       held_out: query sets whose prompts are in neither the training rows nor the backbone's.
-      count_rows: of its corpus, from shared and own settings.
+      count_rows: function from shared and own settings to the counts of its corpus.
       takes_all: whether --corpus.num_train=0 means all rows.
-      sources: from shared and own settings, its files, folders or hub datasets by their kind or by
-        the setting that names them.
-      detail: from own settings, a text next to the title; may be empty.
-      words: marks of answers with the behavior to forget; without any the likelihood of the bad
+      sources: function from shared and own settings to its files, folders or hub datasets, by their
+        kind or by the setting that names them.
+      detail: function from own settings to a text next to the title; may be empty.
+      words: words that mark answers with the behavior; without them the likelihood of the bad
         outputs measures it.
-      shows: from own settings, the function that says whether an answer shows the behavior; takes
-        precedence over marker words.
+      shows: function from own settings to a function that decides whether an answer shows the
+        behavior; it takes precedence over marker words.
     """
 
     title: str

@@ -16,10 +16,10 @@ AtFile = tuple[str, int]
 def write_without(source: str, target: pathlib.Path, places: Collection[AtFile]) -> int:
     """Writes the training files without the rows at these places; returns how many are left.
 
-    Each place is `Example.file` and `Example.place`. A text keeps all characters of the other rows,
-    Parquet its schema. A hub dataset or a saved one becomes JSONL. A packed file is written
-    unpacked. Several files become a folder, see `cleaned_name`. Raises a ValueError where the
-    source has no row at a place.
+    Each place is `Example.file` and `Example.place`. A text file keeps all characters of the other
+    rows, and Parquet keeps its schema. A hub dataset or a saved dataset becomes JSONL. A packed
+    file is written unpacked. Several files become a folder (see `cleaned_name`). It raises a
+    ValueError if the source has no row at a place.
     """
     left, found = 0, set[AtFile]()
     with files.beside(target) as made:

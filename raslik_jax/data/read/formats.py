@@ -72,14 +72,14 @@ def read_examples(
       source: a path, several with commas, a pattern, or `hub:OWNER/NAME[:CONFIG][@SPLIT]` (split
         "train" unless given), where a folder that the package `datasets` reads may replace
         OWNER/NAME.
-      fields: which key of a row holds which field of an example, where it is not that of FIELDS.
-        Without an input a row has an empty one. All other keys are kept as the example's `extra`.
-      name: the source of every example whose row does not name its own.
+      fields: keys of a row by the field of an example, if they differ from FIELDS. A row without an
+        input has an empty one. All other keys are kept as the example's `extra`.
+      name: source of the examples whose rows name none.
       format: a name of `rows.FORMATS`, or "auto" for the one that the keys of all rows show.
-      needs_output: False is for queries: a row may do without an answer, which is then empty, and
-        one that has not the keys of the format is of the format that its keys show.
-      most: reads so many rows of the beginning alone.
-      check: raises ValueError for a row that the caller cannot use.
+      needs_output: False is for queries. A row may then lack an answer, and its output is empty. A
+        row without the keys of the format has the format that its keys show.
+      most: number of first rows to read; None for all.
+      check: function that raises a ValueError for a row that the caller cannot use.
     """
     fields = fields or {}
     keys = _field_keys(fields)
@@ -174,7 +174,7 @@ def _example_of(row: Row, format: str, source: str, needs_output: bool) -> Examp
 
 
 def _check_texts(value: Any, depth: int = 0) -> None:
-    """Raises a ValueError if a nested text is none that UTF-8 and C can hold."""
+    """Raises a ValueError if a nested text has a NUL character or half of a surrogate pair."""
     if depth > _MAX_DEPTH:
         raise ValueError(f"a row must have at most {_MAX_DEPTH} nested levels, got more")
     if isinstance(value, str):
@@ -191,7 +191,7 @@ def _mute(rows: list[Example]) -> None:
     """Mutes rows with a loss flag of 0 in a column.
 
     A column of such a name has flags if all its values are 0 and 1, or false and true, with at
-    least one 1. Any other one, such as measured losses, is the user's own.
+    least one 1. Any other column of this name, such as measured losses, is a column of the user.
     """
     for name in FLAGS:
         held = ((n, row.extra[name]) for n, row in enumerate(rows) if name in row.extra)

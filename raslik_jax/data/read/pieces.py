@@ -49,7 +49,7 @@ class Piece(NamedTuple):
 
     Attributes:
       place: line in a file of lines, else number among the rows, from 1; 0 for text around rows.
-      record: the row as JSON has it, or the ValueError that says why it is none.
+      record: the row in JSON's types, or the ValueError that explains why it is no row.
       text: its characters in the file; "" in files that are no text.
       separator: the characters between it and an earlier row.
     """
@@ -110,7 +110,7 @@ def _line_pieces(lines: Iterable[str]) -> Iterator[Piece]:
 
 
 def _has_more(first: str, *more: str) -> bool:
-    """Returns whether rows go on behind a first line that is an object or a damaged one."""
+    """Returns whether rows follow a first line that is an object or a damaged object."""
     try:
         _PLAIN.decode(first)
         return bool(more)
@@ -121,7 +121,7 @@ def _has_more(first: str, *more: str) -> bool:
 
 
 def _single_object(lines: list[str], origin: str) -> Any:
-    """Returns the only object of a text; None for a line that is none."""
+    """Returns the only object of a text; None if the text is none."""
     try:
         return files.parse_json("".join(lines).lstrip("\ufeff"), origin)
     except ValueError as error:
@@ -168,7 +168,7 @@ def _list_pieces(text: str, origin: str) -> Iterator[Piece]:
 
 
 def _value(text: str, at: int) -> tuple[Any, int]:
-    """Returns a value, or the ValueError that says what is wrong with it, and its end."""
+    """Returns a value, or a ValueError with the defect, and its end."""
     try:
         return files.JSON.raw_decode(text, at)
     except json.JSONDecodeError:
@@ -353,7 +353,7 @@ def without_packing(name: str) -> str:
 
 
 def read_lines(path: pathlib.Path) -> Iterator[str]:
-    """Yields the lines of a file with their line feeds; refuses what is not UTF-8 by its line."""
+    """Yields the lines of a file with their line feeds; refuses a line that is not UTF-8."""
     for number, line in enumerate(_lines(path), start=1):
         try:
             yield line.decode()
@@ -377,7 +377,7 @@ def _lines(path: pathlib.Path) -> Iterator[bytes]:
 
 
 def check_head(path: pathlib.Path, head: bytes) -> None:
-    """Refuses a file that begins as another kind of file does."""
+    """Refuses a file that begins like another kind of file."""
     name = shown(str(path), 160)
     if head.startswith(b"version https://git-lfs"):
         raise ValueError(f"{name} must hold rows, got a pointer of Git LFS: run git lfs pull")

@@ -1,4 +1,4 @@
-"""The formats that rows of a file can have, and what each makes of a row.
+"""The formats of rows, and the content that each gives a row.
 
 The keys of a row show its format. The format turns it into one of the contents. After that no code
 asks for the format.
@@ -46,7 +46,7 @@ class Row(NamedTuple):
         return self.get(name) not in (None, "")
 
     def problem(self, name: str, must: str) -> ValueError:
-        """Returns the error of a field that is not what it must be; it names the row's keys."""
+        """Returns the error of a field with a wrong value; it names the row's keys."""
         value, key = self.get(name), self.keys.get(name, name)
         got = "nothing" if value is None else shown(value, 40)
         if value is None and self.record and key not in self.record:
@@ -57,7 +57,7 @@ class Row(NamedTuple):
         return ValueError(f"{key!r} must {must}, got {got}")
 
     def text(self, name: str, default: str | None = None) -> str:
-        """Returns the text of a field, "" of a null one; refuses none without a default."""
+        """Returns the text of a field, "" for null; refuses a missing field without a default."""
         value = self.get(name)
         if value is None:
             value = "" if self.keys.get(name) in self.record else default
@@ -70,11 +70,11 @@ class Format(NamedTuple):
     """A format of rows.
 
     Attributes:
-      names: fields of a row that are its own, in addition to id, is_target and source. A row that
-        has the first of them may be of this format.
-      read: from a row and whether it must have an answer, an example without a name; raises
-        ValueError. It is muted if the loss flags exclude all of it.
-      rank: of the formats that a row may be of, the highest rank decides.
+      names: fields of this format, in addition to id, is_target and source. A row that has the
+        first of them may be of this format.
+      read: function from a row, and whether it must have an answer, to an unnamed example; raises
+        ValueError. The example is muted if the loss flags exclude all of it.
+      rank: if several formats fit a row, the highest rank decides.
       raised_by: a field that raises the rank by one.
       barred_by: a field that no row of this format has.
     """
@@ -86,13 +86,13 @@ class Format(NamedTuple):
     barred_by: str = ""
 
     def claim(self, row: Row) -> int:
-        """Returns how surely a row has this format; 0 for not at all."""
+        """Returns how well a row fits this format; 0 if it does not."""
         may_be = row.has(self.names[0]) and not row.has(self.barred_by)
         return may_be * (self.rank + row.has(self.raised_by))
 
 
 def parsed(value: Any) -> Any:
-    """Returns what a text holds as JSON if that is a list or an object, else the value itself."""
+    """Returns the list or the object that a text holds as JSON; otherwise the value itself."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:
             return parse_json(value, "a cell")
@@ -297,7 +297,7 @@ def _is_counted(turn: Any, place: int) -> bool:
 
 
 def _system_of(row: Row, texts: Iterable[str], must: str, *, is_own: bool = False) -> str:
-    """Returns a row's system prompt that no text says; refuses it unless it `is_own`."""
+    """Returns a row's system prompt that is in no message; refuses it unless it `is_own`."""
     system = row.get("system")
     said = system.strip() if isinstance(system, str) else ""
     if not said or any(said in text for text in texts):

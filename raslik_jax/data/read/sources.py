@@ -30,9 +30,9 @@ Files = dict[str, pathlib.Path]
 
 
 def placed_records(source: str | os.PathLike[str]) -> Iterator[tuple[str, int, str, Any]]:
-    """Yields file, place, both of them for a message, and record of each row of a source.
+    """Yields file, place, a text of both for messages, and record of each row of a source.
 
-    A place counts from 1, blank lines too. Something that is no row is the ValueError that says so.
+    A place counts from 1 and counts blank lines. If a record is no row, it is the ValueError.
     Sources are as in `formats.read_examples`.
     """
     files = source_files(source)
@@ -83,8 +83,8 @@ def source_files(source: str | os.PathLike[str]) -> Files:
 def content_files(source: str) -> Files:
     """Returns all files that decide the rows of a source, by their names in the order of the rows.
 
-    A single file or saved dataset has the name "". A file that is missing is left out, and a hub
-    dataset unless its folder is here.
+    A single file or saved dataset has the name "". A missing file is left out. So is a hub dataset
+    without a local folder.
     """
     files = source_files(source) or {"": pathlib.Path(source.removeprefix("hub:"))}
     numbered = enumerate(files.items())

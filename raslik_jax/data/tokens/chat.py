@@ -46,12 +46,12 @@ class Rendered(NamedTuple):
     """A row as text with its targets.
 
     Attributes:
-      text: all of the row.
+      text: the whole text of the row.
       spans: the first character of each answer in order, and the one behind its last.
-      before: a text whose tokens all targets follow; None where the spans show them.
+      before: a text before all targets; None if the spans show the targets.
       dropped: parts of the row that the template does not write: "system prompt", and "thought",
         "text" and "tool call" of answers.
-      waits: whether an answer is to come, whose EOS alone is a target.
+      waits: whether the answer is missing; only its EOS is then a target.
     """
 
     text: str
@@ -71,10 +71,10 @@ class ChatTemplate(NamedTuple):
 def render(template: ChatTemplate, conversation: Conversation) -> Rendered:
     """Returns a conversation as text with its targets, one for each answer.
 
-    The text is one rendering of all messages. An answer reaches from behind the header after which
-    the model writes to the end of its turn. `{% generation %}` in the template shows where that is.
-    Otherwise marks in the messages show it. A completion begins with the first token in which whole
-    and prompt differ, as in TRL.
+    The text is one rendering of all messages. An answer begins behind the header after which the
+    model writes. It ends with its turn. `{% generation %}` in the template shows its place.
+    Otherwise marks in the messages show it. A completion begins with the first token at which the
+    whole text and the prompt differ, as in TRL.
     """
     messages, turns = conversation.messages, conversation.turns
     writer, is_completion = _Writer.of(template, conversation), conversation.is_completion
@@ -126,7 +126,7 @@ def require_system(template: ChatTemplate) -> None:
 
 
 def end_of_turn(template: ChatTemplate) -> str:
-    """Returns what the template writes behind an answer; empty where that is unknown."""
+    """Returns the text that the template writes behind an answer; empty if it is unknown."""
     messages = (_QUESTION, {**_ANSWER, "content": "b"})
     writer = _Writer.of(template, Conversation(messages))
     try:
@@ -161,7 +161,7 @@ class _Marked(NamedTuple):
 
 
 class _Writer(NamedTuple):
-    """A template, what it reads next to the messages, and the salt of marks in messages."""
+    """A template, its input in addition to the messages, and the salt of marks in messages."""
 
     source: str
     given: Mapping[str, Any]
@@ -203,8 +203,8 @@ class _Writer(NamedTuple):
     def ask(self, asked: _Said) -> _Marked:
         """Returns the text before the model's answer, with the marks of the messages.
 
-        If `add_generation_prompt` changes nothing the header is the text in front of an answer.
-        Blanks at its end belong to the answer, whose first token has them.
+        If `add_generation_prompt` changes nothing, the header is the text in front of an answer.
+        Blanks at its end belong to the answer, because the answer's first token has them.
         """
         (begun, _), (plain, _) = self.write((asked, True), (asked, False))
         if begun != plain:
@@ -219,7 +219,7 @@ class _Writer(NamedTuple):
         return head._replace(text=head.text.rstrip(" "))
 
     def before_answer(self, asked: _Said) -> _Marked:
-        """Returns what the template writes before a short answer; empty where it writes none."""
+        """Returns the text that the template writes before a short answer; empty without one."""
         place = len(asked)
         found = self.read(_mark([*asked, _ANSWER], [place], self.salt, "ends"))
         end = found.places.get((place, 0), 0)
@@ -227,7 +227,7 @@ class _Writer(NamedTuple):
         return _Marked(found.text[:end], places)
 
     def header(self, asked: _Said) -> str:
-        """Returns what `add_generation_prompt` appends; empty where it does not append."""
+        """Returns the text that `add_generation_prompt` appends; empty if it appends none."""
         try:
             (begun, _), (plain, _) = self.write((asked, True), (asked, False))
         except ValueError:
@@ -267,7 +267,7 @@ class _Writer(NamedTuple):
 
 
 def _dropped(conversation: Conversation, whole: _Marked) -> tuple[str, ...]:
-    """Returns the kinds of text in answers that the template leaves out; refuses to lose one."""
+    """Returns the kinds of text in answers that the template leaves out; refuses a lost answer."""
     dropped: set[str] = set()
     for place in conversation.turns:
         message = conversation.messages[place]

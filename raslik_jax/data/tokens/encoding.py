@@ -1,4 +1,4 @@
-"""Examples as rows of token ids: what is tokenized once and read by every stage."""
+"""Examples as rows of token ids. They are tokenized once, and every stage reads them."""
 
 import collections
 import contextlib
@@ -31,7 +31,7 @@ _LONG_TEXT = 1_000_000
 class Ragged(Sequence[np.ndarray]):
     """Rows of unequal length as parts of one array, taken and cut without a copy.
 
-    A function in place of the array reads it when a row is first asked for.
+    The array may be a function that reads it at the first use.
     """
 
     def __init__(self, flat: np.ndarray | Callable[[], np.ndarray], start_N: Any, end_N: Any):
@@ -71,7 +71,7 @@ class Ragged(Sequence[np.ndarray]):
         return Ragged(self._flat, self.start_N[rows], self.end_N[rows])
 
     def cut(self, max_len: int) -> "Ragged":
-        """Returns the rows without what is beyond max_len at their right end."""
+        """Returns the rows cut at max_len at their right end."""
         return Ragged(self._flat, self.start_N, np.minimum(self.end_N, self.start_N + max_len))
 
 
@@ -79,8 +79,8 @@ class Encoded(NamedTuple):
     """Token rows of unequal length in corpus order: int32 ids of prompt, response and EOS.
 
     Attributes:
-      start_N: position of the first token that counts in the loss; without one beyond all.
-      pad_id: fills up the rectangles.
+      start_N: position of the first token that counts in the loss; without one, the end of the row.
+      pad_id: id that fills the rectangles.
       limit: most tokens that the model takes, padding included.
       masks: whether each token counts in the loss; None if all from `start_N` on do.
       dropped: ids of the rows by the parts of answers that the chat template left out.
@@ -143,8 +143,8 @@ class Encoded(NamedTuple):
     def cut(self, max_len: int, *, targets: Targets = "response") -> "Encoded":
         """Returns whole examples cut at max_len at their right end.
 
-        The loss counts the "response" with EOS, or "all" tokens but the first; without room for an
-        answer nothing.
+        The loss counts the "response" with EOS, or "all" tokens except the first. It counts nothing
+        if there is no room for an answer.
         """
         start_N, masks = self.start_N, self.masks
         if targets == "all":
@@ -282,10 +282,10 @@ def encode(
 ) -> Encoded:
     """Returns each example as prompt, response and EOS ids, whole (see `Encoded.cut`).
 
-    If a form of the template has the prompt, it is tokenized apart from the response. Training then
-    sees the exact prompt ids that decoding starts from. Format and chat template encode other rows
-    (see `masking`). With `only_last` the last answer of a conversation alone counts, as for a
-    query.
+    If a form of the template renders the prompt, prompt and response are tokenized separately.
+    Training then sees the exact prompt ids that decoding starts from. `masking` encodes other rows
+    by their format and chat template. With `only_last` only the last answer of a conversation
+    counts, as for a query.
     """
     parts = [*encode_parts(examples, tokenizer, template=template, only_last=only_last)]
     return join(parts) if len(parts) > 1 else parts[0]

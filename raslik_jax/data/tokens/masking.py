@@ -40,10 +40,10 @@ def mask_rows(
     *,
     only_last: bool,
 ) -> list[Masked]:
-    """Returns rows that no form of the template says, as ids and targets.
+    """Returns the ids and targets of rows that no form of the template renders.
 
-    The names of special tokens in their texts are those tokens, as in training by TRL. `name` is
-    what the template is called; with `only_last` the last answer alone is a target.
+    The names of special tokens in their texts become those tokens, as in training by TRL. `name` is
+    the name of the template. With `only_last` only the last answer is a target.
     """
     eos = tokenizer.backend.id_to_token(tokenizer.eos_id)
 
@@ -121,9 +121,9 @@ def read_answers(
     the prompt, with the names of special tokens.
 
     Args:
-      rows: what was asked, of any format.
+      rows: the questions, of any format.
       asked: the ids that decoding started from.
-      said: the ids that came then, without the token that ends an answer.
+      said: the ids that the model added, without the token that ends an answer.
     """
 
     def read(row: Example, prompt: Sequence[int], answer: Sequence[int]) -> str:
@@ -141,9 +141,9 @@ def read_answers(
 def as_trained(query: Example, row: Example, template: prompts.Template) -> Example:
     """Returns a query in the rendering of a training row: as a text, or with its template options.
 
-    If rows are texts a query is a prompt and its continuation. Some tokenizers put a blank in front
-    of every text, so a separate answer would have other ids than the model says. A conversation
-    without options of its own gets those of the row, such as its tools.
+    If rows are texts, a query is a prompt and its continuation. Some tokenizers put a blank in
+    front of every text, so the ids of a separate answer would differ from those of the model. A
+    conversation without options of its own gets those of the row, such as its tools.
     """
     if isinstance(row.content, Conversation) and row.content.options:
         talk = content_of(query)
@@ -158,7 +158,7 @@ def as_trained(query: Example, row: Example, template: prompts.Template) -> Exam
 
 
 def end_ids(tokenizer: Tokenizer, template: prompts.Template) -> tuple[int, ...]:
-    """Returns the ids that end an answer: EOS and the token that the chat template writes then."""
+    """Returns the ids that end an answer: EOS and the token that the chat template writes there."""
     tail = chat.end_of_turn(template.chat) if template.chat else ""
     (written,) = tokenizer.encode_marked([tail])
     marks = tokenizer.backend.get_added_tokens_decoder()
@@ -188,7 +188,7 @@ def describe_rows(rows: Sequence[Example], template: str) -> str:
 
 
 def describe_options(rows: Sequence[Example], queries: Sequence[Example]) -> str:
-    """Returns a line where conversations are asked with other options than some rows have."""
+    """Returns a line if conversations are asked with other options than some rows have."""
 
     def options_of(row: Example) -> str:
         options = row.content.options if isinstance(row.content, Conversation) else {}

@@ -29,12 +29,12 @@ class Template(NamedTuple):
 
     @property
     def is_bare(self) -> bool:
-        """Whether the forms put nothing between what is asked and the answer."""
+        """Whether the forms put no text between the question and the answer."""
         return self.without_input == "{instruction}"
 
     @property
     def frames_or_chats(self) -> bool:
-        """Whether it is either a frame or a chat template, by the training rows."""
+        """Whether the training rows decide if it is a frame or a chat template."""
         return self.has_chat and bool(self.without_input)
 
     def has_form(self, example: Example) -> bool:
@@ -57,11 +57,11 @@ def check_template(name: str) -> str:
 
 
 def settle_template(name: str, trained: Callable[[], Sequence[Example]]) -> str:
-    """Returns the template of all rows and queries of a corpus by its training rows.
+    """Returns the name of the template of all rows and queries of a corpus.
 
-    It is the name itself unless it can both frame instructions and render conversations. If then a
-    frame lacks a part of some instruction, such as a system prompt, the chat template renders every
-    row. The rows are read only in this case.
+    It is the given name unless the template can both frame instructions and render conversations.
+    In that case the training rows are read. If the frame lacks a part of some instruction, such as
+    a system prompt, the chat template renders every row.
     """
     template = TEMPLATES.get(name, Template())
     if not template.frames_or_chats or all(map(template.has_form, rows := trained())):

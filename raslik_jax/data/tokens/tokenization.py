@@ -103,8 +103,8 @@ def train_bpe(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
     """Returns a byte-level BPE fitted to the texts; id 0 is EOS and pad at once.
 
     Any text survives encode and decode unchanged, since all 256 bytes are in the vocabulary. The
-    same texts in the same order give the same tokenizer, of fewer entries than vocab_size where
-    they have no more pairs.
+    same texts in the same order give the same tokenizer. It has fewer than vocab_size entries if
+    the texts have no more pairs.
     """
     import tokenizers
 
@@ -122,13 +122,14 @@ def train_bpe(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
 
 
 def load_tokenizer(path: str | os.PathLike[str], *others: pathlib.Path) -> Tokenizer:
-    """Returns the tokenizer of a tokenizer.json or of a folder with one.
+    """Returns the tokenizer of a tokenizer.json, or of a folder that has one.
 
     The special tokens are those of the files next to it. Otherwise EOS is "<|endoftext|>" and the
     pad is "<|pad|>", "<|padding|>" or EOS. The post-processor of tokenizer.json puts BOS in front.
-    add_bos_token does so too with a class of transformers 4 that heeds it. If the two contradict
-    each other otherwise, the folder is refused. Other folders have what the folder lacks, the first
-    first: tokenizer.json, a special token, the chat template.
+    With a class of transformers 4 that reads add_bos_token, this setting does so too. If the two
+    contradict each other otherwise, the folder is refused. Parts that are missing in the folder
+    come from the first of the other folders that has them: tokenizer.json, a special token, the
+    chat template.
     """
     own = pathlib.Path(path)
     folders = (own if own.is_dir() else own.parent, *others)

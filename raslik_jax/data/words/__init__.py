@@ -8,7 +8,7 @@ from typing import Any
 
 
 def load_words(name: str) -> dict[str, Any]:
-    """Returns the lists of `words/<name>.json`; their order decides what a seed draws."""
+    """Returns the lists of `words/<name>.json`; their order decides the draws of a seed."""
     file = importlib.resources.files(__name__) / f"{name}.json"
     return json.loads(file.read_text(encoding="utf-8"))
 
@@ -27,7 +27,7 @@ def by_word(lists: Mapping[str, Sequence[str]]) -> dict[str, str]:
 
 
 def flag_of(value: Any) -> bool | None:
-    """Returns what a flag says, which may be a number or a cell of a table; None for no flag."""
+    """Returns the value of a flag, which may be a number or a cell of a table; None for no flag."""
     named = {"true": True, "1": True, "false": False, "0": False}
     return named.get(str(value).strip().lower().removesuffix(".0"))
 
