@@ -1,4 +1,4 @@
-"""Bounded time and memory for the files of others.
+"""Limits of time and memory for code in downloaded files.
 
 A regular expression, a chat template or a tokenizer of a downloaded model can run for hours or fill
 the memory. `call` runs a function in a child process. The kernel stops the child at a limit, also
@@ -44,16 +44,15 @@ def call(
     Calls of several threads take turns.
 
     Args:
-      function: one that its module has under its name; arguments and result can be pickled.
-      *arguments: of the function.
-      what: what the function runs and where it is from, to begin a sentence with, such as
-        "the chat template".
-      seconds: of processor time.
-      most_bytes: of memory beyond what the child has before the call.
+      function: a function of a module; its arguments and result can be pickled.
+      *arguments: arguments of the function.
+      what: subject of the error's sentence, such as "the chat template".
+      seconds: most processor time.
+      most_bytes: most memory in addition to the child's memory before the call.
 
     Raises:
-      OverLimit: the function takes more time or memory, or ends the child.
-      ValueError: the function raised an error; the text is the error's.
+      OverLimit: if the function takes more time or memory, or ends the child.
+      ValueError: if the function raises an error; the text is that of the error.
     """
     request = function.__module__, function.__qualname__, arguments, seconds, most_bytes
     with _LOCK:
@@ -77,13 +76,13 @@ def match_all(
     """Returns the matches of a regular expression in each text within the limits of `call`.
 
     Args:
-      pattern: one that does not compile is a ValueError.
-      texts: to match, of the whole text or from its beginning.
+      pattern: the expression; a ValueError if it does not compile.
+      texts: texts to match.
       what: as in `call`.
-      is_whole: whether the whole text must match.
+      is_whole: whether the whole text must match, or only its beginning.
 
     Returns:
-      Of each text the match and its groups; None without a match.
+      The match and its groups for each text; None without a match.
     """
     return call(_match_all, pattern, [*texts], is_whole, what=what)
 
@@ -98,9 +97,9 @@ def _match_all(
 
 @functools.cache
 def _child(_owner: int) -> "subprocess.Popen[bytes]":
-    """Returns the child of the process with this number: a fork gets its own child.
+    """Returns the child of the process with this number, so that a fork gets a child of its own.
 
-    It ends with the process, because it reads that process's pipe.
+    The child ends with the process, because it reads the pipe of the process.
     """
     path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path if folder)
     # -P: a module in the current directory takes the place of none.
@@ -173,7 +172,7 @@ def _answer(
 
 @contextlib.contextmanager
 def _limits(seconds: float, most_bytes: int) -> Iterator[None]:
-    """Ends this process after so much processor time; memory beyond a size is a MemoryError."""
+    """Ends this process after this processor time; memory beyond a size is a MemoryError."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     with contextlib.suppress(OSError, ValueError):  # macOS has no such limit
         with open("/proc/self/statm", "rb") as file:

@@ -139,14 +139,14 @@ def read_json_lines(path: AnyPath, shape: Shape = object, *, mend: str = _AGAIN)
 
 
 def check_shape(value: Any, shape: Shape, origin: str, *, mend: str = "") -> None:
-    """Raises a ValueError that names the field where a value has another shape."""
+    """Raises a ValueError that names a field with a value of another shape."""
     for field, problem in _misfits(value, shape, ""):
         place, rest = f"{field} in {origin}" if field else origin, f": {mend}" if mend else ""
         raise ValueError(f"{place} {problem}{rest}")
 
 
 def _misfits(value: Any, shape: Shape, field: str) -> Iterator[tuple[str, str]]:
-    """Yields each field of another shape and what it must be."""
+    """Yields each field with a value of another shape, and the right shape."""
     kind = type(shape) if isinstance(shape, (list, dict)) else shape
     if isinstance(shape, tuple):
         is_right = any(not [*_misfits(value, one, "")] for one in shape)
@@ -201,15 +201,15 @@ _in_use: set[str] = set()
 
 
 def is_temporary(path: AnyPath) -> bool:
-    """Returns whether a path is at or below a name that `beside` yields: never a result."""
+    """Returns whether a path is temporary: at or below a name of `beside`."""
     return any(map(_OF_ANY.fullmatch, pathlib.PurePath(path).parts))
 
 
 @contextlib.contextmanager
 def beside(path: AnyPath) -> Iterator[pathlib.Path]:
-    """Yields a hidden name next to a path; what is there at the end is removed.
+    """Yields a hidden name next to a path and removes its file or folder at the end.
 
-    At the start it removes what killed processes of this machine have left next to the path.
+    At the start it removes such files of killed processes of this machine.
     """
     path = pathlib.Path(path)
     clear_left(path.parent, path.name)
@@ -318,9 +318,9 @@ def check_new_folder(folder: AnyPath) -> None:
 
 
 def unwritten(path: AnyPath, error: OSError) -> OSError:
-    """Returns the error of a place that cannot be written, which says why and what to do.
+    """Returns the error of a place that cannot be written, with the reason and what to do.
 
-    An error that is a sentence already stays.
+    An error that already is a sentence is returned unchanged.
     """
     if not _is_of_system(error):
         return error

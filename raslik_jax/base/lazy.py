@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 
 class Module:
-    """A module that is imported when something of it is asked for."""
+    """A module that is imported at the first use of one of its names."""
 
     def __init__(self, name: str):
         self._name = name

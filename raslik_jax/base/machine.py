@@ -13,7 +13,7 @@ def usable_cpus() -> int:
 
 
 def kind() -> str:
-    """Returns a name of the processor's kind: its architecture and a hash of what it can do."""
+    """Returns a name of the processor's kind: its architecture and a hash of its instructions."""
     found: tuple[str, ...] = (platform.machine(), platform.processor())
     cpuinfo = pathlib.Path("/proc/cpuinfo")
     if cpuinfo.is_file():

@@ -79,15 +79,15 @@ def setting(
       choices: allowed values of the field or of each item of a list; as a Literal in the type.
       family: the family whose member or members the value names.
       decides: whether results depend on it.
-      is_path: whether it names a file or folder, which counts by its content.
-      is_rows: whether a path names rows: a file, several with commas, a pattern, a folder or a hub
-        dataset. The files that are read count.
+      is_path: whether it names a file or folder; its content then decides results.
+      is_rows: whether a path names rows: a file, several files with commas, a pattern, a folder or
+        a hub dataset. The content of the files that are read decides results.
       is_hub: whether a path may also be a name on the Hugging Face hub.
       names: values that are never files or folders.
-      parts: the files of a folder that count, if not all do.
+      parts: the files of a folder that decide results; empty for all.
       is_repeated: whether the flag of a list is given once for each item.
       auto: the transformers class of the named model, which is then fetched at the start.
-      bare: what the flag of a number means without a value; None where it needs one.
+      bare: meaning of the flag of a number without a value; None if it needs one.
     """
     bounds = dict(zip(_HOLDS, (low, above, high, below, zero_or), strict=True))
     limits = {name: bound for name, bound in bounds.items() if bound is not None}
@@ -149,10 +149,10 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stage(Settings):
-    """Settings of a stage, with those of its chosen members where they are not the record's.
+    """Settings of a stage, with settings of its chosen members that differ from their records.
 
-    Those of a member that a list leaves out have no effect and are dropped; those of another member
-    than the one chosen are refused.
+    Settings of members that a list does not name have no effect and are dropped. If the stage
+    chooses a single member, settings of other members are refused.
     """
 
     members: Mapping[str, Settings] = dataclasses.field(default_factory=dict)
@@ -301,10 +301,10 @@ def replaced(settings: _S, values: Mapping[str, Any]) -> _S:
 
 
 def absolute(leaf: Leaf) -> Any:
-    """Returns a setting's value, as an absolute path where it names a file or folder.
+    """Returns a setting's value, as an absolute path if it names a file or folder.
 
-    A later command may then run in another directory. A name of the hub stays, unless a folder of
-    that name is here.
+    A later command may then run in another directory. A name of the hub is not changed, unless
+    there is a folder of this name.
     """
     value, metadata = leaf.value, leaf.metadata
     is_path = value and metadata["is_path"] and value not in metadata["names"]
@@ -318,7 +318,7 @@ def absolute(leaf: Leaf) -> Any:
 
 
 def as_json(settings: Settings) -> dict[str, Any]:
-    """Returns the settings as nested plain values; of members those that are chosen."""
+    """Returns the settings as nested plain values, with those of chosen members only."""
     values: dict[str, Any] = {}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)

@@ -1,9 +1,9 @@
-"""QLD and LDS: whether scores of rows predict the loss of an answer after retraining without them.
+"""QLD and LDS: whether the scores of rows predict an answer's loss after training without the rows.
 
-QLD is a difference of two losses: after retraining without the rows of the highest scores and after
-retraining without random rows. LDS is the linear datamodeling score. It correlates the loss after
-retraining on random subsets with the sum of the scores of the rows in each subset. The correlation
-is Spearman's. The source is Park et al. 2023, "TRAK" (arXiv:2303.14186), Section 2.
+QLD is a difference of two losses: after retraining without the rows of the highest scores, minus
+after retraining without random rows. LDS is the linear datamodeling score. It correlates the loss
+after retraining on random subsets with the sum of the scores of the rows in each subset. The
+correlation is Spearman's. The source is Park et al. 2023, "TRAK" (arXiv:2303.14186), Section 2.
 """
 
 import numpy as np
@@ -19,12 +19,12 @@ _TAIL = 0.025  # of a 95 % interval on each side
 def rise(nll_SQ: Float[np.ndarray, "S Q"], other_SQ: Float[np.ndarray, "S Q"]) -> Interval:
     """Returns the mean of nll - other with Student's 95 % interval over seeds.
 
-    A row of both is of one seed. The interval is that of paired differences. Queries are averaged
-    before, because they share the noise of a seed.
+    A row of both arrays belongs to one seed. The interval is that of paired differences. The mean
+    over queries is taken first, because they share the noise of a seed.
 
     Args:
-      nll_SQ: nats a token of each query after the trainings of two seeds or more.
-      other_SQ: the same of the trainings that are compared with.
+      nll_SQ: nats a token of each query after the trainings with two or more seeds.
+      other_SQ: the same after the other trainings.
     """
     from scipy import special  # it takes long to load
 
@@ -69,13 +69,13 @@ def lds(
 ) -> Interval:
     """Returns the mean correlation over queries with its 95 % bootstrap interval.
 
-    Each draw takes subsets and queries with replacement. Ranks are those among all subsets. Draws
-    of a seed are the same for all predictions. With another prediction in `minus_SQ` it is the
-    difference of the two.
+    Each draw takes subsets and queries with replacement. Ranks are those among all subsets. Equal
+    seeds give equal draws for all predictions. With another prediction in `minus_SQ` the result is
+    the difference of the two.
 
     Args:
-      predicted_SQ: how likely each query is said to be after training on each subset.
-      nll_SQ: nats a token of each query after it.
+      predicted_SQ: predicted likelihood of each query after training on each subset.
+      nll_SQ: nats a token of each query after this training.
     """
     parts = [predicted_SQ] if minus_SQ is None else [predicted_SQ, minus_SQ]
     ranks = [_ranks(part, nll_SQ) for part in parts]

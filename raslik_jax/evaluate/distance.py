@@ -1,4 +1,4 @@
-"""The distance of a model to the one that was trained again without the rows to forget.
+"""The distance of a model to one that was trained again without the rows to forget.
 
 A second training with another seed gives other answers too. Its distance to the first is the noise
 floor. Pure functions on the host. The KL per token comes from `likelihood.answer_divergence`.
@@ -29,13 +29,13 @@ def compare(
 ) -> dict[str, Float[np.ndarray, " Q"]]:
     """Returns `PARTS` for each kind of query, as "normal/kl": an array over queries.
 
-    "same_answers" is 1 where the greedy answers are equal, and "rouge" is the ROUGE-L F1 between
-    them. Two blank answers are equal and have ROUGE-L 1.
+    "same_answers" is 1 if the greedy answers are equal. "rouge" is the ROUGE-L F1 between them. Two
+    blank answers are equal and have ROUGE-L 1.
 
     Args:
-      divergences: by kind and query id, KL(retrained || model) and KL(model || retrained).
+      divergences: KL(retrained || model) and KL(model || retrained), by kind and query id.
       answers: the model's greedy answers by query id.
-      retrained: those of the retrained model.
+      retrained: the retrained model's greedy answers by query id.
     """
     found = dict[str, Float[np.ndarray, " Q"]]()
     for kind, by_query in divergences.items():

@@ -35,10 +35,10 @@ LEAST_QUERIES = 3
 class JudgmentEntry(TypedDict):
     """The judgment of one unlearned model: its reasons, one phrase each, and their measures.
 
-    `others` says what else changed: the number of other answers and their mean length. `left` says
-    how much of the fine-tuning is left, if a base was measured. `returns` names the conditions of
-    robustness under which it returns. `distance` compares the model with a retrained one, if the
-    run has one. The verdict uses none of these.
+    `others` has the number of other answers that changed and their mean length. `left` says how
+    much of the fine-tuning is left, if a base was measured. `returns` names the conditions of
+    robustness tests under which the behavior returns. `distance` compares the model with a
+    retrained one, if the run has one. The verdict uses none of these.
     """
 
     verdict: Verdict
@@ -51,10 +51,10 @@ class JudgmentEntry(TypedDict):
 
 
 class BehaviorEntry(TypedDict):
-    """How far the behavior to forget was there before unlearning, and whether far enough to trace.
+    """How much the model showed the behavior before unlearning, and whether this is enough.
 
-    `by` a member of `NON_SF` or a judge: the shares of answers to target queries that show it. By
-    likelihood: the perplexities of the bad outputs.
+    If `by` is a member of `NON_SF` or a judge, the numbers are the shares of answers to target
+    queries that show it. If it is the likelihood, they are the perplexities of the bad outputs.
     """
 
     by: str
@@ -88,14 +88,14 @@ def judge(
     behavior: BehaviorEntry | None = None,
     gone: Mapping[str, Progress] | None = None,
 ) -> JudgmentEntry:
-    """Returns what became of an unlearned model, by the rule below the table of checks.
+    """Returns the judgment of an unlearned model, by the rule below the table of checks.
 
-    Damage comes first: a low F of a model that babbles does not mean forgetting. Reasons for which
-    the data decide nothing come next. Then the prompts decide, or without any each bad output. A
-    model is "partly" if the prompts say "forgotten" and another quantity did not move.
+    Damage comes first: a low F of a damaged model does not mean forgetting. Next are the reasons
+    why the data decide nothing. Then the prompts decide, or the bad outputs if there are no
+    prompts. A model is "partly" if the prompts say "forgotten" and another quantity did not move.
 
     Args:
-      gone: what the probes found at the kept step, where they ended the unlearning.
+      gone: the result of the probe at the kept step, if probes ended the unlearning.
     """
     models = (entry, finetuned, backbone or {})
     inputs, damage = _find_damage(entry, finetuned)
@@ -125,7 +125,7 @@ def judge(
 
 
 def _count_gone(entry: Entry) -> tuple[Verdict, str, str]:
-    """Returns verdict, reason and measure by prompts, or without any by the bad outputs."""
+    """Returns verdict, reason and measure by prompts, or by the bad outputs without prompts."""
     prompts, outputs = (Count(**entry.get(name) or _NONE) for name in ("prompts", "outputs"))
     decided = verdict.decide(prompts)
     if (prompts.of or prompts.unknown) and not (
@@ -151,7 +151,7 @@ def _has_queries(entry: Entry) -> bool:
 
 
 def _lies_below(models: Sequence[Entry]) -> str:
-    """Returns that F is below the backbone's, interval below interval; "" if it is not."""
+    """Returns a sentence if the interval of F is below the backbone's interval, otherwise ""."""
     found = _rates(models, "forget")
     if len(found) < len(models) or not _has_queries(models[0]):
         return ""
@@ -163,7 +163,7 @@ def _lies_below(models: Sequence[Entry]) -> str:
 
 
 class _Quantity(NamedTuple):
-    """A measure next to the prompts: its share of the way and the share that is enough."""
+    """A measure in addition to the prompts: how far it moved to the base, and how far is enough."""
 
     name: str
     way: float
@@ -172,7 +172,7 @@ class _Quantity(NamedTuple):
 
 
 def _quantities(models: Sequence[Entry], gone: Mapping[str, Progress]) -> Iterator[_Quantity]:
-    """Yields the quantities that tell the fine-tuned model from the backbone."""
+    """Yields the quantities that differ between the fine-tuned model and the backbone."""
     forget = [rate["mean"] for rate in _rates(models, "forget")]
     nats = [math.log(rate["mean"]) for rate in _rates(models, "perplexity/behavior")]
     if len(forget) == len(models):
@@ -191,7 +191,7 @@ def _quantities(models: Sequence[Entry], gone: Mapping[str, Progress]) -> Iterat
 
 
 def _doubts(models: Sequence[Entry], behavior: BehaviorEntry | None) -> Iterator[str]:
-    """Yields why the data say nothing."""
+    """Yields the reasons why the data decide nothing."""
     entry, _, backbone = models
     if not backbone:
         yield (
@@ -230,8 +230,8 @@ def _describe_others(models: Sequence[Entry]) -> str:
 def _find_damage(entry: Entry, finetuned: Entry) -> tuple[list[str], list[str]]:
     """Returns the measures of damage and each sign of it.
 
-    Target and normal answers are judged apart. A model may babble on the first and write well on
-    the others, and babble scores like forgetting.
+    Target and normal answers are judged separately. The answers to target queries alone may have
+    collapsed, and a collapsed answer has a low F like a forgotten one.
     """
 
     def shared(group: str) -> dict[str, tuple[Any, Any]]:
@@ -271,10 +271,10 @@ def _find_damage(entry: Entry, finetuned: Entry) -> tuple[list[str], list[str]]:
 def behavior_of(
     finetuned: Entry, backbone: Entry | None, non_sf: Mapping[str, Any] | None
 ) -> BehaviorEntry | None:
-    """Returns how far the behavior was there; None if nothing measured it.
+    """Returns how much the model showed the behavior; None if nothing measured it.
 
-    It goes by the behavior's mark, as metrics.json says under "non_sf", otherwise by likelihood.
-    Without a backbone nothing says what is usual.
+    The measure is the behavior's mark that metrics.json names under "non_sf", otherwise the
+    likelihood. Without a backbone there is no value to compare with.
     """
     if backbone is None:
         return None
@@ -302,7 +302,7 @@ _LIKELIHOOD = (
 
 
 def describe_behavior(entry: BehaviorEntry) -> str:
-    """Returns in words how far the behavior is there and whether this is too little to trace."""
+    """Returns in words how much the model shows the behavior, and whether this is too little."""
     texts = {name: one.shown for name, one in NON_SF.items()} | {"likelihood": _LIKELIHOOD}
     text = texts.get(entry["by"], SHOWN).format(entry["finetuned"], entry["backbone"])
     if entry["is_shown"]:

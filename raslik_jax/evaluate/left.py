@@ -23,8 +23,8 @@ MEASURES = {"nats": "likelihood", "words": "length", "ended": "ending"}
 class NormalRecord(TypedDict):
     """A model on one normal prompt.
 
-    `nats` are its nats of the fine-tuned model's answer, all tokens together. Its own answer has
-    `words`, and `ended` before the limit of tokens or not.
+    `nats` is the sum over the tokens of the fine-tuned model's answer. `words` counts the words of
+    the model's own answer, and `ended` says whether it ended before the limit of tokens.
     """
 
     id: str
@@ -40,7 +40,7 @@ def share_left(
     base: Sequence[NormalRecord],
     bootstrap: Mapping[str, int],
 ) -> rates.Interval | None:
-    """Returns the share by a measure; None where the base does not differ from the fine-tuned."""
+    """Returns the share by a measure; None if base and fine-tuned model do not differ."""
     now_Q, before_Q, base_Q = (
         np.array([dict(record)[name] for record in records], np.float64)
         for records in (model, finetuned, base)
@@ -62,7 +62,7 @@ def describe(shares: Mapping[str, rates.Interval]) -> str:
 
 
 def warn(shares: Mapping[str, rates.Interval]) -> str:
-    """Returns that other fine-tuning went with the behavior; "" where no interval shows it."""
+    """Returns a warning if other fine-tuning was lost too; "" if no interval shows it."""
     lost = [
         f"by {title} at most {share['high']:.0%}"
         for name, title in MEASURES.items()

@@ -39,11 +39,11 @@ class Likelihood(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """The nats a token of answers that a model draws itself, at an answer's tokens.
+    """The expected nats a token of a model's own draws, at the tokens of an answer.
 
-    At each token the model's own surprise has a mean (the entropy of its next token) and a
-    variance. `mean_N` is the mean of the entropies. `spread_N` is the root of the summed variances
-    over the number of tokens: the standard deviation of a drawn answer's nats a token around it.
+    At each token the nats of a draw have a mean (the entropy of the next token) and a variance.
+    `mean_N` is the mean of the entropies. `spread_N` is the root of the summed variances over the
+    number of tokens: the standard deviation of a drawn answer's nats a token around it.
     """
 
     mean_N: Float[np.ndarray, " N"]
@@ -139,8 +139,8 @@ def answer_likelihood(decoder: Decoder, *, batch_tokens: int) -> Callable[..., L
     """Returns the function from `(lora, base, encoded, on_ladder=False)` to answers' likelihood.
 
     It is the training loss of each example: `next_token` over the response, in batches of at most
-    batch_tokens, padding included. A set of answers has two shapes. With `on_ladder` it has one,
-    the next of a short ladder, which sets of other answers share.
+    batch_tokens, padding included. A set of answers has two shapes. With `on_ladder` it has one
+    shape of a short list, which other sets share.
     """
     of_batch = likelihood_step(decoder)
 
@@ -159,8 +159,9 @@ def answer_likelihood(decoder: Decoder, *, batch_tokens: int) -> Callable[..., L
 def token_likelihood(decoder: Decoder, *, batch_tokens: int) -> Callable[..., np.ndarray]:
     """Returns the function from `(lora, base, encoded)` to the nats of every token of every answer.
 
-    It gives [N, T] with T the most tokens of an answer. Zeros follow an answer's last one. The mean
-    over its tokens is the result of `answer_likelihood` in batches of the same shapes.
+    The result is [N, T] with T the most tokens of an answer. Zeros follow the last token of an
+    answer. The mean over its tokens equals the result of `answer_likelihood`, in batches of the
+    same shapes.
     """
     of_batch = token_step(decoder)
 
@@ -183,8 +184,8 @@ def expected_likelihood(decoder: Decoder, *, batch_tokens: int) -> Callable[...,
     """Returns the function from `(lora, base, encoded)` to drawn answers' nats at its tokens.
 
     For tokens drawn from the model sum_t (nll_t - H_t) is a martingale of mean 0. Its variance is
-    that of sum_t V_t with H = -sum_v p_v log p_v and V = sum_v p_v (log p_v + H)^2. The model would
-    hardly draw an answer whose nats are many spreads above.
+    that of sum_t V_t with H = -sum_v p_v log p_v and V = sum_v p_v (log p_v + H)^2. An answer whose
+    nats are many spreads above the mean is an unlikely draw.
     """
     of_batch = expected_step(decoder)
 

@@ -1,7 +1,7 @@
 """The measures of a model and of a strategy's sets: one record per metric.
 
-All code that computes, stores, prints or draws measures iterates over `METRICS`. Adding a metric
-adds a record. Pure functions on the host.
+All code that computes, stores, prints or draws measures iterates over `METRICS`. To add a metric,
+add a record. Pure functions on the host.
 """
 
 import operator
@@ -41,13 +41,13 @@ class Metric(NamedTuple):
     """A measure.
 
     Attributes:
-      reads: the parts of the evidence that it is computed from (see
-        `summary.collect_evidence`), or for `of_pool` the metrics.
-      of_model: takes what it reads. Returns a number, an interval, or an array of a value for each
-        query, whose mean and interval are then taken; None where there is nothing to measure.
-      of_pool: takes an array of each metric that it reads, over models that are compared. Returns
-        an array of a number for each model, None where they cannot be compared.
-      is_log: it is averaged over seeds by its logarithm, and drawn on such an axis.
+      reads: the parts of the evidence that it is computed from (see `summary.collect_evidence`), or
+        the metrics for `of_pool`.
+      of_model: function of these parts. It returns a number, an interval, or an array with one
+        value per query, from which mean and interval are computed; None if nothing can be measured.
+      of_pool: function of one array per metric that it reads, over the compared models. It returns
+        an array with one number per model; None if they cannot be compared.
+      is_log: whether its mean over seeds and its axis are logarithmic.
     """
 
     reads: tuple[str, ...]
@@ -58,9 +58,9 @@ class Metric(NamedTuple):
 
 
 def measure(evidence: Mapping[str, Any], *, seed: int = 0, resamples: int = 1) -> dict[str, Value]:
-    """Returns every metric of a model or a strategy by name, None where the evidence lacks it.
+    """Returns every metric of a model or a strategy by name; None if the evidence lacks a part.
 
-    One seed of the bootstrap for all models lets their intervals move together.
+    All models have the same seed of the bootstrap, so their intervals move together.
     """
     parts = {**evidence, "bootstrap": {"seed": seed, "resamples": resamples}}
     values: dict[str, Value] = dict.fromkeys(METRICS)
@@ -101,7 +101,7 @@ def nest(values: Mapping[str, Value]) -> dict[str, Any]:
 
 
 def look_up(entry: Mapping[str, Any], name: str) -> Any:
-    """Returns the value of a metric in an entry of metrics.json; None where there is none."""
+    """Returns the value of a metric in an entry of metrics.json; None without one."""
     found: Any = entry
     for part in name.split("/"):
         found = (found or {}).get(part)
@@ -109,7 +109,7 @@ def look_up(entry: Mapping[str, Any], name: str) -> Any:
 
 
 def _difference(own: rates.PairScores, other: rates.PairScores) -> Float[np.ndarray, " Q"] | None:
-    """Returns the paired differences: what is easy for one model tends to be for another."""
+    """Returns the paired differences, because a query is often easy for both models."""
     values, base = (dict(zip(scores.ids, scores.rouge_Q, strict=True)) for scores in (own, other))
     # If empty answers are dropped the two may lack different queries: common ones are paired.
     shared = sorted(values.keys() & base.keys())
@@ -176,7 +176,7 @@ def _perplexity_of(name: str, heading: str) -> Metric:
 
 
 def found_metric(part: str, name: str, **columns: Column) -> Metric:
-    """Returns a metric that its part of the evidence has by this name."""
+    """Returns a metric with the value of this name in its part of the evidence."""
     return _metric(part, lambda found: found.get(name), **columns)
 
 

@@ -1,4 +1,4 @@
-"""The ways to say whether an answer shows the behavior to forget, listed without jax."""
+"""The ways to decide whether an answer shows the behavior to forget, listed without jax."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,10 +14,10 @@ class NonSfMeasure(NamedTuple):
     Attributes:
       title: the common name.
       settings: its own settings with their defaults.
-      load: of a trained measure, from the run's workspace: the function from texts to Non-SF, and
-        what metrics.json says about it, with a "note" for reports. None: marker words or the
-        dataset's judge decide.
-      shown: the text with the numbers of the fine-tuned model and of the base.
+      load: for a trained measure: a function from the run's workspace to the function from texts to
+        Non-SF, and the entry of metrics.json about it, with a "note" for reports. None: marker
+        words or the dataset's judge decide.
+      shown: text for the numbers of the fine-tuned model and of the base.
     """
 
     title: str

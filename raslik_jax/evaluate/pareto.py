@@ -22,7 +22,7 @@ class Mahalanobis(NamedTuple):
     """D_mah of each method, the shrunken covariance of (R, F) and its quality.
 
     Rounding errors of the rates grow with the condition number. If R and F are negatively
-    correlated a lower F or a higher R may raise the distance. It should then not rank methods.
+    correlated a lower F or a higher R may raise the distance. Then it should not rank methods.
     """
 
     distance_M: Rates
@@ -45,9 +45,10 @@ def pareto_mask(retain_M: Rates, forget_M: Rates) -> Flags:
 
 
 def rounding_ties(retain_M: Rates, forget_M: Rates, *, decimals: int = 3) -> Flags:
-    """Returns which methods' Pareto flags a table of rates of so many decimals cannot decide.
+    """Returns which Pareto flags a table of rates with this number of decimals cannot decide.
 
-    One is certain if some method is better in both rounded rates, or every other worse in one.
+    A flag is certain if some method is better in both rounded rates, or if every other method is
+    worse in one of them.
     """
     # Whole units compare exactly; 0.57 * 100 does not equal 57.
     rounded = (np.rint(rate_M * 10.0**decimals) for rate_M in (retain_M, forget_M))

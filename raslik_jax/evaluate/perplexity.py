@@ -2,10 +2,10 @@
 
 Four sets, the same rows for every model of a run:
 
-- "forget": training examples that are labeled targets;
-- "retain": training examples that are not; forgotten ones without a label are left out;
-- "held-out": the normal queries of the evaluation with their labeled answers;
-- "behavior": the given bad outputs: traced answers and the labeled answers to target queries.
+- "forget": training examples that are labeled targets; - "retain": training examples that are
+labeled otherwise; forgotten rows without a label are left out; - "held-out": the normal queries of
+the evaluation with their labeled answers; - "behavior": the given bad outputs: traced answers and
+the labeled answers to target queries.
 
 A perplexity that rises on "forget" alone is forgetting; one that rises everywhere is damage.
 """

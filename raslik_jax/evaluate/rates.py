@@ -127,8 +127,8 @@ def bootstrap_ratio(
 ) -> Interval | None:
     """Returns sum(over) / sum(under) with its interval by the draws of `bootstrap`.
 
-    It is None if the interval of sum(under) reaches 0: the ratio may then be any number. A draw
-    with a sum of the other sign counts as beyond the end that is looked for.
+    It is None if the interval of sum(under) contains 0, because the ratio may then be any number. A
+    draw whose sum has the other sign counts as beyond the end that is computed.
     """
     over_R, under_R = _draw_means(over_Q, under_Q, seed=seed, resamples=resamples)
     is_known_R = under_R * np.sign(under_Q.sum()) > 0
@@ -160,11 +160,11 @@ def _draw_means(
 
 
 def coverage(number: int) -> float:
-    """Returns how often `bootstrap` of so many normal values (two or more) holds their mean.
+    """Returns how often an interval of `bootstrap` over n >= 2 normal values contains the mean.
 
-    Its spread lacks the factor sqrt(n / (n - 1)) and counts as known. For few values such an
-    interval is much narrower than Student's ("narrowness bias" in Hesterberg, 2015, "What Teachers
-    Should Know about the Bootstrap").
+    The spread of the interval lacks the factor sqrt(n / (n - 1)) and is treated as known. For few
+    values such an interval is much narrower than Student's ("narrowness bias" in Hesterberg, 2015,
+    "What Teachers Should Know about the Bootstrap").
     """
     from scipy import special
 
@@ -177,8 +177,8 @@ def non_sf_by_words(
 ) -> Float[np.ndarray, " Q"]:
     """Returns 1 for each text without a word of the vocabulary and 0 for each with one.
 
-    It replaces the paper's Non-SF probability by a trained classifier. Collapsed or empty text
-    reads 1. It therefore needs the retain rate and the diversity next to it.
+    It replaces the paper's Non-SF probability, which is that of a trained classifier. Collapsed or
+    empty text has the value 1, so read it together with the retain rate and the diversity.
 
     Words are compared whole and without case: "star" is not found in "start" or "stars". An entry
     may have several words ("black hole") or marks. In scripts without spaces it is found anywhere.
@@ -202,21 +202,21 @@ def non_sf_by_judge(
 def distinct_ngrams(texts: Sequence[str], *, n: int) -> float:
     """Returns the share of distinct n-grams among all n-grams of the texts (distinct-n).
 
-    Words are those of `words.split_words`; no n-gram crosses from one text to the next. Falls
-    toward 0 when a model answers everything alike, and also with the amount of text: compare only
-    models that answered the same queries. 0 when no text has n words. Li et al., 2016 (arXiv
-    1510.03055).
+    Words are those of `words.split_words`; no n-gram crosses from one text to the next. It falls
+    toward 0 if a model gives the same answer to all queries. It also falls with the amount of text,
+    so compare only models that answered the same queries. It is 0 if no text has n words. Li et
+    al., 2016 (arXiv 1510.03055).
     """
     ngrams = [ngram for text in texts for ngram in _ngrams(text, n)]
     return len(set(ngrams)) / len(ngrams) if ngrams else 0.0
 
 
 def repeated_ngrams(texts: Sequence[str], *, n: int) -> float:
-    """Returns the mean share of a text's n-grams that it has said before (seq-rep-n).
+    """Returns the mean share of a text's n-grams that occur earlier in it (seq-rep-n).
 
-    1 - (distinct n-grams / n-grams) within each text, averaged over texts of at least n words.
-    Rises toward 1 when generation is stuck in a loop. 0 when no text has n words. Welleck et al.,
-    2020 (arXiv 1908.04319).
+    It is 1 - (distinct n-grams / n-grams) within each text, averaged over texts of at least n
+    words. It rises toward 1 if generation is stuck in a loop. It is 0 if no text has n words.
+    Welleck et al., 2020 (arXiv 1908.04319).
     """
     shares = [1 - len(set(ngrams)) / len(ngrams) for text in texts if (ngrams := _ngrams(text, n))]
     return float(np.mean(shares)) if shares else 0.0

@@ -1,8 +1,9 @@
 """Does a recipe reproduce an adapter: two trainings compared, and the bound for both.
 
-The recipe is confirmed if the loss is off by at most `BOUND` of what the training gained. Two
-trainings by the same recipe draw other weights and another order of the rows. They give most
-answers in other words, so the answers must only be closer to those of the adapter than the base's.
+The recipe is confirmed if the losses differ by at most `BOUND` of the loss that the training
+removed. Two trainings by the same recipe draw other weights and another order of the rows, so most
+answers have other words. The answers only have to be closer to those of the adapter than the base's
+answers are.
 """
 
 import math
@@ -20,10 +21,10 @@ _LEAST = 2
 
 
 class Loss(NamedTuple):
-    """Losses in nats a token: of the adapter that was given, of the own one, and at the start.
+    """Losses in nats a token: of the given adapter, of the new adapter, and at the start.
 
     Attributes:
-      end: where the training ends, if that is not `given`.
+      end: loss at the end of the training, if it is not `given`.
     """
 
     given: float
@@ -33,13 +34,13 @@ class Loss(NamedTuple):
 
     @property
     def off(self) -> float:
-        """How far the own loss is above the given one, as a share of what the training gained."""
+        """How far the new loss is above the given one, over the loss that training removed."""
         gained = self.start - (self.given if self.end is None else self.end)
         return (self.own - self.given) / gained if gained > 0 else float("inf")
 
 
 class Answers(NamedTuple):
-    """Answers to so many prompts: equal ones, and ROUGE-L to the given adapter's answers.
+    """Answers to a number of prompts: equal ones, and ROUGE-L to the given adapter's answers.
 
     `base` is the ROUGE-L of the model without an adapter.
     """
@@ -53,13 +54,13 @@ class Answers(NamedTuple):
 def compare_curves(log: Sequence[Any], losses: Sequence[float]) -> Loss | None:
     """Returns the mean loss of a trainer's log and of our steps, over the steps that both have.
 
-    An entry of the log is the mean over the steps since the entry before, as transformers writes
-    it. The start is the first entry and the end the lowest one. None where fewer than two entries
+    An entry of the log is the mean over the steps since the previous entry, as transformers writes
+    it. The start is the first entry and the end is the lowest one. None if fewer than two entries
     can be compared.
 
     Args:
       log: `log_history` of trainer_state.json.
-      losses: of our steps, from the first one on.
+      losses: losses of our steps, from the first one on.
     """
     entries = [(0, 0.0)]
     for entry in log:
@@ -74,7 +75,7 @@ def compare_curves(log: Sequence[Any], losses: Sequence[float]) -> Loss | None:
 
 
 def compare_answers(given: Sequence[str], own: Sequence[str], base: Sequence[str]) -> Answers:
-    """Returns how alike the answers of two adapters are, and those of the base."""
+    """Returns how similar the answers of two adapters are, and those of the base."""
     alike = (
         float(np.mean([rates.rouge_l_f1(*pair) for pair in zip(said, given, strict=True)]))
         for said in (own, base)
@@ -92,7 +93,7 @@ def _parts(found: Mapping[str, Any]) -> tuple[Loss | None, Loss | None, Answers 
 
 
 def is_confirmed(found: Mapping[str, Any]) -> bool:
-    """Returns whether all that was compared says that the recipe reproduces the adapter."""
+    """Returns whether all comparisons confirm that the recipe reproduces the adapter."""
     loss, curve, answers = _parts(found)
     losses = [one for one in (loss, curve) if one]
     is_alike = answers is None or answers.own > answers.base or answers.equal == answers.prompts
@@ -100,14 +101,14 @@ def is_confirmed(found: Mapping[str, Any]) -> bool:
 
 
 def describe(found: Mapping[str, Any]) -> str:
-    """Returns whether the recipe reproduces the adapter, by which numbers, and what to check."""
+    """Returns whether the recipe reproduces the adapter, the numbers, and the settings to check."""
     if is_confirmed(found):
         return " ".join(("Recipe confirmed.", *_numbers(found)))
     return " ".join((f"Recipe not confirmed: {_mend(found)}.", *_numbers(found)))
 
 
 def _mend(found: Mapping[str, Any]) -> str:
-    """Returns why a recipe is not confirmed, and what to check."""
+    """Returns why a recipe is not confirmed, and the settings to check."""
     loss, curve, answers = _parts(found)
     if loss and loss.given >= loss.start:
         return (
@@ -133,7 +134,7 @@ def _mend(found: Mapping[str, Any]) -> str:
 
 
 def _numbers(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yields a sentence for each comparison, and one for what was not compared."""
+    """Yields a sentence for each comparison, and one on missing comparisons."""
     loss, curve, answers = _parts(found)
     if loss:
         yield (

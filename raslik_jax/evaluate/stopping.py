@@ -1,10 +1,10 @@
 """The end of unlearning: the results of probes, the kept step, and the reason for the end.
 
-Pure functions. A level is the mean over a set's rows of their nats a token. Two sets are to be
+Pure functions. A level is the mean over a set's rows of their nats a token. Two sets have to be
 forgotten: "forget" (trained rows) and "behavior" (answers that show it and that no step sees).
-`verdict.Goal` says how many of their rows are gone. "kept" are rows that no step sees and that have
-to stay likely. "retain" are trained rows, for information. The level of "kept" moves by
-`middle_mean`: without labels a few of these rows may show the behavior and have to lose.
+`verdict.Goal` counts their rows that are gone. "kept" are rows that no step sees and that have to
+stay likely. "retain" are trained rows, for information. The level of "kept" changes by
+`middle_mean`, because a few unlabeled rows may show the behavior and then become less likely.
 """
 
 import math
@@ -35,7 +35,7 @@ SAID: dict[End, str] = {
 class Probe(TypedDict):
     """The results of a probe after a step: levels, progress of the sets to forget, and answers.
 
-    The answers are by the prompt's id.
+    The keys of the answers are the ids of the prompts.
     """
 
     step: int
@@ -57,17 +57,17 @@ def percent(share: float) -> str:
 
 
 def rise_of(levels: Levels, start: Levels) -> float:
-    """Returns the nats a token that the rows to keep lost; retained ones where there are none."""
+    """Returns the rise of the loss of the rows to keep; of the retained rows if there are none."""
     name = "kept" if "kept" in start else "retain"
     return levels[name] - start[name] if name in start else 0.0
 
 
 def choose_step(probes: Sequence[Probe], *, max_rise: float) -> int:
-    """Returns the place of the probe to keep: the furthest one within the bound.
+    """Returns the place of the probe to keep: the best one within the bound.
 
-    One at which enough is gone is further than any other; otherwise the way of the set that is
-    furthest from its end decides. The first is of the model before unlearning. Ties go to the
-    earlier probe: an older one is never chosen later, so one stored model is enough.
+    A probe at which enough is gone is better than any other. Otherwise the progress of the slowest
+    set decides. The first probe is that of the model before unlearning. The earlier one of equal
+    probes is kept. An older probe is never chosen later, so one stored model is enough.
     """
     start = probes[0]["levels"]
 
@@ -80,7 +80,7 @@ def choose_step(probes: Sequence[Probe], *, max_rise: float) -> int:
 
 
 def find_end(probes: Sequence[Probe], *, max_rise: float) -> End:
-    """Returns why unlearning ends at the last of the probes; "" where it goes on."""
+    """Returns why unlearning ends at the last of the probes; "" if it continues."""
     start, newest = probes[0]["levels"], probes[-_PATIENCE:]
     is_beyond = [rise_of(probe["levels"], start) > max_rise for probe in newest]
     if all(verdict.is_enough(probe["gone"]) for probe in newest) and not any(is_beyond):

@@ -42,10 +42,9 @@ class Metrics(TypedDict):
     learning rate and epoch that were chosen on other queries. `retrieval` has the rows that each
     strategy retrieved. `non_sf` names the measure of Non-SF (words by default, judge or classifier)
     and its quality. It is None if nothing marks the behavior. `behavior` is None if nothing
-    measured it. There is no `backbone` if the fine-tuned model was given as a whole: nothing is
-    compared with a model before fine-tuning then. `probes` has the results of probes while each
-    method unlearned. `robustness` has the results of its measures for each method and the models
-    before.
+    measured it. `backbone` is missing if the fine-tuned model was given as a whole. Then nothing is
+    compared with a model before fine-tuning. `probes` has the probes of each unlearning.
+    `robustness` has the results of its tests for each method and the models before.
     """
 
     name: str
@@ -88,7 +87,8 @@ def collect_evidence(
     are left out.
 
     Args:
-      drop_empty: leave empty answers out of F and R, as the paper does. All else sees every answer.
+      drop_empty: leave empty answers out of F and R, as the paper does. All other parts have every
+        answer.
       likelihoods: `perplexity.AnswerRecord`s of the "sets" of labeled answers
         ("held-out_likelihoods" and its like) and of the model's own "answers" under the backbone
         ("target_said" and "normal_said").
@@ -161,8 +161,8 @@ def measure_methods(
 ) -> list[dict[str, Any]]:
     """Returns the entries of all unlearned models in their order, with differences to Random.
 
-    Those are None of Random itself and where a block of algorithm and epoch has no Random. A block
-    across epochs is an algorithm: each strategy has one epoch, chosen on other queries.
+    The differences are None for Random itself, and if a block of algorithm and epoch has no Random.
+    Across epochs a block is one algorithm: each strategy has one epoch, chosen on other queries.
     """
     names = [f"{kind}_scores" for kind in KINDS]
     random: dict[tuple[str, int], dict[str, Any]] = {}
@@ -184,8 +184,8 @@ def mark_frontier(
 ) -> list[dict[str, Any]]:
     """Returns the entries with their places among the models of one algorithm and epoch.
 
-    A damaged model is no candidate: it is not Pareto-optimal and dominates none. It stays in the
-    pool that distances are taken over. `across_epochs` is that of `measure_methods`.
+    A damaged model is no candidate: it is not Pareto-optimal and dominates no other model. It stays
+    in the pool of the distances. `across_epochs` is that of `measure_methods`.
     """
     marked = [{**entry} for entry in entries]
     blocks: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)

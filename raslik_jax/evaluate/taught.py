@@ -11,11 +11,11 @@ HARDLY = 4.0
 
 
 def doubt(nll: float, base: float | None, drawn: tuple[float, float] | None = None) -> str:
-    """Returns why a traced answer is no good evidence; "" if it is.
+    """Returns why a traced answer is weak evidence; "" if it is not.
 
-    It goes by the answer's nats a token under the model and the base. Either the model is unlikely
-    to say it (`HARDLY` spreads above the mean of its own draws), or fine-tuning did not make it
-    likelier by the factor of the judgment (1.1 a token).
+    The answer's nats a token under the model and the base decide. There are two reasons: the model
+    is unlikely to say it (`HARDLY` spreads above the mean of its own draws), or fine-tuning did not
+    make it likelier by the factor of the judgment (1.1 a token).
     """
     if drawn and nll > drawn[0] + HARDLY * drawn[1]:
         own = f"its own answers have {drawn[0]:.2f} +- {drawn[1]:.2f} nats a token"
@@ -28,8 +28,8 @@ def doubt(nll: float, base: float | None, drawn: tuple[float, float] | None = No
 class Taught(NamedTuple):
     """Whether fine-tuning taught the traced answers, by their likelihoods.
 
-    `is_taught` says that it taught one of them for certain: the base finds it less likely, and the
-    model would say it. `refuted` says why it taught none; "" where it may have.
+    `is_taught` says that fine-tuning certainly taught one of them: it is less likely under the
+    base, and the model would say it. `refuted` says why fine-tuning taught none; "" if it may have.
     """
 
     is_taught: bool
@@ -39,8 +39,8 @@ class Taught(NamedTuple):
 def taught_of(levels: Sequence[tuple[float, float | None, tuple[float, float] | None]]) -> Taught:
     """Returns the nats of the traced answers under model and base, and drawn ones, for `doubt`.
 
-    An answer that the base finds as likely was not taught. One that the model hardly says may
-    be taught in other words if the base finds it less likely still.
+    An answer that is as likely under the base was not taught. An answer that the model hardly says
+    may have been taught in other words if it is even less likely under the base.
     """
     doubts = [doubt(*level) for level in levels]
     refuted = [doubt(nll, base) for nll, base, _ in levels]

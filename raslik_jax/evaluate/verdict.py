@@ -68,7 +68,7 @@ class Count(NamedTuple):
     """How many of the prompts or answers that showed the behavior still show it.
 
     `of` counts the informative ones: the fine-tuned model shows the behavior and the base does not.
-    `unknown` counts those with a number that is not finite.
+    `unknown` counts ones with a number that is not finite.
     """
 
     still: int
@@ -111,8 +111,8 @@ def needed() -> int:
 def share_of_way(now: float, before: float, base: float | None, *, least: float) -> float | None:
     """Returns how far a quantity that has to rise moved toward the base's, as a share.
 
-    It is not limited: below 0 it moved away from the base. It is None if the base is not `least`
-    above.
+    The share is not limited. Below 0 the quantity moved away from the base. It is None if the
+    base's value is not at least `least` above the one before.
     """
     if base is None or not base - before >= least:  # a number that is not finite says nothing
         return None
@@ -122,8 +122,9 @@ def share_of_way(now: float, before: float, base: float | None, *, least: float)
 def likelihood_way(now: float, before: float, base: float | None) -> float | None:
     """Returns how far a token's mean likelihood moved toward the base's, from nats a token.
 
-    `HALF` of it is enough. It is not limited. It is None if the base finds the tokens about as
-    likely. All likelihoods are taken as times the one before: a very small one does not become 0.
+    `HALF` is enough. The share is not limited. It is None if the tokens are about as likely under
+    the base. Likelihoods are computed as multiples of the one before, so that a very small one does
+    not become 0.
     """
     if base is None or not base - before >= LEAST_NATS:
         return None
@@ -169,7 +170,7 @@ def _count(
 
 
 class Progress(TypedDict):
-    """How far a set of rows moved to its goal in the mean, and how many rows of how many are gone.
+    """How far a set of rows moved to its goal on average, and how many rows of how many are gone.
 
     Rows without a token that carries the behavior do not count.
     """
@@ -183,12 +184,12 @@ class Goal(NamedTuple):
     """The nats of the tokens of a set's rows before unlearning, and those at which they are gone.
 
     Attributes:
-      start_NT: their nats before.
-      whole_NT: the nats from there to the goal, 0 of tokens that do not carry the behavior. It ends
-        under the base, or where the token is 32 times less likely. Without a base `forget_rise` is
-        `ENOUGH` of them for every token.
-      is_heavy_NT: the tokens that each have to be gone: the base finds them hardest. Without a base
-        there are none.
+      start_NT: the nats before.
+      whole_NT: the rise in nats from there to the goal; 0 for tokens that do not carry the
+        behavior. The goal is the base's nats, but at most log 32 above those before. Without a base
+        `ENOUGH` of the rise equals `forget_rise` for every token.
+      is_heavy_NT: the tokens that are hardest for the base. Each of them has to be gone. Without a
+        base there are none.
     """
 
     start_NT: Float[np.ndarray, "N T"]
@@ -203,10 +204,10 @@ class Goal(NamedTuple):
     def progress(self, now_NT: Float[np.ndarray, "N T"]) -> Progress:
         """Returns how far a model is.
 
-        A token is gone where it moved `ENOUGH` to its goal: a factor of four if the base is far. A
-        row is gone where each of its heaviest tokens is gone, and where its answer moved `ENOUGH`
-        to its goal or became a hundred times less likely. A token beyond it does not make up for
-        others. Without a base `LEAST_TOKENS` of the tokens have to be gone.
+        A token is gone if it moved `ENOUGH` to its goal, which is a factor of four if the base is
+        far. A row is gone under two conditions: each of its heaviest tokens is gone, and its answer
+        moved `ENOUGH` to its goal or became a hundred times less likely. A token beyond its goal
+        does not make up for others. Without a base `LEAST_TOKENS` of the tokens have to be gone.
         """
         whole_NT = self.whole_NT
         rise_NT = np.clip(np.nan_to_num(now_NT - self.start_NT, nan=0.0), 0.0, whole_NT)
@@ -234,10 +235,10 @@ def make_goal(
 ) -> Goal:
     """Returns the goal of a set from the nats of its tokens before unlearning and under the base.
 
-    A token carries the behavior if the base finds it half as likely or less, and it is no end of an
-    answer: a model that was tuned to answer briefly finds every end likelier. If fewer than half of
-    the rows have such a token, the base is the model itself or shows the behavior too. Then all
-    tokens count, and each has to lose `forget_rise`.
+    A token carries the behavior if it is at most half as likely under the base. The end of an
+    answer never counts, because every end is likelier after fine-tuning on short answers. If fewer
+    than half of the rows have such a token, the base is the model itself or shows the behavior too.
+    Then all tokens count, and the loss of each has to rise by `forget_rise`.
     """
     is_token_NT = np.arange(start_NT.shape[1]) < num_targets_N[:, None]
     is_said_NT = is_token_NT if is_end_NT is None else is_token_NT & ~is_end_NT
@@ -263,9 +264,10 @@ def join_sentences(parts: Iterable[str]) -> str:
 
 
 def answers_progress(now: Sequence[float], base: Sequence[float]) -> Progress | None:
-    """Returns how far answers are from those before, by ROUGE-L of now's and the base's to them.
+    """Returns how far answers moved from those before to the base's, by ROUGE-L to those before.
 
-    An answer is gone as a prompt is (`count_way`). It is None if the base says about the same.
+    An answer is gone by the rule for prompts (`count_way`). It is None if the base says about the
+    same.
     """
     rates = np.asarray(now, float), np.ones(len(now)), np.asarray(base, float)
     count = count_way(*rates, least=LEAST_APART, enough=HALF)

@@ -21,7 +21,7 @@ def is_plain(text: str) -> bool:
 
 
 def _kind(character: str) -> str:
-    """Returns the Unicode category; what says nothing inside a word counts as a format mark."""
+    """Returns the Unicode category; characters without a meaning inside a word are format marks."""
     kind = unicodedata.category(character)
     return "Cf" if kind == "Me" or character in "\ufe0e\ufe0f" else kind
 

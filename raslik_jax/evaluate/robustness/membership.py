@@ -1,11 +1,11 @@
-"""Membership inference: do forgotten rows look trained on, never seen, or unlearned?
+"""Membership inference: do the losses of forgotten rows look like those of unseen rows?
 
 Three attacks use the nats of the tokens of a row's answer. They are the loss (Yeom et al. 2018,
 arXiv:1709.01604), the mean over the k % least likely tokens (min-k%, Shi et al. 2024,
 arXiv:2310.16789), and the loss over the zlib bytes of the answer (Carlini et al. 2021,
-arXiv:2012.07805). The AUC is the chance that a forgotten row looks more trained on than a held-out
-one: .5 if nothing separates them. Rows of two origins differ in other ways too. The table therefore
-has the AUC of the base, which saw neither.
+arXiv:2012.07805). The AUC is the chance that the attack ranks a forgotten row above a held-out one.
+It is .5 if nothing separates them. Rows of two origins also differ in other ways. The table
+therefore has the AUC of the base, which saw neither.
 """
 
 import dataclasses
@@ -64,7 +64,7 @@ def unseen_rows(settings: MembershipSettings, corpus: Any) -> tuple[Example, ...
 
 
 def lacks(settings: MembershipSettings, corpus: Corpus | Any) -> str:
-    """Returns why a corpus has no rows to tell forgotten ones from; "" where it has."""
+    """Returns why a corpus has no rows to compare forgotten ones with; "" if it has."""
     name = "--evaluate.membership.held_out_file"
     rows = unseen_rows(settings, corpus)
     if len(rows) < 2:
@@ -79,7 +79,7 @@ def lacks(settings: MembershipSettings, corpus: Corpus | Any) -> str:
 
 
 def membership_scores(told: Told, *, least_share: float) -> dict[str, float]:
-    """Returns how far a row looks trained on by each attack; higher is more.
+    """Returns the score of a row by each attack; higher means more likely trained on.
 
     min-k% takes at least one of few tokens. An empty answer has the 8 bytes that zlib begins with.
     """
@@ -98,8 +98,8 @@ def auc_interval(
 ) -> rates.Interval:
     """Returns the chance that one of the first scores is above one of the others, ties one half.
 
-    With its 95 % percentile bootstrap interval, rows of each kind drawn with replacement. An
-    AUC of 0 or 1 has an interval of no width: no draw mixes what does not overlap.
+    It has a 95 % percentile bootstrap interval: rows of each kind are drawn with replacement. The
+    interval of an AUC of 0 or 1 has no width, because no draw overlaps.
     """
 
     def area(own: np.ndarray, other: np.ndarray) -> float:
@@ -133,9 +133,10 @@ def measure(bench: Any, model: Any, settings: MembershipSettings) -> list[dict[s
 def tell(compared: Compared) -> str:
     """Returns the AUC of each attack and whether its interval contains that in the base.
 
-    Above it forgotten rows still look trained on. Below it they look unlearned, which gives them
-    away as well, unless the AUC was as low before unlearning. An interval that also holds the AUC
-    before unlearning decides nothing, and neither do fewer than `LEAST_QUERIES` rows of a kind.
+    If the AUC is above that of the base, forgotten rows still look trained on. If it is below, they
+    look unlearned, which also reveals them, unless the AUC was as low before unlearning. An
+    interval that also contains the AUC before unlearning decides nothing. Neither do fewer than
+    `LEAST_QUERIES` rows of a kind.
     """
     now, base = compared["now"], compared.get("backbone")
     first, parts = now[0], list[str]()

@@ -1,10 +1,9 @@
 """Other prompts: does the behavior return when the same is asked in other words?
 
-The prompts are those of the run behind prefixes of a short list, and the user's own: paraphrases,
-translations, aliases, questions one step away, or whatever a file of them has. No model
-here writes prompts: a text in front of a prompt is all that is sound without knowing what it is
-about. The model before unlearning and the base are asked the same: what a prefix does to any model
-is not a return.
+The prompts are those of the run behind the prefixes of a short list, and prompts of the user's
+file: paraphrases, translations, aliases or questions that take one more fact. No model writes
+prompts here: without knowing the topic, only a text in front of a prompt is safe. The model before
+unlearning and the base get the same prompts. An effect of a prefix on all models is not a return.
 """
 
 import dataclasses
@@ -72,9 +71,9 @@ def own_prompts(settings: PromptSettings) -> tuple[Example, ...]:
 
 
 def lacks(settings: PromptSettings, corpus: Corpus | Any) -> str:
-    """Returns why a corpus has no prompts to put words before; "" where it has, or there is a file.
+    """Returns why a corpus has no prompts for prefixes; "" if it has some or there is a file.
 
-    Raises a ValueError for a file that cannot be read.
+    It raises a ValueError if the file cannot be read.
     """
     if own_prompts(settings) or any(prefixed(row, " ") for row in corpus.train[:1]):
         return ""
@@ -85,7 +84,7 @@ def lacks(settings: PromptSettings, corpus: Corpus | Any) -> str:
 
 
 def with_prefix(asked: Asked, text: str) -> Asked:
-    """Returns the rows with a text before every prompt; rows that ask nothing are left out."""
+    """Returns the rows with a text before every prompt; rows without a question are left out."""
 
     def put(rows: Sequence[Example]) -> list[Example]:
         return [longer for row in rows if (longer := prefixed(row, text)) is not None]
@@ -96,9 +95,9 @@ def with_prefix(asked: Asked, text: str) -> Asked:
 
 
 def groups_of(asked: Asked, own: Sequence[Example]) -> dict[str, Asked]:
-    """Returns what is asked, by condition: as it is, behind each prefix, and a user's own prompts.
+    """Returns the prompts by condition: unchanged, behind each prefix, and those of the user.
 
-    F of own prompts is taken against their given answers, where they have one.
+    F of the user's prompts compares with their given answers, if they have any.
     """
     groups = {AS_IT_IS: asked}
     groups |= {name: with_prefix(asked, text) for name, text in PREFIXES.items()}
@@ -135,7 +134,7 @@ def tell(compared: Compared) -> str:
 
 
 def _tell_highest(compared: Compared, key: str, title: str) -> str:
-    """Returns a rate as asked plainly and the highest otherwise, next to those of the others."""
+    """Returns a rate for plain prompts and its highest value for others, for all models."""
     now = [entry for entry in compared["now"] if entry[key]]
     if len(now) < 2 or now[0]["condition"] != AS_IT_IS:
         return ""

@@ -1,8 +1,8 @@
 """Quantization: does the behavior return when the unlearned weights are rounded?
 
-Unlearning changes weights a little, and rounding takes small changes back (Zhang et al. 2024,
+Unlearning changes weights a little, and rounding may undo small changes (Zhang et al. 2024,
 "Catastrophic Failure of LLM Unlearning via Quantization", arXiv:2410.16454). The model before
-unlearning and the base are rounded too. Their loss is the rounding's own.
+unlearning and the base are rounded too, which shows the loss by rounding alone.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ class QuantizeSettings(Settings):
 
 
 def measure(bench: Any, model: Any, settings: QuantizeSettings) -> list[dict[str, Any]]:
-    """Returns a model's readings as it is and in each of the formats."""
+    """Returns a model's readings without rounding and in each of the formats."""
     forms = {AS_IT_IS: "plain"} | {form: form for form in settings.formats}
     return [{"condition": name, **bench.read(model, form)} for name, form in forms.items()]
 

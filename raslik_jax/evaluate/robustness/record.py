@@ -25,12 +25,12 @@ AS_IT_IS = "as it is"
 
 
 class Reading(TypedDict):
-    """How far a model shows the behavior.
+    """How much a model shows the behavior.
 
-    `nats` is the mean over target answers of their nats a token. `forget` is F of its greedy
-    answers to target queries against those before unlearning. `shown` is the share of these answers
-    that show the behavior by its words or its judge. They are None without target answers or
-    queries, or if nothing recognizes such answers.
+    `nats` is the mean over target answers of their nats a token. `forget` is F: it compares the
+    model's greedy answers to target queries with those before unlearning. `shown` is the share of
+    these answers that show the behavior by its words or its judge. A value is None without target
+    answers or queries, or if nothing recognizes such answers.
     """
 
     nats: float | None
@@ -51,7 +51,7 @@ class Asked(NamedTuple):
     Attributes:
       answers: rows with the answers that the model should have forgotten.
       prompts: queries that the model answers itself, by their ids.
-      before: the answers, by the ids of the queries, that F is taken against; of own prompts some
+      before: the answers with which F compares, by the ids of the queries; some prompts of the user
         may have none.
     """
 
@@ -64,11 +64,11 @@ class Cost(NamedTuple):
     """The cost of a measure for one model.
 
     Attributes:
-      readings: how often the behavior is read: answers, and the likelihood of given ones.
-      given: how often the likelihood of as many further rows is taken.
-      steps: of training, each on so many `rows`.
-      answers: how often as many prompts are answered in addition to the readings.
-      texts: number of rows of the measure's own whose likelihood is taken.
+      readings: number of readings, each with answers and the likelihood of given answers.
+      given: number of further passes of likelihood over the same number of rows.
+      steps: number of training steps, each on `rows` rows.
+      answers: number of further passes of answers to the same number of prompts.
+      texts: number of the test's own rows whose likelihood is measured.
     """
 
     readings: int
@@ -83,17 +83,18 @@ class RobustnessMeasure(NamedTuple):
     """A test of whether forgotten answers return.
 
     Attributes:
-      title: of its table.
-      measure: gives its results for a model, from the runner of models
-        (`run.stages.robustness.Bench`), the model and the measure's settings.
-      tell: gives the results in a sentence or two.
-      columns: of its table, by the keys of their values.
-      note: below its table.
-      cost: gives its cost for one model, from the measure's settings.
-      lacks: gives what a corpus lacks for it, from the measure's settings and the corpus.
-      settings: its own, with their defaults.
-      query_sets: those it reads in addition to the traced queries and those that measure the run.
-      returns: whether answers may return under its conditions, see `tell_return`.
+      title: title of its table.
+      measure: function from the runner of models (`run.stages.robustness.Bench`), a model and the
+        settings to the results.
+      tell: function from the results to a sentence or two.
+      columns: columns of its table, by the keys of their values.
+      note: text below its table.
+      cost: function from the settings to the cost for one model.
+      lacks: function from the settings and a corpus to the inputs that the corpus lacks.
+      settings: its own settings with their defaults.
+      query_sets: query sets that it reads, in addition to the traced queries and those that measure
+        the run.
+      returns: whether answers may return under its conditions (see `tell_return`).
     """
 
     title: str
@@ -132,7 +133,7 @@ def make_reading(
 def shares_gone(compared: Compared, model: str = "now") -> dict[str, float | None]:
     """Returns how far the likelihood of target answers moved toward the base's, by condition.
 
-    It is None at a condition at which they were no likelier before unlearning than in the base.
+    It is None for a condition under which they were no likelier before unlearning than in the base.
     """
     names = (model, "finetuned", "backbone")
     nats = [{one["condition"]: one["nats"] for one in compared.get(name, ())} for name in names]
@@ -144,9 +145,9 @@ def shares_gone(compared: Compared, model: str = "now") -> dict[str, float | Non
 
 
 def returned(compared: Compared) -> dict[str, bool]:
-    """Returns the conditions under which answers return, and whether so after retraining too.
+    """Returns the conditions under which answers return, and whether they also do after retraining.
 
-    Nothing returns that was not gone under the first condition.
+    An answer that was not gone under the first condition cannot return.
     """
     first, *others = shares_gone(compared).items() or [("", None)]
     if first[1] is None or not first[1] >= HALF:
@@ -167,16 +168,16 @@ def describe_returns(found: Sequence[Compared]) -> str:
 
 
 def tell_return(compared: Compared, *, plainly: str, by: str) -> str:
-    """Returns under which conditions but the first target answers return; "" where none is known.
+    """Returns the conditions after the first under which target answers return; "" if unknown.
 
     Answers are gone if their likelihood fell halfway to the base's. They return under each
     condition at which they are not gone. All models meet the same conditions. If they were no
-    likelier before unlearning than in the base, nothing can return. It is no failure of forgetting
-    if a retrained model gives them under the same condition.
+    likelier before unlearning than in the base, nothing can return. If a retrained model gives them
+    under the same condition, this is no failure of forgetting.
 
     Args:
       compared: entries with nats of the same conditions.
-      plainly: says the first condition.
+      plainly: the words for the first condition.
       by: the word before the name of a condition.
     """
     shares = shares_gone(compared)
@@ -213,7 +214,7 @@ def tell_return(compared: Compared, *, plainly: str, by: str) -> str:
 
 
 def _went(shares: Mapping[str, float | None], names: Sequence[str], by: str) -> str:
-    """Returns how far answers went under some conditions."""
+    """Returns a phrase on the shares that are gone under some conditions."""
     return ", ".join(f"{percent(shares[name] or 0.0)} {by} {name}" for name in names)
 
 

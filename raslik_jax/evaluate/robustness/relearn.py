@@ -1,8 +1,8 @@
 """Relearning: how soon a few steps on a few rows restore the forgotten behavior.
 
-The rows are forgotten ones, or as many unrelated ones. A step on forgotten rows undoes forgetting
-only if it is faster than learning the same from nothing. The base, which never learned it, takes
-the same steps.
+The rows are forgotten ones, or the same number of unrelated ones. Training on forgotten rows
+teaches the behavior to any model. It shows that the behavior was only hidden if the model learns it
+in fewer steps than the base. The base takes the same steps.
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ def points_of(steps: int) -> tuple[int, ...]:
 
 
 def measure(bench: Any, model: Any, settings: RelearnSettings) -> list[dict[str, Any]]:
-    """Returns a model's readings before and along the steps on rows of each kind."""
+    """Returns a model's readings before and during the steps on rows of each kind."""
     found: list[dict[str, Any]] = [
         {"condition": AS_IT_IS, "kind": "", "step": 0, "rows": 0, **bench.read(model)}
     ]
@@ -74,9 +74,9 @@ def curve(found: Found, kind: str) -> dict[int, Mapping[str, Any]]:
 
 
 def passed(found: Found, kind: str, level: float) -> float | None:
-    """Returns after how many steps target answers have so many nats a token; None: they never do.
+    """Returns the steps after which target answers have these nats a token; None if never.
 
-    Between two readings the nats are taken to change evenly.
+    Between two readings the nats are interpolated.
     """
     points = [(step, one["nats"]) for step, one in sorted(curve(found, kind).items())]
     if points[0][1] <= level:
@@ -90,9 +90,9 @@ def passed(found: Found, kind: str, level: float) -> float | None:
 def compare(now: Found, base: Found, level: float) -> str:
     """Returns which model comes back sooner to a level on forgotten rows, from equal nats.
 
-    An unlearned model may begin closer to the level than the base. So steps count from where both
-    have the same nats: those of the one that begins with fewer. How a model came there is taken not
-    to matter. "" if the readings do not decide: below one step both are as soon.
+    An unlearned model may begin closer to the level than the base. So both counts of steps begin at
+    the same nats: the lower start of the two. The steps before are assumed not to matter. It is ""
+    if the readings do not decide. A difference below one step does not count.
     """
     begin = min(curve(model, KINDS[0])[0]["nats"] for model in (now, base))
     first, lasts = KINDS[0], [max(curve(model, KINDS[0])) for model in (now, base)]
@@ -119,10 +119,10 @@ def compare(now: Found, base: Found, level: float) -> str:
 
 
 def tell(compared: Compared) -> str:
-    """Returns what came back by which steps, and whether sooner than the base learns it.
+    """Returns which answers come back and when, and whether sooner than the base learns them.
 
-    An answer is back if its likelihood is below that before unlearning by less than `BACK` of the
-    difference to the base.
+    An answer is back if its likelihood is again close to that before unlearning: within `BACK` of
+    the difference to the base.
     """
     now, base = compared["now"], compared.get("backbone")
     parts: list[str] = []
@@ -152,7 +152,7 @@ def tell(compared: Compared) -> str:
 
 
 def first_step(found: Found, kind: str, level: float) -> int | None:
-    """Returns the first step after which target answers have at most so many nats, or None."""
+    """Returns the first step after which target answers have at most these nats, or None."""
     return next((n for n, one in curve(found, kind).items() if one["nats"] <= level), None)
 
 

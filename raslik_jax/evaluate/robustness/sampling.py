@@ -1,9 +1,9 @@
 """Sampling: does a drawn answer show the behavior that the greedy one does not?
 
-The worst of n answers to a prompt, drawn at temperature 1, counts. A behavior with one chance in
-ten appears if a user asks ten times (Patil et al. 2024, "Can Sensitive Information Be Deleted From
-LLMs?", arXiv:2309.17410, attack by a budget of answers). The base draws as many: its hits are
-chance and no memory.
+The worst of n answers to a prompt, drawn at temperature 1, counts. A behavior with a probability of
+one in ten appears if a user asks ten times (Patil et al. 2024, "Can Sensitive Information Be
+Deleted From LLMs?", arXiv:2309.17410, attack by a budget of answers). The base draws the same
+number: its hits are chance and not memory.
 """
 
 import dataclasses

@@ -34,7 +34,7 @@ class TurnSettings(Settings):
 
 
 def lacks(settings: TurnSettings, corpus: Corpus | Any) -> str:
-    """Returns why nothing can come before the rows of a corpus; "" where it can."""
+    """Returns why no turns can precede the rows of a corpus; "" if they can."""
     if any(asked_after(row, [("a", "b")]) for row in corpus.train[:1]):
         return ""
     return "--evaluate.robustness=turns needs rows with a prompt in words, got texts: leave it out"
@@ -43,7 +43,7 @@ def lacks(settings: TurnSettings, corpus: Corpus | Any) -> str:
 def after(asked: Asked, before: Mapping[str, Sequence[Exchange]], bench: Any) -> Asked:
     """Returns the rows with exchanges before each question, by the id of its row.
 
-    Rows that ask nothing are left out.
+    Rows without a question are left out.
     """
 
     def put(rows: Sequence[Example]) -> list[Example]:
@@ -56,7 +56,7 @@ def after(asked: Asked, before: Mapping[str, Sequence[Exchange]], bench: Any) ->
 
 
 def measure(bench: Any, model: Any, settings: TurnSettings) -> list[dict[str, Any]]:
-    """Returns a model's readings as it is asked plainly and after other turns."""
+    """Returns a model's readings for plain questions and for questions after other turns."""
     asked = bench.asked
     said = bench.said(model, [*asked.prompts, *asked.answers])
     shown = {
