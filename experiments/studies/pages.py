@@ -26,6 +26,7 @@ from experiments.studies.geometry import page as geometry
 from experiments.studies.own_model import page as own_model
 from experiments.studies.precise import page as precise
 from experiments.studies.quickstart import page as quickstart
+from experiments.studies.replay import page as replay
 from experiments.studies.retrieval_quality import page as retrieval_quality
 from experiments.studies.sets import page as sets
 from experiments.studies.smollm2 import page as smollm2
@@ -59,6 +60,7 @@ PAGES = {
     "own_model": Page("own_model", own_model.page_tables),
     "precise": Page("precise", precise.page_tables),
     "quickstart": Page("quickstart", quickstart.page_tables),
+    "replay": Page("replay", replay.page_tables),
     "retrieval_quality": Page("retrieval_quality", retrieval_quality.page_tables),
     "sets": Page("sets", sets.toy_tables),
     "sets_smollm2": Page("sets/smollm2", sets.smollm2_tables),

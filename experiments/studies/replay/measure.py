@@ -1,0 +1,157 @@
+"""Do exact first-order effects of rows predict what a training without these rows says?
+
+  python experiments/studies/replay/measure.py --workdir=runs/replay
+
+The packaged toy and the trainings of the study counterfactual, with three held-out prompts of the
+behavior. The effects of rows are taken by going back through the training. They are compared with
+trainings from the same start and with the same batches:
+
+groups: the losses of all rows that teach the behavior, or of as many random ones, have a factor
+  1 - h.
+sets: the losses of one random row, or of ten, have the factor 0. The sets are drawn by the seed.
+  Also RASLIK's scores are summed over each set.
+
+Results go to WORKDIR/results.json part by part.
+"""
+
+import dataclasses
+import functools
+import json
+import pathlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
+
+from experiments.studies.counterfactual import measure as counterfactual
+from experiments.studies.replay import effects
+from raslik_jax.base.files import write_json
+from raslik_jax.base.settings import Settings, setting
+from raslik_jax.cli import command
+from raslik_jax.data import batches
+from raslik_jax.evaluate.ranking import auprc
+from raslik_jax.models import decoder
+from raslik_jax.parallel import meshes
+from raslik_jax.run import artifacts, plan
+from raslik_jax.run.stages import retrain
+from raslik_jax.train import loop, losses
+from raslik_jax.train.objectives import RetrainSettings
+
+_LABEL = "howdy"
+LESS = (0.01, 0.1, 0.5, 1.0)
+SIZES = (1, 10)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(Settings):
+    """What is measured."""
+
+    workdir: str = setting("runs/replay", "Where the run and the results go.")
+    queries: tuple[int, ...] = setting((0, 4, 8), "Prompts of the toy, by position.")
+    sets: int = setting(16, "Sets of each size.", low=3)
+    under_root: float = setting(
+        1e-30,
+        "Number under the root of Adam's second moment. Without one the derivative at 0 is "
+        "infinite. So small a number changes no update.",
+        above=0,
+    )
+
+
+def measure(options: Options, store: Callable[[Any], None]) -> None:
+    """Stores effects and changes of the queries' losses, in nats a token, by set of rows."""
+    root = pathlib.Path(options.workdir)
+    toy = counterfactual.Options(workdir=str(root))
+    counterfactual.write_rows(toy)
+    trained = counterfactual.trace_answers(toy).finetune
+    recipe = {name: getattr(trained, name) for name in counterfactual._RECIPE}
+    settings = RetrainSettings(**recipe, epochs=float(toy.epochs))
+    workspace = plan.open_run(root / "traced", "corpus", "finetune")
+    rows, base = retrain.encode_rows(workspace, settings), workspace.model.base
+    num_steps = retrain.count_steps(settings, len(rows.ids))
+    rate = loop.make_schedule(
+        settings.learning_rate, num_steps, kind=settings.schedule, warmup=settings.warmup
+    )
+    tx = optax.chain(
+        optax.clip_by_global_norm(settings.clip),
+        optax.adamw(rate, eps_root=options.under_root, weight_decay=settings.weight_decay),
+    )
+    # The attention by rows of a CPU has no second derivative under scan.
+    model = decoder.bind(workspace.model.graphdef, attention="xla")
+    asked = [workspace.retrieval_queries()[place] for place in options.queries]
+    queries = workspace.encode(asked, "queries")
+    (whole,) = batches.plan_one_shape(queries, batch_tokens=1 << 16)
+    query_batch = batches.make_batch(queries, whole)
+
+    def values(params: Any, frozen: Any) -> jax.Array:
+        bound = losses.BoundModel(model, params, frozen)
+        return losses.nll_by_example(losses.Outputs(bound, query_batch))[: len(asked)]
+
+    algorithm = effects.weighted(model, tx, mean=settings.mean)
+    start = decoder.init_lora(workspace.model.graphdef, key=jax.random.key(settings.seed))
+    in_order = functools.partial(
+        batches.epoch_batches,
+        rows,
+        batch_size=settings.batch_size,
+        seed=settings.seed,
+        is_fixed=True,
+    )
+    how: Any = {"num_steps": num_steps, "num_rows": len(rows.ids), "bar": "effects"}
+    effect_NQ, last = effects.effects(algorithm, start, base, in_order, values, **how)
+    value_Q = np.asarray(values(last.params, base))
+
+    step = jax.jit(lambda state, frozen, batch: algorithm.step(state, frozen, batch)[0])
+
+    def trained_with(factor_N: np.ndarray) -> np.ndarray:
+        state = algorithm.init(start)
+        for _, batch in zip(range(num_steps), in_order(0), strict=False):
+            factor_B = np.where(batch.row_B >= 0, factor_N[batch.row_B], 1.0).astype(np.float32)
+            state = step(state, base, meshes.place_rows((batch, factor_B)))
+        return np.asarray(values(state.params, base))
+
+    labels = {row.example_id: row.extra["label"] == _LABEL for row in workspace.corpus.train}
+    is_taught_N = np.array([labels[name] for name in rows.ids])
+    rng = np.random.default_rng(0)
+    drawn = rng.permutation(np.flatnonzero(~is_taught_N))
+    is_random_N = np.isin(np.arange(len(rows.ids)), drawn[: is_taught_N.sum()])
+    found: dict[str, Any] = {"loss": value_Q.tolist(), "rows": int(is_taught_N.sum())}
+    places = {row.example_id: place for place, row in enumerate(workspace.corpus.train)}
+    each_NQ = artifacts.EACH_INFLUENCE.read(workspace.root)[[places[name] for name in rows.ids]]
+    predictors = {"replay": effect_NQ, "raslik": -each_NQ[:, list(options.queries)]}
+    found["auprc"] = {
+        name: [auprc(-own_N, is_taught_N) for own_N in own_NQ.T]
+        for name, own_NQ in predictors.items()
+    }
+    for size in SIZES:
+        sets = [rng.choice(len(rows.ids), size, replace=False) for _ in range(options.sets)]
+        change = [trained_with(~np.isin(np.arange(len(rows.ids)), one)) - value_Q for one in sets]
+        found[f"sets of {size}"] = {"change": np.stack(change).tolist()} | {
+            name: np.stack([-effect[one].sum(axis=0) for one in sets]).tolist()
+            for name, effect in predictors.items()
+        }
+        store(found)
+    for name, chosen_N in (("behavior", is_taught_N), ("random", is_random_N)):
+        slope_Q = -effect_NQ[chosen_N].sum(axis=0)
+        changes = {str(h): (trained_with(1 - h * chosen_N) - value_Q).tolist() for h in LESS}
+        found[name] = {"slope": slope_Q.tolist(), "change": changes}
+        store(found)
+
+
+def run(options: Options) -> None:
+    """Measures and writes results.json."""
+    path = pathlib.Path(options.workdir) / "results.json"
+    measure(options, functools.partial(_store, path, str(options.under_root)))
+    print(path.read_text(encoding="utf-8"))
+
+
+def _store(path: pathlib.Path, name: str, found: Any) -> None:
+    results = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    write_json(path, results | {name: found})
+
+
+if __name__ == "__main__":
+    command.start(run, Options())

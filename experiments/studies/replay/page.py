@@ -1,0 +1,51 @@
+"""Makes the tables of docs/studies/replay.md from the stored results."""
+
+import json
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from experiments.studies.reports import markdown_table
+from raslik_jax.evaluate import counterfactual
+from raslik_jax.report.tables import format_interval
+
+_SIZES, _LESS = (1, 10), ("0.01", "0.1", "0.5", "1.0")
+RESULTS = pathlib.Path(__file__).resolve().parent / "results.json"
+_METHODS = {"replay": "replay", "raslik": "RASLIK's scores"}
+
+
+def read_results() -> Mapping[str, Any]:
+    """Returns the stored results by the number under Adam's root."""
+    found: Mapping[str, Any] = json.loads(RESULTS.read_text())
+    return found
+
+
+def sets_table() -> str:
+    """Returns how the predicted and the measured rise of the loss correlate over sets of rows."""
+    rows = []
+    for found in read_results().values():
+        for size in _SIZES:
+            one = found[f"sets of {size}"]
+            change_SQ = np.array(one["change"])
+            for name, title in _METHODS.items():
+                lds = counterfactual.lds(-np.array(one[name]), change_SQ)
+                rows.append([str(size), title, format_interval(lds)])
+    return markdown_table(["rows removed", "prediction", "rank correlation"], rows)
+
+
+def effects_table() -> str:
+    """Returns the rise of the mean loss of the queries that effects predict and trainings have."""
+    rows = []
+    for found in read_results().values():
+        for group in ("behavior", "random"):
+            slope = np.mean(found[group]["slope"])
+            cells = [f"{np.mean(found[group]['change'][h]) / float(h):+.4f}" for h in _LESS]
+            rows.append([group, f"{slope:+.4f}", *cells])
+    return markdown_table(["rows", "predicted", *(f"h = {float(h):g}" for h in _LESS)], rows)
+
+
+def page_tables() -> Mapping[str, Callable[[], str]]:
+    """Returns what makes the tables of the study, by name."""
+    return {"sets": sets_table, "effects": effects_table}
