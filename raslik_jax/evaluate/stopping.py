@@ -17,7 +17,8 @@ SETS = ("forget", "behavior", "retain", "kept")
 FORGOTTEN = ("forget", "behavior")
 # Probes in a row that have to find enough gone, or others beyond the bound: one may be chance.
 _PATIENCE = 2
-_MOST_WORSE = 8  # probes in a row
+# So many probes have to bring another row that is gone, or this share of the way to the base model.
+_NEWEST, _LEAST_WAY = 8, 0.05
 
 Levels = Mapping[str, float]
 DONE: Literal["forgotten"] = "forgotten"
@@ -26,7 +27,7 @@ End = Literal["", "forgotten", "others lose too much", "no progress", "diverged"
 SAID: dict[End, str] = {
     "forgotten": "enough is gone",
     "others lose too much": "other rows lost too much",
-    "no progress": f"{_MOST_WORSE} probes in a row went no further than the kept one",
+    "no progress": f"in {_NEWEST} probes no further row was gone and the others hardly moved",
     "diverged": "the training diverged",
     "": "its epochs ended",
 }
@@ -73,7 +74,7 @@ def choose_step(probes: Sequence[Probe], *, max_rise: float) -> int:
 
     def how_far(n: int) -> tuple[bool, float, int]:
         found = probes[n]["gone"]
-        return verdict.is_enough(found), min(one["way"] for one in found.values()), -n
+        return verdict.is_enough(found), _slowest(found), -n
 
     within = [n for n, probe in enumerate(probes) if rise_of(probe["levels"], start) <= max_rise]
     return max(within, key=how_far)
@@ -85,5 +86,18 @@ def find_end(probes: Sequence[Probe], *, max_rise: float) -> End:
     is_beyond = [rise_of(probe["levels"], start) > max_rise for probe in newest]
     if all(verdict.is_enough(probe["gone"]) for probe in newest) and not any(is_beyond):
         return DONE
-    is_over = choose_step(probes, max_rise=max_rise) < len(probes) - _MOST_WORSE
-    return "others lose too much" if all(is_beyond) else "no progress" if is_over else ""
+    if all(is_beyond):
+        return "others lose too much"
+    if len(probes) <= _NEWEST:
+        return ""
+    now, then = (
+        part[choose_step(part, max_rise=max_rise)]["gone"] for part in (probes, probes[:-_NEWEST])
+    )
+    more_rows = sum(one["gone"] for one in now.values()) > sum(one["gone"] for one in then.values())
+    is_further = more_rows or _slowest(now) >= _slowest(then) + _LEAST_WAY
+    return "" if is_further else "no progress"
+
+
+def _slowest(progress: Mapping[str, verdict.Progress]) -> float:
+    """Returns the way of the set that went the least."""
+    return min(one["way"] for one in progress.values())

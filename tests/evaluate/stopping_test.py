@@ -49,10 +49,14 @@ def _probes(*levels, sets=("forget", "kept"), **backbone):
         ([(0.5, 2.0), (1.0, 2.0), (1.5, 2.2), (2.0, 2.3)], 1, "others lose too much"),
         # Nothing is kept that took more than it may.
         ([(0.5, 2.0), (9.0, 3.0), (9.0, 4.0)], 0, "others lose too much"),
-        # Eight probes in a row that go no further than the kept one are the end.
+        # Eight probes have to bring another row that is gone, or a twentieth of the way.
         ([(0.5, 2.0), (1.2, 2.0), *[(1.1, 2.0), (1.2, 2.0)] * 3, (1.1, 2.0)], 1, ""),
         ([(0.5, 2.0), (1.2, 2.0), *[(1.1, 2.0), (1.2, 2.0)] * 4], 1, "no progress"),
-        ([(0.5, 2.0), (1.2, 2.0), *[(1.1, 2.0)] * 7, (1.21, 2.0)], 9, ""),
+        ([(0.5, 2.0), (1.1, 2.0), *[(1.0, 2.0)] * 7, (1.21, 2.0)], 9, ""),
+        ([(0.5, 2.0), (1.1, 2.0), *[(1.0, 2.0)] * 7, (1.19, 2.0)], 9, "no progress"),
+        ([(0.5, 2.0), (1.29, 2.0), *[(1.2, 2.0)] * 7, (1.31, 2.0)], 9, ""),
+        ([(0.5, 2.0), *[(0.5 + 0.013 * n, 2.0) for n in range(1, 21)]], 20, ""),
+        ([(0.5, 2.0), *[(0.5 + 0.012 * n, 2.0) for n in range(1, 21)]], 20, "no progress"),
         ([(0.5, 2.0), *[(0.5, 2.0)] * 8], 0, "no progress"),
         # What is less forgotten than before is no step forward.
         ([(0.5, 2.0), (0.4, 2.0)], 0, ""),
@@ -89,21 +93,20 @@ def test_a_quarter_of_rows_that_show_the_behavior_unlabeled_moves_nothing():
 
 def _slowly(probes, goal, bound):
     """Returns the kept step and the end of a training that is watched probe by probe."""
-    start, best, best_share, misses, hits = probes[0]["levels"], 0, 0.0, 0, 0
+    start, best, best_share, misses, hits, shares = probes[0]["levels"], 0, 0.0, 0, 0, [0.0]
     for probe in probes[1:]:
         levels = probe["levels"]
-        is_stale = probe["step"] - best >= 8 * 5
-        if levels["kept"] - start["kept"] > bound:
-            misses, hits = misses + 1, 0
-            if misses == 2 or is_stale:
-                return best, probe["step"]
-            continue
-        misses = 0
+        is_beyond = levels["kept"] - start["kept"] > bound
         share = min((levels["forget"] - start["forget"]) / (goal - start["forget"]), 1.0)
-        if share > best_share:
-            best, best_share, is_stale = probe["step"], share, False
-        hits = hits + 1 if share >= 0.4 else 0  # of its only token, and so of the row
-        if hits == 2 or is_stale:
+        if share > best_share and not is_beyond:
+            best, best_share = probe["step"], share
+        shares.append(best_share)
+        before = shares[-9] if len(shares) > 8 else -1.0
+        # Its only token, and so the row, is gone at a share of 0.4.
+        is_stale = best_share < before + 0.05 and (best_share >= 0.4) == (before >= 0.4)
+        misses = misses + 1 if is_beyond else 0
+        hits = hits + 1 if share >= 0.4 and not is_beyond else 0
+        if misses == 2 or hits == 2 or is_stale:
             return best, probe["step"]
     return best, None
 
