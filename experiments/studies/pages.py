@@ -34,6 +34,7 @@ from experiments.studies.speed import page as speed
 from experiments.studies.theorem import page as theorem
 from experiments.studies.ways_out import page as ways_out
 from experiments.studies.which_gradient import page as which_gradient
+from experiments.studies.which_method import page as which_method
 from raslik_jax.base.files import write_text
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command
@@ -69,6 +70,7 @@ PAGES = {
     "theorem": Page("theorem", theorem.page_tables),
     "ways_out": Page("ways_out", ways_out.page_tables),
     "which_gradient": Page("which_gradient", which_gradient.page_tables),
+    "which_method": Page("which_method", which_method.page_tables),
 }
 
 

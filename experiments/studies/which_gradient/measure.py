@@ -75,6 +75,14 @@ class Query(NamedTuple):
     shows: Callable[[str], bool]
 
 
+class Traced(NamedTuple):
+    """A prompt with an answer, the behavior it was asked for, and whether the answer shows it."""
+
+    example: Example
+    behavior: str
+    shown: bool
+
+
 class Kind(NamedTuple):
     """Where the queries, the labels and the sources of a run's rows are."""
 
@@ -251,11 +259,17 @@ def row_function(
             flat_P = projections.flatten_gradients(pull(slope_LE)[0])
             norms.append(jnp.linalg.norm(flat_P))
             parts.append(projections.project(projection, flat_P))
+        is_averaged = {
+            "answer": is_answer_L,
+            "all": is_counted_L,
+            # the last token before the answer
+            "prompt end": jnp.roll(is_answer_L, -1) & ~is_answer_L,
+        }
         half, *trees = lower_half(graphdef, lora, base)
         middle_LE = hidden_of_row(half, *trees, tokens_L, is_counted_L)
         for name in states:
             states_LE = hidden_LE if name.startswith("last/") else middle_LE
-            is_target_L = is_answer_L if name.endswith("/answer") else is_counted_L
+            is_target_L = is_averaged[name.partition("/")[2]]
             total_E = jnp.where(is_target_L[:, None], states_LE.astype(jnp.float32), 0.0).sum(
                 axis=0
             )
@@ -275,7 +289,10 @@ def fields_of(losses: Sequence[str]) -> tuple[str, ...]:
 
 
 def make_vectors(
-    workspace: Workspace, examples: Sequence[Example], losses: Sequence[str] = LOSSES
+    workspace: Workspace,
+    examples: Sequence[Example],
+    losses: Sequence[str] = LOSSES,
+    states: Sequence[str] = STATES,
 ) -> dict[str, np.ndarray]:
     """Returns the vectors of rows and queries by name, and `fields_of` each."""
     model, lora = workspace.sketch_model, workspace.finetuned
@@ -283,7 +300,7 @@ def make_vectors(
     projection = projections.init_projection(
         workspace.config.seed, "binned", projections.count_params(lora), size
     )
-    vectors = row_function(model.graphdef, projection, losses)
+    vectors = row_function(model.graphdef, projection, losses, states)
     width = model.decoder.config.hidden_size
     answers = workspace.encode(examples)
     counted = workspace.encode(examples, targets="all")
@@ -299,7 +316,7 @@ def make_vectors(
         most = gradients.micro_tokens_of(width)
         return gradients.in_micro_batches(map_rows, *batch, micro_tokens=most)
 
-    ends = np.cumsum([*[size] * len(losses), *[width] * len(STATES)])
+    ends = np.cumsum([*[size] * len(losses), *[width] * len(states)])
     found: np.ndarray | None = None
     for plan in progress(plans, "all losses", unit="batch"):
         whole, part = (batches.make_batch(one, plan) for one in (counted, answers))
@@ -311,7 +328,7 @@ def make_vectors(
         found[plan.rows[is_row]] = made[: len(plan.rows)][is_row]
     assert found is not None
     *parts, fields = np.split(found, ends, axis=1)
-    by_name = dict(zip((*losses, *STATES), parts, strict=True))
+    by_name = dict(zip((*losses, *states), parts, strict=True))
     return by_name | {"fields": fields}
 
 
@@ -361,36 +378,59 @@ def measure_run(
 ) -> None:
     """Writes the products of a run's vectors and the answers of its queries."""
     workspace = Workspace(root, config_from_json(artifacts.CONFIG.read(root)))
-    rows, start = workspace.corpus.train, time.process_time()
+    start = time.process_time()
     asked, labels = kind.queries(workspace), [*kind.labels(workspace)]
     model = workspace.with_adapter(workspace.finetuned)
     said = workspace.generate(model, [one.example for one in asked], "answers", most=48)
-    pairs = zip(asked, said, strict=True)
-    given = [(one, answered(one.example, text)) for one, text in pairs if text.strip()]
-    queries, _ = drop_unanswered([query for _, query in given])
-    made = make_vectors(workspace, [*rows, *queries], losses)
+    given = [
+        Traced(answered(one.example, text), one.behavior, one.shows(text))
+        for one, text in zip(asked, said, strict=True)
+        if text.strip()
+    ]
+    sources = [*kind.sources(workspace)]
+    store(workspace, given, labels, sources, out / name, losses, seconds=start)
+
+
+def store(
+    workspace: Workspace,
+    given: Sequence[Traced],
+    labels: Sequence[str],
+    sources: Sequence[str],
+    path: pathlib.Path,
+    losses: Sequence[str],
+    states: Sequence[str] = STATES,
+    *,
+    seconds: float,
+) -> None:
+    """Writes the products of the vectors of rows and answers, BM25's scores and all labels.
+
+    `seconds` is the processor time of the start. The files have the path and a suffix.
+    """
+    rows = workspace.corpus.train
+    queries, _ = drop_unanswered([one.example for one in given])
+    made = make_vectors(workspace, [*rows, *queries], losses, states)
     arrays = {f"gram {key}": unit_gram(made[key]) for key in losses}
-    arrays |= {f"state {key}": made[key] for key in STATES}
-    with replacing(out / f"{name}.npz") as partial, open(partial, "wb") as file:
+    arrays |= {f"state {key}": made[key] for key in states}
+    with replacing(path.with_suffix(".npz")) as partial, open(partial, "wb") as file:
         np.savez(file, fields=made["fields"], **arrays)
     index = bm25.index_documents([query_text(r, "prompt_and_output").split() for r in rows])
     words = [query_text(query, "prompt_and_output").split() for query in queries]
     stored = {
-        "labels": labels,
-        "sources": [*kind.sources(workspace)],
+        "labels": [*labels],
+        "sources": [*sources],
         "queries": [
             {
                 "behavior": one.behavior,
-                "shown": one.shows(query.output),
+                "shown": one.shown,
                 "prompt": one.example.instruction,
-                "answer": query.output,
+                "answer": one.example.output,
             }
-            for one, query in given
+            for one in given
         ],
         "bm25": bm25.score_queries(index, words).round(4).tolist(),
-        "seconds": round(time.process_time() - start),
+        "seconds": round(time.process_time() - seconds),
     }
-    write_json(out / f"{name}.json", stored)
+    write_json(path.with_suffix(".json"), stored)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
