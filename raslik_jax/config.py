@@ -228,23 +228,14 @@ class RetrieveConfig(Stage):
         "How the scores of several queries become one. mean: their mean. mean_rank: their mean "
         "rank. common: the score of the direction that all queries share.",
     )
-    select: Literal["count", "threshold", "margin", "gap"] = setting(
+    select: Literal["count", "gap"] = setting(
         "count",
         "Rule that makes sets from RASLIK's scores. count: the best num_forget and num_retain "
-        "rows. threshold: rows at or above forget_threshold and retain_threshold. margin: rows "
-        "above these by margin_z standard deviations of the sketch. gap: rows that stand out, "
-        "down to a gap in the scores, or num_forget of them. Other strategies make sets of the "
-        "same sizes.",
+        "rows. gap: rows that stand out, down to a gap in the scores, or num_forget of them. Other "
+        "strategies make sets of the same sizes.",
     )
-    num_forget: int = setting(0, "Rows to forget (count, gap); 0: by labels, or by the gap.", low=0)
-    num_retain: int = setting(0, "Rows to retain (count, gap); 0: as many as to forget.", low=0)
-    forget_threshold: float = setting(
-        0.1, "Lowest score of a row to forget (threshold, margin).", low=-1, high=1
-    )
-    retain_threshold: float = setting(
-        0.0, "Lowest negated score of a row to retain (threshold, margin).", low=-1, high=1
-    )
-    margin_z: float = setting(1.645, "Standard deviations above the threshold (margin).", low=0)
+    num_forget: int = setting(0, "Rows to forget; 0: by labels (count), or by the gap.", low=0)
+    num_retain: int = setting(0, "Rows to retain; 0: as many as to forget.", low=0)
     held_out: float = setting(
         0.0,
         "Share of the rows to forget that are kept out of the sets. Their prompts measure the "
@@ -284,13 +275,9 @@ class RetrieveConfig(Stage):
     )
 
     def problems(self) -> Iterator[str]:
-        if self.select == "threshold" and self.forget_threshold < -self.retain_threshold:
-            yield "--forget_threshold must be above the negated --retain_threshold: raise one"
-        if self.select in ("margin", "gap") and self.aggregate != "mean":
-            must = f"--select={self.select} needs --aggregate=mean"
+        if self.select == "gap" and self.aggregate != "mean":
+            must = "--select=gap needs --aggregate=mean"
             yield f"{must}, got {self.aggregate}: the rule needs cosines"
-        if self.retain_within and self.select in ("threshold", "margin"):
-            yield f"--retain_within needs --select=count or gap, got {self.select}: change one"
         for name in ("null_prompts", "token_rows"):
             if getattr(self, name) and self.aggregate == "mean_rank":
                 yield f"--{name} needs --aggregate=mean or common, got mean_rank: change one"

@@ -1,18 +1,16 @@
 """The noise that sketch and dtype add to the mean score of several queries. NumPy, on the host."""
 
-from collections.abc import Callable
-
 import numpy as np
 from jaxtyping import Float, Int
 
 from raslik_jax.index import quantize, search
 from raslik_jax.index.combine import directions
 from raslik_jax.index.store import SketchStore
-from raslik_jax.retrieve.selectors import Rule, noise_band
+from raslik_jax.retrieve.selectors import noise_band
 from raslik_jax.sketch import projections
 from raslik_jax.sketch.families import PROJECTIONS
 
-# The rows nearest to the thresholds, whose noise represents all.
+# The rows nearest to the edge of unrelated scores, whose noise represents all.
 _PILOT_ROWS = 64
 
 
@@ -59,27 +57,11 @@ def row_sigma(
     return sigma_M
 
 
-# Rules of --retrieve.select that take the noise into account: the scores that they cut at.
-CUTS: dict[str, Callable[[Rule, np.ndarray], tuple[float, ...]]] = {
-    "margin": lambda settings, _: (settings.forget_threshold, -settings.retain_threshold),
-    "gap": lambda _, score_N: noise_band(score_N)[1:],
-}
-
-
-def rule_sigma(
-    store: SketchStore,
-    queries: search.Queries,
-    score_N: Float[np.ndarray, " N"],
-    settings: Rule,
+def edge_sigma(
+    store: SketchStore, queries: search.Queries, score_N: Float[np.ndarray, " N"]
 ) -> float:
-    """Returns the one sigma_k of a rule that --retrieve.select names: of the rows near its cuts.
-
-    0 for a rule that does not use noise.
-    """
-    if settings.select not in CUTS or (settings.select == "gap" and settings.num_forget):
-        return 0.0
-    cuts = np.array(CUTS[settings.select](settings, score_N))
-    distance_N = np.abs(score_N[:, None] - cuts).min(axis=1)
+    """Returns the one sigma_k of `selectors.find_cut`: of the rows near the edge of the noise."""
+    distance_N = np.abs(score_N - noise_band(score_N)[1])
     nearest = np.sort(np.argsort(distance_N, kind="stable")[:_PILOT_ROWS])
     nearest = nearest[np.isfinite(distance_N[nearest])]
     sigma_M = row_sigma(store, nearest, score_N[nearest], queries)

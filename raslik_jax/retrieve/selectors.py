@@ -1,7 +1,6 @@
 """The antipodal selector: from scores to disjoint forget and retain sets.
 
-By count or by threshold, to which a margin for the noise of the sketch may be added; `sets` reduces
-the rules of --retrieve.select to these two. NumPy, on the host.
+By count or by threshold. `find_cut` finds the count by a gap in the scores. NumPy, on the host.
 """
 
 import math
@@ -78,19 +77,17 @@ def select_by_threshold(
     *,
     forget_threshold: float,
     retain_threshold: float,
-    margin: float = 0.0,
 ) -> Selection:
     """Returns F = {s_F >= tau_F} and R = {s_R >= tau_R}, best first (Algorithm 1, line 5).
 
-    tau is the threshold plus the margin z sigma_k of `noise.score_sigma`. A sketched score above it
-    exceeds the cosine tau* by z standard deviations of the sketch (Section 3.4, "Suggested
-    thresholds"). It raises a ValueError if a set is empty or if an example passes both thresholds.
+    The paper's "Suggested thresholds" (Section 3.4) add z sigma_k of `noise.score_sigma` to each.
+    It raises a ValueError if a set is empty or if an example passes both thresholds.
     """
     _check_scores(forget_N, retain_N, ids)
     # In float64, so that a threshold of .1 means .1 and not the float32 next to it.
     scores = [score_N.astype(np.float64) for score_N in (forget_N, retain_N)]
     thresholds = forget_threshold, retain_threshold
-    passes = [score_N >= tau + margin for score_N, tau in zip(scores, thresholds, strict=True)]
+    passes = [score_N >= tau for score_N, tau in zip(scores, thresholds, strict=True)]
     both = np.flatnonzero(passes[0] & passes[1])
     if len(both):
         raise ValueError(
@@ -103,8 +100,8 @@ def select_by_threshold(
     ):
         if not is_chosen_N.any():
             raise ValueError(
-                f"the {name} set must have an example, none exceeds {name}_threshold={tau} by "
-                f"{margin:.3g}, the highest score is {score_N.max(initial=-np.inf):.6g}: lower it"
+                f"the {name} set must have an example, none reaches {name}_threshold={tau}, the "
+                f"highest score is {score_N.max(initial=-np.inf):.6g}: lower it"
             )
         chosen.append(best_positions(score_N, ids, int(is_chosen_N.sum())))
     return Selection(*chosen)
@@ -120,12 +117,6 @@ class Rule(Protocol):
     def num_forget(self) -> int: ...
     @property
     def num_retain(self) -> int: ...
-    @property
-    def forget_threshold(self) -> float: ...
-    @property
-    def retain_threshold(self) -> float: ...
-    @property
-    def margin_z(self) -> float: ...
     @property
     def retain_within(self) -> float: ...
 

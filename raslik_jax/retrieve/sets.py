@@ -10,14 +10,7 @@ from jaxtyping import Bool, Float
 from raslik_jax.data.examples import Example, prompt_of
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.index.combine import opposite
-from raslik_jax.retrieve.selectors import (
-    Rule,
-    Selection,
-    find_cut,
-    select_by_count,
-    select_by_threshold,
-    spread_retain,
-)
+from raslik_jax.retrieve.selectors import Rule, Selection, select_by_count, spread_retain
 
 # Normal examples to measure on, where a tenth of all are as many.
 _NORMAL_ROWS = 16
@@ -112,13 +105,12 @@ def most_retained(settings: Rule, num_forget: int, num_eligible: int) -> int:
 
 
 def set_sizes(settings: Rule, *, num_targets: int, num_eligible: int) -> tuple[int, int] | None:
-    """Returns the sizes of both sets if the rule needs no scores for them, otherwise None.
+    """Returns the sizes of both sets; None where the gap in the scores decides.
 
     A num_forget of 0 means the labeled targets that can be chosen. A num_retain of 0 means
     num_forget.
     """
-    is_named = settings.select == "count" or (settings.select == "gap" and settings.num_forget)
-    if not is_named:
+    if settings.select == "gap" and not settings.num_forget:
         return None
     num_forget = settings.num_forget or num_targets
     if not num_forget:
@@ -139,31 +131,15 @@ def select_sets(
     *,
     num_targets: int,
     seed: int,
-    sigma: float = 0.0,
 ) -> Selection:
-    """Returns the sets that the settings choose (--retrieve.select and the options of its rule).
+    """Returns the sets of `set_sizes`, whose number to forget is known.
 
-    A score s_F of minus infinity bars an example from both. Ties go by id. `sigma` is that of
-    `noise.rule_sigma` for the rules that need it. The seed is for --retrieve.retain_within. Both
-    sets are empty if the rule is `gap` and no example stands out.
+    A score s_F of minus infinity bars an example from both. Ties go by id. The seed is for
+    --retrieve.retain_within.
     """
-    poles = score_N, opposite(score_N)
+    retain_N = opposite(score_N)
     if settings.retain_within:
-        share = settings.retain_within
-        poles = score_N, spread_retain(poles[1], ids, share=share, seed=seed)
+        retain_N = spread_retain(retain_N, ids, share=settings.retain_within, seed=seed)
     eligible = int((score_N > -np.inf).sum())
-    sizes = set_sizes(settings, num_targets=num_targets, num_eligible=eligible)
-    if settings.select == "gap" and not sizes:
-        num_forget = find_cut(score_N, sigma=sigma).num_forget
-        most = most_retained(settings, num_forget, eligible)
-        others = min(settings.num_retain or num_forget, most)
-        sizes = num_forget, others if num_forget else 0
-    if sizes:
-        return select_by_count(*poles, ids, num_forget=sizes[0], num_retain=sizes[1])
-    return select_by_threshold(
-        *poles,
-        ids,
-        forget_threshold=settings.forget_threshold,
-        retain_threshold=settings.retain_threshold,
-        margin=settings.margin_z * sigma if settings.select == "margin" else 0.0,
-    )
+    sizes = set_sizes(settings, num_targets=num_targets, num_eligible=eligible) or (0, 0)
+    return select_by_count(score_N, retain_N, ids, num_forget=sizes[0], num_retain=sizes[1])

@@ -289,7 +289,7 @@ def _selection_problems(
             sizes = sets.set_sizes(settings, **counts)
         except ValueError as error:
             return [str(error)]
-    num_forget, num_retain = sizes or (1, 1)  # what passes a threshold is not known yet
+    num_forget, num_retain = sizes or (1, 1)  # what stands out is not known yet
     if num_forget + num_retain > eligible:
         without = f", {num_barred} of them without an answer" if num_barred else ""
         return [

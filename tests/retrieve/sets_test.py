@@ -7,31 +7,19 @@ from raslik_jax.config import RetrieveConfig
 from raslik_jax.data.examples import Example
 from raslik_jax.retrieve import sets
 
-_THRESHOLDS = {"forget_threshold": 0.5, "retain_threshold": 0.3}
-
 
 class SettingsTest(parameterized.TestCase):
     @parameterized.parameters(
         ({}, (3, 3)),
         ({"num_forget": 2}, (2, 2)),
         ({"num_forget": 2, "num_retain": 4}, (2, 4)),
-        ({**_THRESHOLDS, "select": "threshold"}, (3, 4)),
-        ({**_THRESHOLDS, "select": "margin", "margin_z": 2.0}, (2, 3)),
+        ({"num_forget": 7, "select": "gap"}, (7, 3)),
     )
     def test_the_settings_of_a_run_choose_its_sets(self, changes, sizes):
         score_N = np.linspace(1, -1, 10)
-        ids, how = [f"id{i}" for i in range(10)], {"num_targets": 3, "seed": 0, "sigma": 0.1}
-        chosen = sets.select_sets(score_N, ids, RetrieveConfig(**changes), **how)
+        ids = [f"id{i}" for i in range(10)]
+        chosen = sets.select_sets(score_N, ids, RetrieveConfig(**changes), num_targets=3, seed=0)
         self.assertEqual((len(chosen.forget), len(chosen.retain)), sizes)
-
-    def test_the_number_is_found_where_nobody_names_it(self):
-        score_N = np.concatenate([np.random.default_rng(0).normal(0, 0.05, 95), np.full(5, 0.5)])
-        ids = [f"id{i:02d}" for i in range(100)]
-        numbers = ({}, (5, 5)), ({"num_retain": 9}, (5, 9)), ({"num_forget": 7}, (7, 7))
-        for changes, sizes in numbers:
-            settings = RetrieveConfig(select="gap", **changes)
-            chosen = sets.select_sets(score_N, ids, settings, num_targets=0, seed=0)
-            self.assertEqual((len(chosen.forget), len(chosen.retain)), sizes)
 
     def test_what_is_retained_is_drawn_from_a_share_of_the_rows_by_their_ids(self):
         score_N, order = np.linspace(1, -1, 400), np.random.default_rng(0).permutation(400)
@@ -70,16 +58,15 @@ class SettingsTest(parameterized.TestCase):
         settings = RetrieveConfig(**changes)
         self.assertEqual(sets.most_retained(settings, 20, 400), most)
 
-    @parameterized.parameters({}, {"num_forget": 20})
-    def test_by_gap_no_row_outside_the_lower_half_is_retained(self, **given):
+    def test_by_gap_no_row_outside_the_lower_half_is_retained(self):
         # 20 rows lie far above 380, and --retrieve.num_retain asks for more than half of all.
         noise_N = np.random.default_rng(0).normal(0, 0.05, 380)
         score_N = np.concatenate([np.full(20, 1.0), noise_N])
         ids = [f"id{i:03d}" for i in range(400)]
         lower = {*np.argsort(score_N)[:200].tolist()}
         for num_retain, number in ((300, 200), (200, 200), (64, 64)):
-            own = {"select": "gap", "retain_within": 0.5, "num_retain": num_retain}
-            settings = RetrieveConfig(**own, **given)
+            own = {"num_retain": num_retain, "num_forget": 20}
+            settings = RetrieveConfig(select="gap", retain_within=0.5, **own)
             chosen = sets.select_sets(score_N, ids, settings, num_targets=0, seed=0)
             self.assertEqual({*chosen.forget.tolist()}, {*range(20)})
             self.assertLen({*chosen.retain.tolist()}, number)

@@ -228,7 +228,7 @@ def _is_chosen(config: Config, name: str) -> bool:
     ("strategies", "select", "made"),
     [
         (("random", "bm25"), "count", ""),
-        (("random", "bm25"), "threshold", "sketch retrieve/queries retrieve/influence"),
+        (("random", "bm25"), "gap", "sketch retrieve/queries retrieve/influence"),
         (("exact",), "count", "retrieve/exact_kernel"),
         (("raslik_f",), "count", "sketch retrieve/queries retrieve/influence"),
     ],

@@ -25,7 +25,6 @@ from raslik_jax.run.recipes import Case, Recipe
 from raslik_jax.run.stages import sketch as sketch_lib
 from raslik_jax.run.stages.scores import (
     EVIDENCE,
-    RULES_ON_SCORES,
     finds_number,
     is_scored,
     needs_of,
@@ -67,29 +66,24 @@ def make_sizes(workspace: Workspace, folder: pathlib.Path) -> None:
             _, chosen = strategies_lib.choose(STRATEGIES[name], request)
         kept = _hold_out(workspace, chosen, folder)
         is_eligible_N[kept] = False
-        fewer = [int(np.isin(part, kept).sum()) for part in chosen]
-        num_forget, num_retain = max(0, sizes[0] - fewer[0]), sizes[1]
-        if settings.select in ("threshold", "margin"):  # nothing else passes
-            num_retain = max(0, num_retain - fewer[1])
+        num_forget = max(0, sizes[0] - int(np.isin(chosen.forget, kept).sum()))
         most = sets.most_retained(settings, num_forget, int(is_eligible_N.sum()))
-        sizes = num_forget, min(num_retain, most)
+        sizes = num_forget, min(sizes[1], most)
     barred = _ids_where(rows, ~is_eligible_N)
     found = {"num_forget": sizes[0], "num_retain": sizes[1], "barred": barred}
     artifacts.SIZES.write(folder, found)
 
 
 def _select_by_influence(workspace: Workspace, num_targets: int, folder: pathlib.Path) -> Selection:
-    """Returns the sets that the rule chooses by RASLIK's scores; writes its cut if there is one."""
+    """Returns the sets that the rule chooses by RASLIK's scores; writes the cut that it finds."""
     settings, rows = workspace.config.retrieve, workspace.corpus.train
-    influence_N, sigma = read_scores(workspace, EVIDENCE), 0.0
-    if settings.select in noise.CUTS:
+    influence_N = read_scores(workspace, EVIDENCE)
+    if settings.select == "gap" and not settings.num_forget:
         store, row_N, queries = sketch_lib.ask_index(workspace)
         forget_N = np.full(store.num_rows, -np.inf, np.float32)
         forget_N[row_N] = influence_N
-        sigma = noise.rule_sigma(store, queries, forget_N, settings)
-        if sigma:
-            print(f"    standard deviation of the scores near the thresholds: {sigma:.2e}")
-    if settings.select == "gap" and not settings.num_forget:
+        sigma = noise.edge_sigma(store, queries, forget_N)
+        print(f"    standard deviation of the scores near the edge of the noise: {sigma:.2e}")
         cut = find_cut(influence_N, sigma=sigma)
         artifacts.CUT.write(folder, cut)
         if why := _why_none(workspace, cut, influence_N):
@@ -97,14 +91,8 @@ def _select_by_influence(workspace: Workspace, num_targets: int, folder: pathlib
             return _NO_SETS
         _tell_cut(cut, int((influence_N > -np.inf).sum()))
         settings = dataclasses.replace(settings, num_forget=cut.num_forget)
-        num_eligible = int((influence_N > -np.inf).sum())
-        most = sets.most_retained(settings, cut.num_forget, num_eligible)
-        num_retain = min(settings.num_retain or cut.num_forget, most)
-        settings = dataclasses.replace(settings, num_retain=num_retain)
     ids, seed = [row.example_id for row in rows], workspace.config.seed
-    return sets.select_sets(
-        influence_N, ids, settings, num_targets=num_targets, seed=seed, sigma=sigma
-    )
+    return sets.select_sets(influence_N, ids, settings, num_targets=num_targets, seed=seed)
 
 
 def _why_none(workspace: Workspace, cut: Cut, score_N: Float[np.ndarray, " N"]) -> str:
@@ -237,8 +225,7 @@ def _tell_left_out(named: Mapping[str, Sequence[int]], request: Request) -> None
 
 
 _RULE = (
-    "retrieve.select retrieve.num_forget retrieve.num_retain retrieve.forget_threshold "
-    "retrieve.retain_threshold retrieve.margin_z retrieve.retain_within "
+    "retrieve.select retrieve.num_forget retrieve.num_retain retrieve.retain_within "
     "retrieve.held_out"
 )
 
@@ -251,14 +238,12 @@ def _own_sets(config: Config) -> list[str]:
 def _of_sizes(case: Case) -> tuple[str, str]:
     """Returns the inputs of the sizes of the sets: files and settings."""
     config, chosen = case.config, case.config.retrieve
-    reads, settings = RULES_ON_SCORES.get(chosen.select, ("", ""))
-    own = _own_sets(config)
-    if len(own) == len(chosen.strategies):  # no rule is asked
-        reads, settings = "", ""
-    elif finds_number(config):  # what a finding is read from
-        reads += " {queries} retrieve/traced" if config.evaluate.traced else ""
+    reads, settings, own = "", "", _own_sets(config)
+    if finds_number(config):  # in the scores; what a finding is read from
+        reads += "retrieve/influence sketch/index retrieve/queries {queries}"
+        reads += " retrieve/traced" if config.evaluate.traced else ""
         reads += " retrieve/chance" if chosen.null_prompts else ""
-        settings += " evaluate.traced retrieve.null_prompts"
+        settings += "retrieve.center evaluate.traced retrieve.null_prompts"
     if chosen.held_out:  # drawn from the sets, by the scores, for the queries
         reads += f" retrieve/{EVIDENCE} {{queries}}"
         settings += " seed sketch.query_output " + " ".join(f"retrieve.{n}" for n in own)

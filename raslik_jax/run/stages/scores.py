@@ -24,18 +24,10 @@ from raslik_jax.run.stages import sketch as sketch_lib
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.sketch import projections
 
-# The scores that the rules below choose by, and that the sets of all strategies are measured by.
+# The scores that the gap is found in, and that the sets of all strategies are measured by.
 EVIDENCE = "influence"
 # Scores of rows with single queries that a run keeps: of the first queries, where that is too many.
 _MOST_PAIRS = 2**26
-# Rules of --retrieve.select that choose by scores, whatever the strategies: what they read of
-# earlier units, and the settings that this depends on.
-_OF_QUERIES = "retrieve/influence sketch/index retrieve/queries {queries}"
-RULES_ON_SCORES = {
-    "threshold": ("retrieve/influence", ""),
-    "margin": (_OF_QUERIES, "retrieve.center"),
-    "gap": (_OF_QUERIES, "retrieve.center"),
-}
 # 2: rows without a gradient have no part in the mean that centers.
 SCORES_FORMAT = {"scores": 2}
 
@@ -45,7 +37,7 @@ def needs_of(config: Config) -> frozenset[str]:
     strategies = [STRATEGIES[name] for name in config.retrieve.strategies]
     needs = {need for strategy in strategies for need in strategy.needs}
     has_rule = not all(strategy.brings_sets for strategy in strategies)
-    if config.retrieve.held_out or (has_rule and config.retrieve.select in RULES_ON_SCORES):
+    if config.retrieve.held_out or (has_rule and config.retrieve.select == "gap"):
         needs.add(EVIDENCE)
     return frozenset(needs)
 
