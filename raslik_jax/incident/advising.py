@@ -5,7 +5,6 @@ import pathlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from raslik_jax.config import STAGES, Config
 from raslik_jax.evaluate import reproduction
 from raslik_jax.incident import making, retrain, unlearn
 from raslik_jax.report import tables
@@ -20,10 +19,7 @@ _TIMES, _SECONDS_MORE = 2.0, 600.0
 
 
 class Cost(NamedTuple):
-    """Seconds and bytes of device memory of the remaining work of a command.
-
-    The bytes are 0 if no program was compiled to measure them.
-    """
+    """Seconds and bytes of device memory of the remaining work of a command; 0 bytes if unknown."""
 
     seconds: float
     device_bytes: float = 0.0
@@ -63,21 +59,7 @@ def choose(unlearn: Cost, retrain: Cost, *, unknown: str = "", memory_bytes: flo
     return Advice("unlearn", f"retraining takes {times}")
 
 
-def count(config: Config, root: pathlib.Path, *, compiles: bool) -> "Forecast":
-    """Returns the forecast of a run on the rows of its trace.
-
-    With `compiles` the largest programs are compiled to measure their memory. Without it a rule
-    counts the operations, which takes no time.
-    """
-    from raslik_jax.report import writing
-    from raslik_jax.run import forecast
-    from raslik_jax.run.workspace import Workspace
-
-    how: Any = {"stages": STAGES, "more": writing.UNITS, "compiles": compiles, "traces": compiles}
-    return forecast.forecast(config, root, rows=Workspace(root, config).train_rows, **how)
-
-
-def cost_of(found: "Forecast", rates: "Rates") -> Cost:
+def _cost_of(found: "Forecast", rates: "Rates") -> Cost:
     """Returns the cost of the remaining work of a run at these rates of a device."""
     left = [step for step in found.steps if not step.is_done]
     seconds = sum(step.seconds(rates.operations, rates.bytes_moved) for step in left)
@@ -97,33 +79,37 @@ class Plans(NamedTuple):
 def plan(options: unlearn.UnlearnOptions, *, compiles: bool) -> Plans:
     """Returns the costs of unlearning and of retraining for a traced run, and which is better.
 
-    Options that name a recipe are used. For `compiles` see `count`.
+    Options that name a recipe are used. With `compiles` the largest programs are compiled to
+    measure their memory. Without it a rule counts the operations, which takes no time.
     """
-    from raslik_jax.run import cost, memory
+    from raslik_jax.report import writing
+    from raslik_jax.run import cost, forecast, memory
+    from raslik_jax.run.workspace import Workspace
 
     root, config = pathlib.Path(options.run), unlearn.make_config(options)
-    first, second, unknown = count(config, root, compiles=compiles), None, ""
+    how: Any = {"more": writing.UNITS, "compiles": compiles, "traces": compiles}
+    how["rows"] = Workspace(root, config).train_rows
+    first, second, unknown = forecast.forecast(config, root, **how), None, ""
     inputs, outputs = first.run.widest_kernel
     rates = cost.measure_rates(inputs=inputs, outputs=outputs, dtype=config.backbone.dtype)
     named = options if isinstance(options, retrain.RecipeOptions) else retrain.RecipeOptions()
-    how: Any = {"is_told": False}
     try:
-        retrain.read_settings(config, named, options.settings, is_needed=True, **how)
+        retrain.read_settings(config, named, options.settings, is_needed=True, is_told=False)
     except ValueError as error:
         unknown = str(error)
     if config.backbone.adapter:
         named = dataclasses.replace(named, approximate=True)
-        own = retrain.read_settings(config, named, options.settings, **how)
+        own = retrain.read_settings(config, named, options.settings, is_told=False)
         own["unlearn.algorithms"] = (retrain.ALGORITHM,)
         config = unlearn.make_config(dataclasses.replace(options, settings=own))
-        second = count(config, root, compiles=compiles)
+        second = forecast.forecast(config, root, **how)
         done = {step.name for step in second.steps if step.is_done}
         if artifacts.RECIPE.unit in done and not reproduction.is_confirmed(
             artifacts.RECIPE.read(root)
         ):
             unknown = unknown or "--check_recipe showed that its recipe gives another adapter"
-    unlearning = cost_of(first, rates)
-    retraining = cost_of(second, rates) if second else None
+    unlearning = _cost_of(first, rates)
+    retraining = _cost_of(second, rates) if second else None
     advice = choose(
         unlearning,
         retraining or unlearning,

@@ -52,12 +52,10 @@ def export(options: ExportOptions | None = None, **named: Any) -> ExportResult:
     root, folder = pathlib.Path(options.run), pathlib.Path(options.out)
     written.check_outside(folder, "--out", root)
     files.check_new_folder(folder)
-    from raslik_jax.incident.exporting import (
-        export_model,  # it takes jax with it, and --help should not
-    )
+    from raslik_jax.incident import exporting  # it takes jax with it, and --help should not
 
-    epoch = None if options.epoch == "last" else int(options.epoch)
-    names: Any = {"strategy": options.strategy, "algorithm": options.algorithm}
+    how: Any = {name: getattr(options, name) for name in ("strategy", "algorithm", "merged")}
+    how["epoch"] = None if options.epoch == "last" else int(options.epoch)
     with written.replacing(root, folder) as made:
-        export_model(root, made, **names, epoch=epoch, merged=options.merged)
+        exporting.export_model(root, made, **how)
     return ExportResult(folder, "model" if options.merged else "adapter")

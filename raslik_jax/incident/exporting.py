@@ -2,12 +2,11 @@
 
 import dataclasses
 import itertools
-import os
 import pathlib
 import re
 import shutil
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -30,32 +29,21 @@ from raslik_jax.run.workspace import Workspace, tokenizer_folders
 
 @meshes.on_host()
 def export_model(
-    run: str | os.PathLike[str],
-    out: str | os.PathLike[str],
+    root: pathlib.Path,
+    out: pathlib.Path,
     *,
     strategy: str,
     algorithm: str,
-    epoch: int | None,
     merged: bool,
+    epoch: int | None = None,
 ) -> pathlib.Path:
-    """Writes one unlearned model of a stored run with tokenizer and card; returns its folder.
+    """Writes one unlearned model of a run with tokenizer and card to a new folder, and returns it.
 
-    The folder appears whole or not at all. Only the merge is computed, on the processor, whose
-    memory has to hold the weights. Only the run and its base checkpoint, if it has one, are read.
-    Results that were made again since unlearning or measuring are refused.
-
-    Args:
-      run: work directory of a run that has unlearned. If it has no measurements, the card says
-        this.
-      out: a new or empty folder. If the run has a checkpoint, the tokenizer and generation files
-        are copied from it byte for byte.
-      strategy: the strategy that chose the sets.
-      algorithm: the objective of unlearning.
-      epoch: number of the epoch; None takes the last.
-      merged: a whole checkpoint that transformers loads; otherwise an adapter that peft loads.
+    Only the merge is computed, on the processor, whose memory has to hold the weights. Only the run
+    and its base checkpoint, if it has one, are read. If the run has not measured, the card says so.
+    Results that were made again since unlearning or measuring are refused. Without an epoch the
+    last one is written.
     """
-    root, out = pathlib.Path(run), pathlib.Path(out)
-    files.check_new_folder(out)
     name = f"unlearn/{strategy}-{algorithm}"
     config, metrics, entries = _read_run(root, name)
     variant = _find_variant(entries, strategy, algorithm, epoch)
@@ -102,24 +90,20 @@ def export_model(
         is_merged=merged,
         prompt=workspace.template.without_input,
     )
-    with storage.new_folder(out) as partial:
-        if merged:
-            _write_merged(partial, workspace, variant)
-            _write_generation(partial, base, workspace)
-        else:
-            _write_adapter(partial, base, workspace, variant)
-        _write_tokenizer(partial, workspace)
-        files.write_text(partial / "README.md", render_card(facts))
+    unlearned, lora_config = workspace.unlearned(*variant), model.lora_config
+    if merged:
+        weights = unlearned.base
+        if not is_whole:
+            weights = checkpoint.merge(unlearned.lora, weights, lora_config)
+        checkpoint.save_model(out, model.decoder.config, weights)
+        _write_generation(out, base, workspace)
+    else:
+        names: Any = {"base_model": base.hub_name, "base_revision": base.revision}
+        of_model = lora_config, model.decoder.config
+        adapters.save_adapter(out, unlearned.lora, *of_model, **names, base=model.identity)
+    _write_tokenizer(out, workspace)
+    files.write_text(out / "README.md", render_card(facts))
     return out
-
-
-def _write_merged(folder: pathlib.Path, workspace: Workspace, variant: Variant) -> None:
-    """Writes a whole checkpoint; an adapter is merged into the weights."""
-    model, unlearned = workspace.model, workspace.unlearned(*variant)
-    weights = unlearned.base
-    if workspace.config.unlearn.parameters != "all":
-        weights = checkpoint.merge(unlearned.lora, weights, model.lora_config)
-    checkpoint.save_model(folder, model.decoder.config, weights)
 
 
 def _read_run(
@@ -202,15 +186,6 @@ def _adapter_origin(config: Config) -> str:
     at = f" at {revision}" if revision else ""
     kind = f"the local folder {pathlib.Path(name).name}" if is_folder else name + at
     return f"an adapter that was trained elsewhere, {kind}"
-
-
-def _write_adapter(
-    folder: pathlib.Path, base: _Base, workspace: Workspace, variant: Variant
-) -> None:
-    """Writes an adapter that names its base."""
-    lora, model = workspace.unlearned(*variant).lora, workspace.model
-    names = {"base_model": base.hub_name, "base_revision": base.revision, "base": model.identity}
-    adapters.save_adapter(folder, lora, model.lora_config, model.decoder.config, **names)
 
 
 def _write_tokenizer(out: pathlib.Path, workspace: Workspace) -> None:

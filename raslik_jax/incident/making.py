@@ -28,6 +28,22 @@ _INSTALLERS["transformers"] = "'raslik-jax[data]'"
 _INSTALLERS["tensorboardX"] = "'raslik-jax[tensorboard]'"
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Result:
+    """The result of a command; printed, it shows `text`.
+
+    Attributes:
+      workdir: the work directory of the run.
+      text: the printed text, in the first of several processes.
+    """
+
+    workdir: pathlib.Path
+    text: str = dataclasses.field(default="", repr=False)
+
+    def __str__(self) -> str:
+        return self.text
+
+
 def line(name: str, *arguments: str) -> str:
     """Returns the line to show for a command, started in the way of this program."""
     return f"{PROGRAM.get()} {shlex.join([name, *arguments])}"

@@ -83,24 +83,17 @@ class TraceOptions(Settings):
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True)
-class TraceResult:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TraceResult(making.Result):
     """The result of a trace; printed, it shows the rows and how to go on.
 
     Attributes:
-      workdir: its work directory.
       config: the settings of the run.
       finding: why no row was found; "" if there are rows.
-      text: the printed text, in the first of several processes.
     """
 
-    workdir: pathlib.Path
     config: Config = dataclasses.field(repr=False)
     finding: str
-    text: str = dataclasses.field(repr=False)
-
-    def __str__(self) -> str:
-        return self.text
 
     @property
     def forget_file(self) -> pathlib.Path:
@@ -153,7 +146,7 @@ def trace(options: TraceOptions | None = None, **named: Any) -> TraceResult:
         is_measured=False,
         prepare=lambda: write_query(options, config),
     )
-    found = TraceResult(workdir, config, finding, "")
+    found = TraceResult(workdir=workdir, config=config, finding=finding)
     if not processes.is_first():
         return found
     lines = [] if not config.evaluate.traced else ["", *answers_before(workdir)]

@@ -84,22 +84,15 @@ class UnlearnOptions(Settings):
                 )
 
 
-@dataclasses.dataclass(frozen=True)
-class UnlearnResult:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UnlearnResult(making.Result):
     """The result of unlearning; printed, it shows the outcome for the traced prompt.
 
     Attributes:
-      workdir: the work directory of the run.
       folder: the place of the clean model with its card.
-      text: the printed text, in the first of several processes.
     """
 
-    workdir: pathlib.Path
     folder: pathlib.Path
-    text: str = dataclasses.field(repr=False)
-
-    def __str__(self) -> str:
-        return self.text
 
 
 def unlearn(options: UnlearnOptions | None = None, **named: Any) -> UnlearnResult:
@@ -142,7 +135,7 @@ def unlearn(options: UnlearnOptions | None = None, **named: Any) -> UnlearnResul
 
     def export() -> str:
         with written.replacing(root, folder) as made:
-            names: Any = {"strategy": strategy, "algorithm": algorithm, "epoch": None}
+            names: Any = {"strategy": strategy, "algorithm": algorithm}
             export_model(root, made, **names, merged=options.merged)
         told, exported = _clean(config, root, strategy, cleaned)
         # The page names the places of all files.
@@ -152,11 +145,12 @@ def unlearn(options: UnlearnOptions | None = None, **named: Any) -> UnlearnResul
 
     told = processes.alone(export)
     making.make(config, root, stages=("report",), **how)
+    found = UnlearnResult(workdir=root, folder=folder)
     if not processes.is_first():
-        return UnlearnResult(root, folder, "")
+        return found
     lines = [*_outcome_lines(root, config)] if config.evaluate.traced else []
     lines += [f"\n{kind} and its card: {folder}", f"{told}", f"repeat: {making.repeating(root)}"]
-    return UnlearnResult(root, folder, "\n".join(lines))
+    return dataclasses.replace(found, text="\n".join(lines))
 
 
 def forecast_both(options: UnlearnOptions) -> UnlearnResult:
@@ -165,8 +159,8 @@ def forecast_both(options: UnlearnOptions) -> UnlearnResult:
         raise ValueError("--run must be given: give --run=WORKDIR")
     from raslik_jax.incident import advising  # it takes jax with it
 
-    text = "\n".join(advising.lines(options))
-    return UnlearnResult(pathlib.Path(options.run), pathlib.Path(options.out), text)
+    root, folder = pathlib.Path(options.run), pathlib.Path(options.out)
+    return UnlearnResult(workdir=root, folder=folder, text="\n".join(advising.lines(options)))
 
 
 def _outcome_lines(root: pathlib.Path, config: Config) -> Iterator[str]:

@@ -62,22 +62,15 @@ class ValidateOptions(RecipeOptions):
             )
 
 
-@dataclasses.dataclass(frozen=True)
-class ValidateResult:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ValidateResult(making.Result):
     """QLD and LDS of the rankings of a run. It prints itself as a table.
 
     Attributes:
-      workdir: the work directory of the run.
       found: the numbers that the work directory stores.
-      text: the printed text, in the first of several processes.
     """
 
-    workdir: pathlib.Path
     found: Mapping[str, Any] = dataclasses.field(repr=False)
-    text: str = dataclasses.field(repr=False)
-
-    def __str__(self) -> str:
-        return self.text
 
 
 def validate(options: ValidateOptions | None = None, **named: Any) -> ValidateResult:
@@ -148,7 +141,8 @@ def validate(options: ValidateOptions | None = None, **named: Any) -> ValidateRe
     if artifacts.PAGE.current(root):
         making.make(config, root, stages=("report",), mesh=options.mesh, update=True)
     text = f"\n{tables.render_terminal(validation.table_of(found))}"
-    return ValidateResult(root, found, text if processes.is_first() else "")
+    text = text if processes.is_first() else ""
+    return ValidateResult(workdir=root, found=found, text=text)
 
 
 def _announced(planned: Any) -> str:

@@ -64,7 +64,7 @@ def test_the_picture_has_the_number_that_was_given(tmp_path, drawn):
         ({"retrieve.select": "gap", "retrieve.num_forget": 4}, None),
         ({"retrieve.select": "count"}, None),
     ):
-        found = trace.TraceResult(tmp_path, replaced(Config(), changes), "", "")
+        found = trace.TraceResult(workdir=tmp_path, config=replaced(Config(), changes), finding="")
         assert trace.found_band(found) == expected
     assert trace.draw(tmp_path, None, 4).endswith("scores.png")
     assert drawn[0]["num_forget"] == 4 and 0 < drawn[0]["edge"]

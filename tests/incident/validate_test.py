@@ -55,7 +55,7 @@ def validated(tmp_path_factory):
     assert "13 retrainings on 120 rows" in done.stdout and "whole run: about" in done.stdout
     assert (run / "config.json").read_bytes() == before
     found = artifacts.VALIDATION.read(run)
-    return raslik_jax.ValidateResult(run, found, done.stdout)
+    return raslik_jax.ValidateResult(workdir=run, found=found, text=done.stdout)
 
 
 def test_scores_are_judged_by_losses_after_retraining(validated):

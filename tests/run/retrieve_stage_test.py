@@ -112,7 +112,9 @@ def test_a_row_that_stands_out_alone_has_another_to_retain(tmp_path):
 
 
 def test_the_number_that_is_found_is_written_and_taken(tmp_path, monkeypatch):
-    monkeypatch.setattr(retrieve.noise, "CUTS", {})  # no index to look at
+    index = SimpleNamespace(num_rows=40), np.arange(40), None
+    monkeypatch.setattr(retrieve.sketch_lib, "ask_index", lambda workspace: index)
+    monkeypatch.setattr(retrieve.noise, "edge_sigma", lambda *asked: 0.0)
     rows = [Example(f"id{i:02d}", f"q{i}", "", str(i)) for i in range(40)]
     influence_N = np.r_[[0.9, 0.88, 0.86], np.random.default_rng(0).normal(0, 0.05, 37)]
     _, sets = _made_sets(tmp_path, influence_N, rows, select="gap", num_retain=5)
