@@ -218,7 +218,7 @@ class RetrieveConfig(Stage):
     strategies: tuple[str, ...] = setting(
         ("random", "oracle", "raslik_f", "raslik"),
         "Retrieval strategies. cr: a mixture of oracle rows and non-targets in a given share. "
-        "cr_50: half of each. exact: raslik on whole gradients. *_anywhere: with "
+        "cr_50: half of each. *_anywhere: with "
         "--retrieve.retain_from=anywhere.",
         family=STRATEGIES,
     )

@@ -11,6 +11,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
+from experiments.studies import exact
 from experiments.studies.behaviors import corpus
 from experiments.studies.corpora import paper
 from experiments.studies.own_model import side_effects
@@ -21,6 +22,7 @@ from experiments.studies.sets import strategies
 def register() -> None:
     """Adds the members of all studies to the package's families."""
     corpus.register()
+    exact.register()
     paper.register()
     strategies.register()
     section.register()

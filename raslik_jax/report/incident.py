@@ -149,7 +149,7 @@ def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
     told_chances = list[str]()
     if chances and (told_chance := chance.sentence(chances)):
         told_chances.append(f"{told_chance[:1].upper()}{told_chance[1:]}.")
-    asked = [row.example_id for row in artifacts.traced("finetuned").read(root)]
+    asked = [row.id for row in artifacts.traced("finetuned").read(root)]
     apart = artifacts.BEHAVIORS.current(root, asked)
     told_chances.append(behaviors.sentence(apart) if apart else "")
     entry = _entry(metrics, strategy, algorithm)
@@ -211,7 +211,7 @@ def _read_traced_answers(root: pathlib.Path, strategy: str, algorithm: str) -> t
     prompts = _prompts(root)
     return tuple(
         Traced(
-            prompts.get(first.example_id, ""),
+            prompts.get(first.id, ""),
             first.traced,
             tuple(
                 Said(name, rows[n].output, rows[n].nll, rows[n].nats, rows[n].drawn)

@@ -120,7 +120,7 @@ class Strategy(NamedTuple):
     @property
     def is_by_gradients(self) -> bool:
         """Whether it ranks by gradients and so by the kernel of the run's settings."""
-        return bool({"influence", "exact_kernel"} & set(self.needs))
+        return "influence" in self.needs
 
 
 def query_text(example: Example, include: QueryText = "prompt") -> str:
@@ -363,8 +363,6 @@ STRATEGIES: dict[str, Strategy] = {
     "given": Strategy(
         "Given", given, named=named_rows, settings=GivenSettings(), color="#000000", marker="h"
     ),
-    # On whole gradients, what RASLIK's sketch estimates.
-    "exact": by_score("Exact kernel", "exact_kernel", color="#0072B2", marker="X"),
     # Beside the paper's protocol in one table, whatever the run's --retrieve.retain_from.
     "random_anywhere": variant(_RANDOM, "Random, any retain", retain_from="anywhere"),
     "oracle_anywhere": variant(_ORACLE, "Oracle, any retain", retain_from="anywhere"),

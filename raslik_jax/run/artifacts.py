@@ -242,35 +242,24 @@ class TracedAnswer(NamedTuple):
     draws itself (`likelihood.Expected`). It is None for other models.
     """
 
-    example_id: str
+    id: str
     traced: str
     nll: float
-    nats: tuple[float, ...]
+    nats: Sequence[float]
     output: str
-    drawn: tuple[float, float] | None = None
+    drawn: Sequence[float] | None = None
 
 
 _TRACED = {"id": str, "traced": str, "nll": float, "nats": [float], "output": str}
-_TRACED |= {"expected?": float, "spread?": float}
+_TRACED["drawn?"] = ([float], None)
 
 
 def _load_traced(path: pathlib.Path) -> list[TracedAnswer]:
-    return [
-        TracedAnswer(
-            *(row["id"], row["traced"], row["nll"], tuple(row["nats"]), row["output"]),
-            (row["expected"], row["spread"]) if {"expected", "spread"} <= row.keys() else None,
-        )
-        for row in read_json_lines(path, _TRACED)
-    ]
+    return [TracedAnswer(**row) for row in read_json_lines(path, _TRACED)]
 
 
 def _save_traced(path: pathlib.Path, told: Iterable[TracedAnswer]) -> None:
-    rows = []
-    for one in told:
-        row = {"id": one.example_id, "traced": one.traced, "nll": one.nll, "nats": [*one.nats]}
-        row |= {"output": one.output}
-        rows.append(row | dict(zip(("expected", "spread"), one.drawn or (), strict=False)))
-    _save_lines(path, rows)
+    _save_lines(path, [one._asdict() for one in told])
 
 
 def traced(model: str | int, variant: Variant | None = None) -> Artifact[list[TracedAnswer]]:

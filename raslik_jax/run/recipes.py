@@ -102,30 +102,26 @@ def _bound(work: Callable[..., Work], *given: Any) -> Work:
     return work(run, *member)
 
 
-def variants_of(config: Config) -> Sequence[Variant]:
-    """Returns the models that a run unlearns."""
+def variants_of(
+    config: Config, *, retrains: bool | None = None, repeats: bool = True
+) -> Sequence[Variant]:
+    """Returns the models that a run unlearns: by steps on the adapter, or by training again.
+
+    `retrains` takes one of these two kinds. Without `repeats` no model is a second training on the
+    rows of another.
+    """
     pairs = itertools.product(config.retrieve.strategies, config.unlearn.algorithms)
-    return [Variant(*pair) for pair in pairs]
-
-
-def stepped_variants(config: Config) -> Sequence[Variant]:
-    """Returns the models that a run unlearns by steps on the adapter."""
-    return [one for one in variants_of(config) if not OBJECTIVES[one.algorithm].retrains]
-
-
-def attacked_variants(config: Config) -> Sequence[Variant]:
-    """Returns the models that robustness is measured of: no second training of the same rows."""
-    return [one for one in variants_of(config) if not OBJECTIVES[one.algorithm].repeats]
-
-
-def retrained_variants(config: Config) -> Sequence[Variant]:
-    """Returns the models that a run trains again without a strategy's forget set."""
-    return [one for one in variants_of(config) if OBJECTIVES[one.algorithm].retrains]
+    return [
+        Variant(strategy, name)
+        for strategy, name in pairs
+        if retrains in (None, OBJECTIVES[name].retrains)
+        and (repeats or not OBJECTIVES[name].repeats)
+    ]
 
 
 def distant_variants(config: Config) -> Sequence[Variant]:
     """Returns the retrained models that other models of a run are compared with."""
-    return [one for one in retrained_variants(config) if not OBJECTIVES[one.algorithm].repeats]
+    return variants_of(config, retrains=True, repeats=False)
 
 
 def _groups(**texts: str) -> dict[str, str]:

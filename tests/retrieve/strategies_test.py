@@ -24,10 +24,7 @@ def _request(*, retain_from="non_target", seed=0, order=None, **changes):
     influence_N = np.linspace(1.0, -1.0, 20)[order]
     options = {
         "queries": [Example("q0", "Howdy w3", "", "w9"), Example("q1", "Howdy w4", "", "w9")],
-        "scores": {
-            "influence": influence_N,
-            "exact_kernel": influence_N**3,
-        },
+        "scores": {"influence": influence_N},
         "num_forget": 6,
         "num_retain": 8,
         "is_eligible_N": np.ones(20, bool),
@@ -94,7 +91,7 @@ class StrategiesTest(parameterized.TestCase):
             with self.assertRaises(KeyError):
                 _score(name, request._replace(scores=others))
 
-    @parameterized.parameters("bm25", "exact", "raslik")
+    @parameterized.parameters("bm25", "raslik")
     def test_what_ranks_takes_both_ends_of_one_score(self, name):
         scores = _score(name)
         np.testing.assert_array_equal(scores.retain_N, -scores.forget_N)

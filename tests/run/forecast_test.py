@@ -94,11 +94,11 @@ def test_calls_of_many_shapes_cost_what_as_many_of_their_mean_shape_do():
 
 
 def test_every_stage_that_computes_has_its_operations():
-    changes = {"retrieve.strategies": ("exact", "raslik"), "sketch.query_output": "own"}
+    changes = {"retrieve.strategies": ("raslik_f", "raslik"), "sketch.query_output": "own"}
     config = replaced(_config(), changes)
     found = forecast.forecast(config, _NOWHERE)
     without = {step.name for step in found.steps if not step.operations}
-    sets = {f"retrieve/{name}" for name in ("sizes", "exact", "raslik")}
+    sets = {f"retrieve/{name}" for name in ("sizes", "raslik_f", "raslik")}
     assert without == {"corpus", "evaluate", *sets}
     units = [step for step in found.steps if step.name.startswith("unlearn/")]
     # What several units share is compiled once.

@@ -36,7 +36,7 @@ def _config(root: pathlib.Path) -> Config:
         },
     }
     values["backbone"]["checkpoint"] = str(root / "model")
-    values["retrieve"]["strategies"] = ["exact", "raslik"]
+    values["retrieve"]["strategies"] = ["raslik_f", "raslik"]
     values["unlearn"]["algorithms"] = ["ga_gdr"]
     values["evaluate"]["marker_words"] = str(root / "words.jsonl")
     return config_from_json(values)
@@ -63,10 +63,10 @@ def _changed(one: dict[str, Any], other: dict[str, Any]) -> set[str]:
 # metrics carry all settings.
 _MODEL = (
     "finetune references/retrieval references/evaluation references/perplexity sketch "
-    "retrieve/queries retrieve/exact_kernel unlearn/ generate/"
+    "retrieve/queries unlearn/ generate/"
 )
-_GRADIENTS = "sketch retrieve/queries retrieve/exact_kernel"
-_SETS = "retrieve/exact$ retrieve/raslik$"
+_GRADIENTS = "sketch retrieve/queries"
+_SETS = "retrieve/raslik_f$ retrieve/raslik$"
 _LIKELIHOOD = "references/perplexity generate/perplexity"
 # By setting and another value of it: the units that it changes.
 _DECIDES = {
@@ -79,8 +79,7 @@ _DECIDES = {
     ("finetune.epochs", 2): "finetune",
     ("finetune.trajectory_points", 2): "finetune",
     ("finetune.lora_rank", 2): _MODEL,
-    ("references.max_new_tokens", 64): "references/retrieval references/evaluation "
-    "generate/exact generate/raslik",
+    ("references.max_new_tokens", 64): "references/retrieval references/evaluation generate/raslik",
     ("references.query_split", "validation"): "references/evaluation references/perplexity "
     "generate/ report",
     ("sketch.loss", "next_token"): _GRADIENTS,
@@ -88,9 +87,9 @@ _DECIDES = {
     ("sketch.size", 64): "sketch retrieve/queries",
     ("sketch.dtype", "bfloat16"): "sketch",
     ("sketch.query_output", "own"): "references/retrieval retrieve/queries retrieve/influence "
-    f"retrieve/exact retrieve/raslik {_LIKELIHOOD}",
-    ("retrieve.center", False): "retrieve/influence retrieve/exact_kernel",
-    ("retrieve.aggregate", "common"): f"retrieve/influence retrieve/exact_kernel {_SETS}",
+    f"retrieve/raslik {_LIKELIHOOD}",
+    ("retrieve.center", False): "retrieve/influence",
+    ("retrieve.aggregate", "common"): f"retrieve/influence {_SETS}",
     ("retrieve.num_forget", 3): "retrieve/sizes",
     ("retrieve.retain_from", "anywhere"): _SETS,
     ("unlearn.ga_gdr.learning_rate", 1.0): "unlearn/",
@@ -161,7 +160,7 @@ def test_asking_the_traced_prompts_adds_units_and_makes_no_model_again(tmp_path)
     config = _config(tmp_path)
     before = _decided(config, tmp_path)
     asked = _decided(replaced(config, {"evaluate.traced": True}), tmp_path)
-    variants = [f"generate/traced-{name}-ga_gdr" for name in ("exact", "raslik")]
+    variants = [f"generate/traced-{name}-ga_gdr" for name in ("raslik_f", "raslik")]
     assert asked.keys() - before.keys() == {"retrieve/traced", *variants}
     assert _changed(before, asked) == {"retrieve/traced", *variants, "evaluate", "report"}
 
@@ -170,7 +169,7 @@ def test_measures_of_robustness_add_units_of_their_own_settings_and_make_no_mode
     config = _config(tmp_path)
     before = _decided(config, tmp_path)
     asked = replaced(config, {"evaluate.robustness": [*ROBUSTNESS]})
-    after, places = _decided(asked, tmp_path), ("exact", "raslik")
+    after, places = _decided(asked, tmp_path), ("raslik_f", "raslik")
     units = {
         name: {
             f"generate/robustness-{name}-{place}{of}" for place in places for of in ("", "-ga_gdr")
@@ -229,7 +228,6 @@ def _is_chosen(config: Config, name: str) -> bool:
     [
         (("random", "bm25"), "count", ""),
         (("random", "bm25"), "gap", "sketch retrieve/queries retrieve/influence"),
-        (("exact",), "count", "retrieve/exact_kernel"),
         (("raslik_f",), "count", "sketch retrieve/queries retrieve/influence"),
     ],
 )
@@ -337,7 +335,7 @@ def test_training_reads_rows_and_model_alone_and_queries_answer_for_themselves(t
     assert reads["sketch"] == (*reads["finetune"], "finetune/adapter")
     for name in ("references/retrieval", "retrieve/queries"):
         assert "corpus/retrieval.jsonl" in reads[name]
-    for name in ("unlearn/exact-ga_gdr", "generate/exact-ga_gdr"):
+    for name in ("unlearn/raslik-ga_gdr", "generate/raslik-ga_gdr"):
         assert not any("retrieval" in path for path in reads[name])
 
 

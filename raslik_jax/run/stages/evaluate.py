@@ -11,14 +11,7 @@ from raslik_jax.evaluate.metrics import KINDS, NonSf, measure, nest
 from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.run import artifacts
 from raslik_jax.run.manifests import versions
-from raslik_jax.run.recipes import (
-    Case,
-    Recipe,
-    attacked_variants,
-    distant_variants,
-    stepped_variants,
-    variants_of,
-)
+from raslik_jax.run.recipes import Case, Recipe, distant_variants, variants_of
 from raslik_jax.run.workspace import Workspace, judge_of, non_sf_by_rule
 
 # More parts of the evidence that metrics read: from the run to the parts of each model, as
@@ -70,7 +63,7 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
     if config.unlearn.probe.steps:
         metrics["probes"] = [
             variant._asdict() | artifacts.probes(variant).read(workspace.root)
-            for variant in stepped_variants(config)
+            for variant in variants_of(config, retrains=False)
         ]
     if config.evaluate.robustness:
         metrics["robustness"] = [*_robustness(workspace)]
@@ -111,8 +104,9 @@ def _robustness(workspace: Workspace) -> Iterator[dict[str, Any]]:
     A model that took steps is compared with the one that was trained without the rows, if any.
     """
     config, root = workspace.config, workspace.root
-    stepped, exact = stepped_variants(config), distant_variants(config)
-    for name, variant in itertools.product(config.evaluate.robustness, attacked_variants(config)):
+    stepped, exact = variants_of(config, retrains=False), distant_variants(config)
+    measured = variants_of(config, repeats=False)
+    for name, variant in itertools.product(config.evaluate.robustness, measured):
         now = artifacts.robustness(name, *variant).read(root)
         found = now | artifacts.robustness(name, variant.strategy).read(root)
         again = [one for one in exact if one.strategy == variant.strategy and variant in stepped]
@@ -208,7 +202,7 @@ def reads_of_results(case: Case) -> str:
     config = case.config
     sets = [f"retrieve/{strategy}" for strategy in config.retrieve.strategies]
     found = [n for n in case.names if n.split("/")[0] in _MEASURED and n != _OTHER]
-    probed = stepped_variants(config) if config.unlearn.probe.steps else ()
+    probed = variants_of(config, retrains=False) if config.unlearn.probe.steps else ()
     probes = [artifacts.probes(variant).path for variant in probed]
     return " ".join(["{train} {measured}", *sets, *found, *probes])
 

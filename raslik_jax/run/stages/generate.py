@@ -25,8 +25,8 @@ from raslik_jax.run.recipes import Recipe, variants_of
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.train.losses import BoundModel
 
-# 3 has the nats of every token but the ends.
-TRACED_FORMAT = {"traced": 3}
+# 3 has the nats of every token but the ends. 4 has the answers that the model draws in one entry.
+TRACED_FORMAT = {"traced": 4}
 # 2: answers to texts as they were said, with their blanks.
 ANSWERS_FORMAT = {"answers": 2}
 # 1: the share of the fine-tuning that is left is taken on them.
@@ -166,7 +166,7 @@ def write_traced(workspace: Workspace, variant: Variant | None, folder: pathlib.
         ):
             mean = math.fsum(nll_T[:count].tolist()) / count
             said_T = nll_T[:count][~is_end_T[:count]]
-            nats = tuple(float(f"{nats:.6g}") for nats in said_T.tolist())
+            nats = [float(f"{nats:.6g}") for nats in said_T.tolist()]
             parts = row.example_id, row.output, float(f"{mean:.6g}"), nats, said, own
             told.append(artifacts.TracedAnswer(*parts))
         artifacts.traced(*name).write(folder, told)

@@ -22,7 +22,7 @@ from raslik_jax.models import decoder
 from raslik_jax.run import artifacts, memory
 from raslik_jax.run.artifacts import Variant
 from raslik_jax.run.programs import AbstractRun, Work
-from raslik_jax.run.recipes import Case, Recipe, retrained_variants
+from raslik_jax.run.recipes import Case, Recipe, variants_of
 from raslik_jax.run.stages import generate
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.train import loop, steps
@@ -258,7 +258,7 @@ UNITS = (
         retrain,
         _reads,
         "{text} {model} unlearn.{0.algorithm} unlearn.remat unlearn.fixed_padding",
-        members=retrained_variants,
+        members=functools.partial(variants_of, retrains=True),
         is_resumable=True,
         work=count_retraining,
     ),

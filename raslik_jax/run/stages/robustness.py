@@ -29,7 +29,7 @@ from raslik_jax.models import decoder as decoders
 from raslik_jax.parallel import meshes
 from raslik_jax.run import artifacts, memory
 from raslik_jax.run.programs import AbstractRun, Work
-from raslik_jax.run.recipes import Case, Recipe, attacked_variants
+from raslik_jax.run.recipes import Case, Recipe, variants_of
 from raslik_jax.run.stages import generate
 from raslik_jax.run.workspace import Workspace, non_sf_by_rule
 from raslik_jax.train import loop, steps
@@ -345,7 +345,7 @@ def relearning(decoder: decoders.Decoder, rate: float, micro_batch: int) -> loop
 
 def _attacks(config: Config) -> list[Attack]:
     names, before = config.evaluate.robustness, [(one,) for one in config.retrieve.strategies]
-    models = [*before, *attacked_variants(config)]
+    models = [*before, *variants_of(config, repeats=False)]
     return [Attack(name, *model) for name, model in itertools.product(names, models)]
 
 

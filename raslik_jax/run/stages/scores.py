@@ -3,17 +3,13 @@
 import math
 import pathlib
 
-import jax
 import numpy as np
 from jaxtyping import Bool, Float
 
 from raslik_jax.base.messages import shown, some_of
-from raslik_jax.base.progress import progress
 from raslik_jax.config import Config
-from raslik_jax.data import batches
 from raslik_jax.index import search
 from raslik_jax.index.combine import check_agreement
-from raslik_jax.parallel import meshes
 from raslik_jax.retrieve import behaviors
 from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.run import artifacts, memory
@@ -22,7 +18,6 @@ from raslik_jax.run.recipes import Recipe
 from raslik_jax.run.stages import generate
 from raslik_jax.run.stages import sketch as sketch_lib
 from raslik_jax.run.workspace import Workspace
-from raslik_jax.sketch import projections
 
 # The scores that the gap is found in, and that the sets of all strategies are measured by.
 EVIDENCE = "influence"
@@ -111,44 +106,6 @@ def make_scores(workspace: Workspace, folder: pathlib.Path) -> None:
         artifacts.EACH_INFLUENCE.write(folder, search.score_each(store, some)[row_N])
 
 
-@memory.explained("the exact kernel", "--sketch.batch_tokens")
-def make_exact_scores(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Writes the influence by the unsketched kernel: gradients are made again for each use.
-
-    A sketch of as many coordinates as the gradient has is a signed permutation of it, whose
-    cosines are those of the gradients. Memory: a batch of gradients and those of the queries.
-    """
-    config, settings = workspace.config, workspace.config.retrieve
-    adapters, retrieval = sketch_lib.sketched_adapters(workspace), workspace.retrieval_queries()
-    size = sum(map(projections.count_params, adapters))
-    whole = projections.init_projection(config.seed, "binned", size, size)
-    sketch = sketch_lib.sketch_function(workspace, whole, adapters)
-    query_QK = sketch_lib.sketch_queries(workspace, sketch, retrieval)
-    encoded = workspace.cut(
-        workspace.train_rows, "training examples", targets=config.sketch.targets
-    )
-    plans = sketch_lib.plan_batches(workspace, encoded)
-    mean_K = None
-    if settings.center:
-        total_K, count = np.zeros(size), 0
-        for _, found in batches.each_batch(sketch, encoded, progress(plans, "mean gradient")):
-            total_K += found.unit_BK.sum(axis=0, dtype=np.float64)
-            count += int((found.norm_B > 0).sum())
-        mean_K = total_K / max(1, count)
-    ids = [row.example_id for row in retrieval]
-    queries = search.center_queries(query_QK, mean_K)
-    check_agreement(queries.gram_QQ, ids)
-    columns = meshes.place(search.to_columns(queries, aggregate=settings.aggregate))
-
-    def scores(batch: batches.Batch) -> tuple[jax.Array, jax.Array]:
-        sketches = sketch(batch)
-        return search.row_cosines(sketches.unit_BK, columns), sketches.norm_B
-
-    score_NG, norm_N = batches.map_rows(scores, encoded, plans, bar="exact kernel")
-    found_N = search.join_columns(score_NG, norm_N > 0, settings.aggregate)
-    write_scores(workspace, "exact_kernel", folder, found_N)
-
-
 def count_scores(run: AbstractRun, queries: int, columns: int) -> Work:
     """Cosines of the index's rows with queries; so many columns are kept."""
     rows, products = run.sizes.train, 2.0 * run.sketch_size * queries
@@ -167,18 +124,6 @@ SCORES: dict[str, tuple[Recipe, ...]] = {
             "{kernel}",
             writes=SCORES_FORMAT,
             work=lambda run: count_scores(run, run.queries["retrieval"], 1),
-        ),
-    ),
-    "exact_kernel": (
-        Recipe(
-            "retrieve/exact_kernel",
-            make_exact_scores,
-            "{rows} {queries} {sketched}",
-            "{gradient} {kernel}",
-            writes=SCORES_FORMAT,
-            work=lambda run: sketch_lib.count_sketches(
-                run, run.sizes.train, 4.0 * run.sizes.train, is_exact=True
-            ),
         ),
     ),
 }

@@ -279,14 +279,10 @@ def make_query_sketches(workspace: Workspace, folder: pathlib.Path) -> None:
     artifacts.QUERY_SKETCHES.write(folder, query_QK)
 
 
-def count_sketches(
-    run: AbstractRun, rows: int, disk_bytes: int | float = 0, *, is_exact: bool = False
-) -> Work:
-    """Gradients of rows, projected; the exact kernel takes them for the mean and the scores."""
+def count_sketches(run: AbstractRun, rows: int, disk_bytes: int | float = 0) -> Work:
+    """Gradients of rows, projected."""
     settings, workspace = run.config.sketch, run.workspace
-    family, size, passes = settings.projection, run.sketch_size, 1
-    if is_exact:
-        family, size, passes = "binned", run.num_flat, 1 + run.config.retrieve.center
+    family, size = settings.projection, run.sketch_size
     projection = jax.eval_shape(lambda: projections.init_projection(0, family, run.num_flat, size))
     adapters = (run.model.initial,) * run.num_adapters
     with meshes.traced_for(platform_of(run.mesh)):
@@ -301,7 +297,7 @@ def count_sketches(
         shapes=run.planned(rows, program_tokens=most, **planned),
         passes=2 * run.num_adapters,
     )
-    return Work(disk_bytes, [program] * passes)
+    return Work(disk_bytes, [program])
 
 
 _FORMATS = {"index": INDEX_FORMAT, "projection": projections.SKETCH_FORMAT}

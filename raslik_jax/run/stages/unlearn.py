@@ -20,7 +20,7 @@ from raslik_jax.parallel import meshes
 from raslik_jax.run import artifacts, memory, probing
 from raslik_jax.run.artifacts import Variant
 from raslik_jax.run.programs import AbstractRun, Shape, Work
-from raslik_jax.run.recipes import Case, Recipe, stepped_variants
+from raslik_jax.run.recipes import Case, Recipe, variants_of
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.train import loop, steps
 from raslik_jax.train.objectives import OBJECTIVES, Objective
@@ -266,7 +266,7 @@ UNITS = (
         _files_read,
         _settings,
         values=_values,
-        members=stepped_variants,
+        members=functools.partial(variants_of, retrains=False),
         is_resumable=True,
         work=count_unlearning,
     ),
