@@ -238,8 +238,7 @@ class TracedAnswer(NamedTuple):
     """A model's view of a traced answer.
 
     `nats` are of each token of the answer but its ends, and `nll` is the mean of all. `output` is
-    the model's own answer. `drawn` is the mean and spread of nats for answers that the traced model
-    draws itself (`likelihood.Expected`). It is None for other models.
+    the model's own answer. `expected` and `spread` are None for models other than the traced one.
     """
 
     id: str
@@ -247,11 +246,19 @@ class TracedAnswer(NamedTuple):
     nll: float
     nats: Sequence[float]
     output: str
-    drawn: Sequence[float] | None = None
+    expected: float | None = None
+    spread: float | None = None
+
+    @property
+    def drawn(self) -> tuple[float, float] | None:
+        """Mean and spread of nats for answers that the model draws itself (`Expected`)."""
+        if self.expected is None or self.spread is None:
+            return None
+        return self.expected, self.spread
 
 
 _TRACED = {"id": str, "traced": str, "nll": float, "nats": [float], "output": str}
-_TRACED["drawn?"] = ([float], None)
+_TRACED |= {"expected?": float, "spread?": float}
 
 
 def _load_traced(path: pathlib.Path) -> list[TracedAnswer]:
@@ -259,7 +266,8 @@ def _load_traced(path: pathlib.Path) -> list[TracedAnswer]:
 
 
 def _save_traced(path: pathlib.Path, told: Iterable[TracedAnswer]) -> None:
-    _save_lines(path, [one._asdict() for one in told])
+    rows = (one._asdict().items() for one in told)
+    _save_lines(path, [{name: value for name, value in row if value is not None} for row in rows])
 
 
 def traced(model: str | int, variant: Variant | None = None) -> Artifact[list[TracedAnswer]]:

@@ -125,23 +125,14 @@ def test_what_no_peft_adapter_is_is_refused_before_the_model_is_loaded(tmp_path,
         weights.write_bytes(whole)
         config.write_text(text)
 
-    weights.write_bytes(whole[:-9])
-    assert_refused("is truncated")
-    broken = safetensors.numpy.load_file(weights)
-    safetensors.numpy.save_file({k: v * np.nan for k, v in broken.items()}, weights)
-    assert_refused("must be finite")
     config.write_text(json.dumps({**json.loads(text), "use_dora": True}))
     assert_refused("use_dora=True")
-    config.write_text(json.dumps({**json.loads(text), "r": 5}))
-    assert_refused("of another shape")
-    dead = {key: value * ("lora_A" in key) for key, value in broken.items()}
+    tensors = safetensors.numpy.load_file(weights)
+    dead = {key: value * ("lora_A" in key) for key, value in tensors.items()}
     safetensors.numpy.save_file(dead, weights)
     assert_refused("all factors B .* are zero")
     weights.rename(folder / "adapter_model.bin")
     assert_refused("must have safetensors, got pickled weights")
-    (folder / "adapter_model.bin").unlink()
-    weights.unlink()
-    assert_refused("must hold adapter_config.json and adapter_model.safetensors, .* it lacks adap")
 
 
 def test_a_tokenizer_next_to_the_adapter_is_named_or_refused_at_the_start(tmp_path, capsys):
@@ -163,17 +154,6 @@ def test_a_tokenizer_next_to_the_adapter_is_named_or_refused_at_the_start(tmp_pa
     save_tokenizer(adapter, tokenizer)
     with pytest.raises(ValueError, match="48 entries.*got 49 in .*theirs.*merge_and_unload"):
         checking.check_model(_config(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("named", "is_doubted"),
-    [("o/Base", 0), ("o/base-bnb-4bit", 0), ("o/base-unsloth-bnb-4bit", 0), ("o/base-instruct", 1)],
-)
-def test_the_packed_form_of_a_base_is_not_another_model(named, is_doubted, tmp_path, capsys):
-    _write_base(tmp_path)
-    _write_adapter(tmp_path, base_model_name_or_path=named)
-    checking.check_model(_config(tmp_path))
-    assert (named in capsys.readouterr().err) == is_doubted
 
 
 def test_an_adapter_in_the_checkpoints_folder_that_is_not_given_is_named(tmp_path, capsys):
@@ -238,7 +218,8 @@ def test_a_model_that_was_given_whole_gets_an_adapter_that_changes_nothing(tmp_p
         ("owner/Base", False),
         ("/somewhere/base/", False),
         ("owner/called-so", False),
-        ("owner/another", True),
+        ("owner/base-unsloth-bnb-4bit", False),
+        ("owner/base-instruct", True),
     ],
 )
 def test_an_adapter_that_names_another_base_is_told(tmp_path, capsys, named, is_told):
@@ -246,6 +227,6 @@ def test_an_adapter_that_names_another_base_is_told(tmp_path, capsys, named, is_
     _write_adapter(tmp_path, base_model_name_or_path=named)
     checking.check_model(_config(tmp_path))
     said = capsys.readouterr().err
-    assert ("trained on 'owner/another'" in said) == is_told
+    assert (f"trained on '{named}'" in said) == is_told
     assert (said != "") == is_told
     assert len(said) <= 300 + len(str(tmp_path))

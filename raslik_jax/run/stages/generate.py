@@ -25,8 +25,8 @@ from raslik_jax.run.recipes import Recipe, variants_of
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.train.losses import BoundModel
 
-# 3 has the nats of every token but the ends. 4 has the answers that the model draws in one entry.
-TRACED_FORMAT = {"traced": 4}
+# 3 has the nats of every token but the ends.
+TRACED_FORMAT = {"traced": 3}
 # 2: answers to texts as they were said, with their blanks.
 ANSWERS_FORMAT = {"answers": 2}
 # 1: the share of the fine-tuning that is left is taken on them.
@@ -153,7 +153,7 @@ def write_traced(workspace: Workspace, variant: Variant | None, folder: pathlib.
         outputs = workspace.generate(model, rows, f"traced prompts, {what}")
         measure = workspace.measure(likelihood.token_likelihood, model.decoder)
         nll_NT = measure(model.lora, model.base, encoded)
-        drawn: list[tuple[float, float] | None] = [None] * len(rows)
+        drawn: list[tuple[float, ...]] = [()] * len(rows)
         if name[0] == "finetuned":  # the answers are said to be this model's
             expected = workspace.measure(likelihood.expected_likelihood, model.decoder)
             found = expected(model.lora, model.base, encoded)
@@ -167,8 +167,8 @@ def write_traced(workspace: Workspace, variant: Variant | None, folder: pathlib.
             mean = math.fsum(nll_T[:count].tolist()) / count
             said_T = nll_T[:count][~is_end_T[:count]]
             nats = [float(f"{nats:.6g}") for nats in said_T.tolist()]
-            parts = row.example_id, row.output, float(f"{mean:.6g}"), nats, said, own
-            told.append(artifacts.TracedAnswer(*parts))
+            parts = row.example_id, row.output, float(f"{mean:.6g}"), nats, said
+            told.append(artifacts.TracedAnswer(*parts, *own))
         artifacts.traced(*name).write(folder, told)
 
 
