@@ -11,12 +11,10 @@ a matrix product on the device (on one core for few operations). Units that cann
 are named and not guessed.
 """
 
-import collections
 import contextlib
 import functools
 import math
 import pathlib
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -31,7 +29,6 @@ from raslik_jax.run.forecast import Step, format_seconds
 from raslik_jax.run.programs import AbstractRun, Program
 from raslik_jax.run.units import Around, Unit
 from raslik_jax.run.workspace import Workspace
-from raslik_jax.sketch.ahead import WAITING
 
 # The device is measured, which takes .2 s, where there are more operations than these. Fewer take
 # a CPU seconds, at a rate that is assumed, and other devices no time.
@@ -41,16 +38,15 @@ _ASSUMED_SECONDS = {"cpu": 1e-11}
 _OF_PROBES = 3
 # A line is printed before a unit where the last one is so old.
 _SECONDS_BETWEEN = 15.0
-# JAX's names for the spans of tracing, lowering and compiling, or of reading a stored program.
-_COMPILING = "/jax/core/compile/"
+# JAX's name for the seconds of compiling, or of reading a stored program.
+_COMPILING = "/jax/core/compile/backend_compile_duration"
 
 
 class Spent(NamedTuple):
-    """A unit's seconds, those that it waited for programs, and the seconds of these in all."""
+    """A unit's seconds, and those of compiling."""
 
     step: Step
     seconds: float
-    waited: float = 0.0
     compiling: float = 0.0
 
 
@@ -80,7 +76,7 @@ def operation_seconds(spent: Sequence[Spent], step: Step) -> float | None:
     alike = [one for one in counted if one.step.programs == step.programs] or counted
     if not alike:
         return None
-    computing = sum(max(one.seconds - one.waited, 0.0) for one in alike)
+    computing = sum(max(one.seconds - one.compiling, 0.0) for one in alike)
     return computing / sum(one.step.operations for one in alike)
 
 
@@ -124,34 +120,6 @@ def describe(left: Left, elapsed: float) -> str:
     return line + (f"; not known yet, and not counted: {unknown}" if unknown else "")
 
 
-class Compiling:
-    """The seconds in which programs were traced and compiled; nested spans count once.
-
-    A run waits for compilations of the thread that made this. Compilations of another thread count
-    only while it waits for them, which `ahead` reports.
-    """
-
-    def __init__(self) -> None:
-        self._spans: dict[Any, list[tuple[float, float]]] = collections.defaultdict(list)
-        self._thread = threading.get_ident()
-
-    def since(self, start: float) -> tuple[float, float]:
-        """Returns the seconds that a run waited since a time of time.time, and all of them."""
-        seconds = collections.defaultdict(float)
-        for thread, spans in self._spans.items():
-            seconds[thread] = sum(end - begin for begin, end in spans if begin >= start)
-        waits = seconds.pop(WAITING, 0.0)
-        return seconds[self._thread] + waits, sum(seconds.values())
-
-    def add(self, event: str, start_time: float, end_time: float, **others: Any) -> None:
-        """Takes a span that has just ended."""
-        if event.startswith(_COMPILING):
-            spans = self._spans[event if event == WAITING else threading.get_ident()]
-            while spans and spans[-1][0] >= start_time:
-                spans.pop()
-            spans.append((start_time, end_time))
-
-
 def count_left(run: AbstractRun, units: Sequence[Unit]) -> list[Step]:
     """Returns the work of units in order; the sets that the first one reads exist."""
     config = run.config
@@ -182,7 +150,7 @@ class Watch:
         self,
         count: Callable[[Sequence[Unit]], Sequence[Step]],
         *,
-        compiling: Callable[[float], tuple[float, float]],
+        compiling: Callable[[], float],
         unmeasured: Callable[[float], float | None],
         clock: Callable[[], float] = time.time,
         say: Callable[[str], object] = print,
@@ -200,9 +168,10 @@ class Watch:
             self._said = elapsed
             left = find_left(steps, self._spent, unmeasured=self._unmeasured)
             self._say(f"    {describe(left, elapsed)}")
-        begin = self._clock()
+        begin, compiled = self._clock(), self._compiling()
         yield
-        self._spent.append(Spent(steps[0], self._clock() - begin, *self._compiling(begin)))
+        seconds = self._clock() - begin
+        self._spent.append(Spent(steps[0], seconds, self._compiling() - compiled))
 
 
 @contextlib.contextmanager
@@ -246,9 +215,14 @@ def watching(config: Config, root: pathlib.Path) -> Iterator[Around]:
     def unmeasured(operations: float) -> float | None:
         return measured() if operations > _WORTH else _ASSUMED_SECONDS.get(meshes.platform(), 0.0)
 
-    compiling = Compiling()
-    monitoring.register_event_time_span_listener(compiling.add)
+    compiled: list[float] = []
+
+    def add(event: str, seconds: float, **others: Any) -> None:
+        if event == _COMPILING:
+            compiled.append(seconds)
+
+    monitoring.register_event_duration_secs_listener(add)
     try:
-        yield Watch(count, compiling=compiling.since, unmeasured=unmeasured)
+        yield Watch(count, compiling=lambda: sum(compiled), unmeasured=unmeasured)
     finally:
-        monitoring.unregister_event_time_span_listener(compiling.add)
+        monitoring.unregister_event_duration_listener(add)

@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import contextvars
-import time
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
@@ -11,8 +10,6 @@ import jax
 
 from raslik_jax.base.axes import Tree
 
-# The name in `jax.monitoring` of the span in which a call waits for its program.
-WAITING = "/jax/core/compile/waiting"
 # Names of threads that compile begin so.
 THREAD = "raslik-compile"
 
@@ -66,7 +63,7 @@ class Ahead:
         """Returns step(*fixed, rows)."""
         shape = _shape_of(arguments[-1])
         if shape in self._begun:
-            self._programs[shape] = _wait_for(self._begun.pop(shape))
+            self._programs[shape] = self._begun.pop(shape).result()
         found = self._programs.setdefault(shape, self._step)(*arguments)
         if shape in self._rows:
             self._begin(self._order.index(shape) + 1)
@@ -82,14 +79,6 @@ class Ahead:
 
     def _compile(self, rows: Tree) -> jax.stages.Compiled:
         return self._step.lower(*self._fixed, rows).compile()
-
-
-def _wait_for(program: concurrent.futures.Future[jax.stages.Compiled]) -> jax.stages.Compiled:
-    if not program.done():  # the counter of compiling seconds counts these
-        begin = time.time()
-        concurrent.futures.wait([program])
-        jax.monitoring.record_event_time_span(WAITING, begin, time.time())
-    return program.result()
 
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -2,8 +2,9 @@
 
 import contextlib
 import pathlib
-import threading
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
@@ -16,7 +17,6 @@ from raslik_jax.run.forecast import Step
 from raslik_jax.run.plan import plan_units
 from raslik_jax.run.stages import generate, sketch, unlearn
 from raslik_jax.run.workspace import Workspace
-from raslik_jax.sketch import ahead
 
 _INDEX = Step("sketch", "sketch", ("sketch",), 2, 100.0)
 _QUERIES = Step("retrieve/queries", "retrieve", ("sketch",), 1, 10.0)
@@ -25,20 +25,13 @@ _TRAINING = Step("unlearn/raslik-ga", "unlearn", ("ga",), 1, 1000.0, is_most=Tru
 
 def test_programs_are_compiled_once_and_operations_take_what_they_took():
     """40 s for 100 operations and 2 programs, 30 s of it compiling: .1 s each, 15 s a program."""
-    spent = [Spent(_INDEX, 40.0, 30.0, 30.0)]
+    spent = [Spent(_INDEX, 40.0, 30.0)]
     left = estimate.find_left([_QUERIES, _TRAINING], spent, unmeasured=lambda work: 7.0)
     assert left == Left(15 + 10 * 0.1 + 15 + 1000 * 0.1, 2, (), True)
     # Its own rate, once there is one: 2 s an operation.
     spent.append(Spent(_TRAINING._replace(operations=400.0, num_programs=0), 800.0))
     left = estimate.find_left([_QUERIES, _TRAINING], spent, unmeasured=lambda work: 7.0)
     assert left.seconds == 15 + 10 * 0.1 + 15 + 1000 * 2.0
-
-
-def test_a_program_takes_what_it_took_and_not_what_was_waited_for_it():
-    """30 s of compiling, 4 of them waited for: (40 - 4) / 100 s an operation, 15 s a program."""
-    spent = [Spent(_INDEX, 40.0, 4.0, 30.0)]
-    left = estimate.find_left([_QUERIES], spent, unmeasured=lambda work: 7.0)
-    assert left.seconds == pytest.approx(15 + 10 * 0.36)
 
 
 def test_before_anything_was_measured_rates_are_forecasts():
@@ -87,30 +80,19 @@ def test_a_line_says_all_of_it(left, elapsed, line):
     assert estimate.describe(left, elapsed) == line
 
 
-def test_what_is_traced_inside_a_program_counts_once():
-    compiling = estimate.Compiling()
-    for begin, end in ((1.0, 2.0), (0.5, 3.0), (3.0, 5.0)):
-        compiling.add("/jax/core/compile/jaxpr_trace_duration", begin, end, fun_name="f")
-    compiling.add("/jax/checkpoint/write", 0.0, 99.0)
-    assert compiling.since(0.0) == (4.5, 4.5) and compiling.since(3.0) == (2.0, 2.0)
-
-
-def test_what_another_thread_compiles_takes_no_time_but_where_it_is_waited_for():
-    """8 s in a thread, the last two of which are waited for, and 3 s in this one."""
-    compiling, event = estimate.Compiling(), "/jax/core/compile/backend_compile_duration"
-    thread = threading.Thread(target=compiling.add, args=(event, 1.0, 9.0))
-    thread.start()
-    thread.join()
-    compiling.add(ahead.WAITING, 7.0, 9.0)
-    compiling.add(event, 10.0, 13.0)
-    assert compiling.since(0.0) == (5.0, 11.0) and compiling.since(9.0) == (3.0, 3.0)
+def test_jax_tells_the_seconds_of_compiling(tmp_path):
+    config = tiny.tiny_config()
+    with estimate.watching(config, tmp_path) as watch:
+        before = watch._compiling()
+        jax.jit(lambda x: jnp.sin(x) @ x)(np.ones((3, 3), np.float32))
+        assert watch._compiling() > before
 
 
 def test_a_run_is_followed_by_its_clock():
     now, said, compiled = [100.0], [], [0.0]
     watch = estimate.Watch(
         lambda units: units,
-        compiling=lambda begin: (compiled[0], compiled[0]),
+        compiling=lambda: compiled[0],
         unmeasured=lambda work: 1e-12,
         clock=lambda: now[0],
         say=said.append,
@@ -120,7 +102,6 @@ def test_a_run_is_followed_by_its_clock():
     with watch(parts):
         compiled[0] = 20.0
         now[0] += 40.0
-    compiled[0] = 0.0
     with watch(parts[1:]):
         now[0] += 11.0
     with watch(parts[2:]):  # the last line is no 15 seconds old

@@ -1,6 +1,5 @@
 """Programs that are compiled ahead: the step's own results, each shape once, the next one begun."""
 
-import concurrent.futures
 import threading
 
 import jax
@@ -8,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from raslik_jax.sketch.ahead import WAITING, Ahead
+from raslik_jax.sketch.ahead import Ahead
 
 _WEIGHTS = {"scale": np.arange(3.0, dtype=np.float32)}
 _ROWS = [np.ones((2, 3), np.float32), np.full((2, 3), 2, np.float32), np.ones((5, 3), np.float32)]
@@ -100,31 +99,3 @@ def test_an_error_of_the_thread_is_the_calls():
     ):
         ahead.start()
         ahead(_WEIGHTS, _ROWS[0])
-
-
-def test_a_call_tells_that_it_waits_for_its_program(monkeypatch):
-    waits, may_compile, wait = [], threading.Event(), concurrent.futures.wait
-
-    def note(event, start_time, end_time, **_):
-        if event == WAITING:
-            waits.append((start_time, end_time))
-
-    def slow(weights, rows):
-        assert may_compile.wait(60)
-        return rows * weights["scale"][None]
-
-    def let_compile_and_wait(programs):
-        may_compile.set()
-        return wait(programs)
-
-    monkeypatch.setattr(concurrent.futures, "wait", let_compile_and_wait)
-    jax.monitoring.register_event_time_span_listener(note)
-    try:
-        with Ahead(jax.jit(slow), _WEIGHTS, rows=_ROWS[:1]) as ahead:
-            ahead.start()
-            ahead(_WEIGHTS, _ROWS[0])
-            ahead(_WEIGHTS, _ROWS[0])
-    finally:
-        jax.monitoring.unregister_event_time_span_listener(note)
-    ((begin, end),) = waits
-    assert begin < end
