@@ -322,7 +322,7 @@ class QueryTest(parameterized.TestCase):
         with self.assertRaisesRegex(
             ValueError, "made from something else: .*device that began the index, or move"
         ):
-            sketch_stage.fill_index(other, copy / "sketch")
+            sketch_stage.make_index(other, copy / "sketch")
 
     def test_refuses_a_corpus_that_changed_since_it_was_sketched(self):
         """An edited text under an old id would be shown for a gradient that is not its own."""

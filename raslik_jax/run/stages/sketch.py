@@ -93,7 +93,7 @@ def adapter_names(workspace: Workspace) -> list[str]:
 
 
 def sketched_adapters(workspace: Workspace) -> tuple[Tree, ...]:
-    """Returns these adapters."""
+    """Returns the adapters of these names."""
     return tuple(workspace.adapter("finetune", name) for name in adapter_names(workspace))
 
 
@@ -160,8 +160,9 @@ def model_identity(workspace: Workspace, adapters: Sequence[Tree]) -> dict[str, 
     }
 
 
-def fill_index(workspace: Workspace, folder: pathlib.Path) -> tuple[SketchStore, int]:
-    """Makes the missing rows of a run's index; returns it and the number."""
+@memory.explained("sketching", "--sketch.batch_tokens or --sketch.size")
+def make_index(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Sketches the gradients of the training examples that the index lacks."""
     settings = workspace.config.sketch
     encoded = workspace.cut(workspace.train_rows, "training examples", targets=settings.targets)
     plans = plan_batches(workspace, encoded)
@@ -181,7 +182,7 @@ def fill_index(workspace: Workspace, folder: pathlib.Path) -> tuple[SketchStore,
         store = processes.when_visible(lambda: SketchStore.open(folder / "index"))
         left = sum(len(store.ids[store.chunk_positions(chunk)]) for chunk in store.missing_chunks())
         with contextlib.closing(progress(None, "sketches", total=left, unit="example")) as bar:
-            made = build.fill_store(
+            build.fill_store(
                 store,
                 encoded,
                 plans,
@@ -190,7 +191,7 @@ def fill_index(workspace: Workspace, folder: pathlib.Path) -> tuple[SketchStore,
                 count=bar.update,
             )
     processes.alone(store.finish)
-    return store, made
+    print(f"    {store.num_rows:,} sketches of {store.size:,} numbers ({num_params:,} parameters)")
 
 
 def _describe_index(
@@ -235,14 +236,6 @@ def _create(folder: pathlib.Path, described: Mapping[str, Any]) -> None:
             f"{problem}. Batches depend on the kind of device: use the device that began the "
             f"index, or move {folder} away and run again"
         ) from error
-
-
-@memory.explained("sketching", "--sketch.batch_tokens or --sketch.size")
-def make_index(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Sketches the gradients of every training example."""
-    store, _ = fill_index(workspace, folder)
-    num_params = store.identity["projection"]["num_params"]
-    print(f"    {store.num_rows:,} sketches of {store.size:,} numbers ({num_params:,} parameters)")
 
 
 def open_index(workspace: Workspace) -> tuple[SketchStore, np.ndarray]:
