@@ -32,7 +32,7 @@ _ABOVE = {
     "config.py": 518,
     "train": 1412,
     "evaluate": 3674,
-    "run": 7979,
+    "run": 7909,
     "report": 3553,
     "incident": 2164,
 }

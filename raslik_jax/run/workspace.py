@@ -149,11 +149,6 @@ class Workspace:
             return self.model
         return self._read_model(form)
 
-    @functools.cached_property
-    def without_weights(self) -> "Workspace":
-        """The run with shapes and dtypes in place of weights, for tracing alone."""
-        return self.abstract(self.shapes, self.lora_config)
-
     def abstract(
         self, shapes: decoders.ModelConfig, lora_config: LoRAConfig, *, parts: int = 1
     ) -> "Workspace":

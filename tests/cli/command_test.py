@@ -66,25 +66,6 @@ def test_errors_of_the_system_name_their_file_and_arguments_are_utf8(tmp_path):
     assert status == 2 and said.startswith(r"error: arguments must be UTF-8 text, got '--prompt=")
 
 
-@pytest.mark.parametrize(
-    ("error", "status", "said"),
-    [
-        ("ValueError('a folder wanted')", 1, "error: a folder wanted\n"),
-        ("KeyboardInterrupt", 130, "stopped; go on\n"),
-    ],
-)
-def test_a_command_that_fails_does_not_wait_for_what_a_thread_compiles(error, status, said):
-    body = f"""
-    import jax, threading
-    from raslik_jax.sketch.ahead import Ahead
-    with Ahead(jax.jit(lambda rows: threading.Event().wait()), rows=[jax.numpy.ones(2)]) as step:
-        step.start()
-        raise {error}
-"""
-    found = end_of(body)
-    assert found[0] == status and found[1].endswith(said)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(
     ("work", "count"),

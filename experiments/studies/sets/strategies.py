@@ -292,8 +292,7 @@ def _with_settings(workspace: Workspace, changes: Mapping[str, Any]) -> Workspac
     """Returns the run under other settings that decide no weights; it shares those loaded."""
     run = copy.copy(workspace)
     run.config = replaced(workspace.config, changes)
-    for name in ("without_weights", "_whole"):  # follow from such settings
-        vars(run).pop(name, None)
+    vars(run).pop("_whole", None)  # follows from such settings
     return run
 
 

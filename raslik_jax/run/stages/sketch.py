@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -28,7 +28,6 @@ from raslik_jax.run.programs import AbstractRun, Work, platform_of
 from raslik_jax.run.recipes import Recipe
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.sketch import gradients, projections, steps
-from raslik_jax.sketch.ahead import Ahead
 
 # From a batch to the unit sketches and norms of its rows.
 Sketch = Callable[[batches.Batch], gradients.Sketches]
@@ -45,41 +44,11 @@ def sketch_function(
     workspace: Workspace,
     projection: projections.Projection,
     adapters: tuple[Tree, ...],
-    step: Callable[..., gradients.Sketches] | None = None,
 ) -> Sketch:
     """Returns a function that sketches a batch by `sketch_step`, compiled once per shape."""
     fixed = meshes.place((projection, adapters))
     base = workspace.sketch_model.base
-    return functools.partial(step or sketch_step(workspace), *fixed, base)
-
-
-@contextlib.contextmanager
-def ahead_of(
-    workspace: Workspace,
-    encoded: encoding.Encoded,
-    plans: Sequence[batches.BatchPlan],
-    projection: projections.Projection,
-    *,
-    is_start: bool,
-) -> Iterator[Callable[..., gradients.Sketches]]:
-    """Yields `sketch_step`, whose programs a thread compiles; from now on with `is_start`.
-
-    No weights are read: where they are large, the first program is ready when they are. Only a CPU
-    compiles others while it runs one: a GPU's compiler times kernels on the device that runs it.
-    """
-    if meshes.num_shards() > 1:  # arrays have layouts there, which `Ahead` does not know
-        yield sketch_step(workspace)
-        return
-    run = workspace.without_weights
-    abstract = abstract_adapters(run), run.sketch_model.base
-    first = {(len(p.rows), p.length, p.num_targets): p for p in reversed(plans)}
-    rows = [batches.make_batch(encoded, plan) for plan in reversed(first.values())]
-    if meshes.platform() != "cpu":
-        rows = rows[:1]
-    with Ahead(sketch_step(run), projection, *abstract, rows=rows) as step:
-        if is_start:
-            step.start()
-        yield step
+    return functools.partial(sketch_step(workspace), *fixed, base)
 
 
 def adapter_names(workspace: Workspace) -> list[str]:
@@ -95,11 +64,6 @@ def adapter_names(workspace: Workspace) -> list[str]:
 def sketched_adapters(workspace: Workspace) -> tuple[Tree, ...]:
     """Returns the adapters of these names."""
     return tuple(workspace.adapter("finetune", name) for name in adapter_names(workspace))
-
-
-def abstract_adapters(run: Workspace) -> tuple[Tree, ...]:
-    """Returns the shapes and dtypes of these adapters for a run without weights."""
-    return (run.model.initial,) * len(adapter_names(run))
 
 
 def make_projection(workspace: Workspace, adapters: Sequence[Tree]) -> projections.Projection:
@@ -165,31 +129,27 @@ def make_index(workspace: Workspace, folder: pathlib.Path) -> None:
     """Sketches the gradients of the training examples that the index lacks."""
     settings = workspace.config.sketch
     encoded = workspace.cut(workspace.train_rows, "training examples", targets=settings.targets)
-    plans = plan_batches(workspace, encoded)
-    run, is_new = workspace.without_weights, not (folder / "index").exists()
-    projection = make_projection(run, abstract_adapters(run))
+    plans, adapters = plan_batches(workspace, encoded), sketched_adapters(workspace)
+    projection = make_projection(workspace, adapters)
     num_params, size = projection.spec.num_params, projection.spec.size
-    with ahead_of(workspace, encoded, plans, projection, is_start=is_new) as step:
-        adapters = sketched_adapters(workspace)
-        if size < settings.size:
-            print(
-                f"    --sketch.size={settings.size} exceeds the number of parameters, so a sketch "
-                f"has {num_params} numbers"
-            )
-        sketch = sketch_function(workspace, projection, adapters, step)
-        described = _describe_index(workspace, adapters, projection, encoded, plans)
-        processes.alone(lambda: _create(folder, described))
-        store = processes.when_visible(lambda: SketchStore.open(folder / "index"))
-        left = sum(len(store.ids[store.chunk_positions(chunk)]) for chunk in store.missing_chunks())
-        with contextlib.closing(progress(None, "sketches", total=left, unit="example")) as bar:
-            build.fill_store(
-                store,
-                encoded,
-                plans,
-                sketch,
-                chunks=processes.from_first(lambda: list(store.missing_chunks())),
-                count=bar.update,
-            )
+    if size < settings.size:
+        print(
+            f"    --sketch.size={settings.size} exceeds the number of parameters, so a sketch has "
+            f"{num_params} numbers"
+        )
+    described = _describe_index(workspace, adapters, projection, encoded, plans)
+    processes.alone(lambda: _create(folder, described))
+    store = processes.when_visible(lambda: SketchStore.open(folder / "index"))
+    left = sum(len(store.ids[store.chunk_positions(chunk)]) for chunk in store.missing_chunks())
+    with contextlib.closing(progress(None, "sketches", total=left, unit="example")) as bar:
+        build.fill_store(
+            store,
+            encoded,
+            plans,
+            sketch_function(workspace, projection, adapters),
+            chunks=processes.from_first(lambda: list(store.missing_chunks())),
+            count=bar.update,
+        )
     processes.alone(store.finish)
     print(f"    {store.num_rows:,} sketches of {store.size:,} numbers ({num_params:,} parameters)")
 
