@@ -169,7 +169,6 @@ _OF_GRADIENTS: dict[str, Any] = {"gradients": 1, "is_tiled": True}
 # Real sizes: 8,192 tokens of gradients, a step of 16 rows, pairs of 8 rows, 32 prompts.
 STEPS = {
     "sketch_binned": Step(_sketch("binned"), Shape(64, 128, 64), _BOTH, **_OF_GRADIENTS),
-    "sketch_hashed": Step(_sketch("binned_hashed"), Shape(64, 128, 64), _BOTH, **_OF_GRADIENTS),
     "sketch_dense": Step(
         _sketch("dense_rademacher"), Shape(64, 128, 64), (*_BOTH, _SIGNS), **_OF_GRADIENTS
     ),

@@ -22,7 +22,7 @@ else:
 
 
 def meet_at_random(num_params: int, size: int) -> float:
-    """Returns p = 1 / K of hashed bins. The variance of dense sums has the same p."""
+    """Returns p = 1 / K, which the variance of dense sums has."""
     return 1.0 / size
 
 
@@ -69,15 +69,6 @@ def binned_table(spec: "ProjectionSpec") -> np.ndarray:
     return np.where(sign_MK == 1, ~member_MK, member_MK)
 
 
-def _keys(spec: "ProjectionSpec", *streams: int) -> Any:
-    return tuple(hashing.stream_keys(spec.seed, stream) for stream in streams)
-
-
-def _apply_hashed(spec: "ProjectionSpec", table: tuple, gradients_BP: Array) -> Array:
-    keys = _keys(spec, hashing.SIGN_STREAM, hashing.BIN_STREAM)
-    return kernels.hashed_sums(gradients_BP, size=spec.size, keys=keys)
-
-
 def _apply_dense(spec: "ProjectionSpec", table: tuple, gradients_BP: Array) -> Array:
     return _dense(kernels.dense_sums, spec, gradients_BP)
 
@@ -87,7 +78,8 @@ def _apply_dense_by_xla(spec: "ProjectionSpec", table: tuple, gradients_BP: Arra
 
 
 def _dense(sums: Callable[..., Array], spec: "ProjectionSpec", gradients_BP: Array) -> Array:
-    keys = _keys(spec, hashing.ROW_STREAM, hashing.COLUMN_STREAM)
+    streams = hashing.ROW_STREAM, hashing.COLUMN_STREAM
+    keys = tuple(hashing.stream_keys(spec.seed, stream) for stream in streams)
     sums_BK = sums(gradients_BP, size=spec.size, keys=keys, operand=spec.operand)
     return sums_BK * np.float32(spec.size**-0.5)
 
@@ -98,12 +90,6 @@ def _bin_of_binned(spec: "ProjectionSpec") -> Int[np.ndarray, " P"]:
     bin_P = np.empty(spec.num_params + 1, np.int64)
     bin_P[table_MK ^ (table_MK >> 31)] = np.arange(spec.size)[None, :]
     return bin_P[: spec.num_params]
-
-
-def _bin_of_hashed(spec: "ProjectionSpec") -> Int[np.ndarray, " P"]:
-    (keys,) = _keys(spec, hashing.BIN_STREAM)
-    counter_P = np.arange(spec.num_params, dtype=np.uint32)
-    return (hashing.counter_hash(counter_P, keys) % np.uint32(spec.size)).astype(np.int64)
 
 
 def meet_in_dealt_bins(num_params: int, size: int) -> float:
@@ -124,9 +110,6 @@ PROJECTIONS: dict[str, ProjectionFamily] = {
         lambda spec, table_MK, gradients_BP: kernels.binned_sums(table_MK, gradients_BP),
         collision=meet_in_dealt_bins,
         bins=_bin_of_binned,
-    ),
-    "binned_hashed": ProjectionFamily(
-        "hashed bins", lambda spec: (), _apply_hashed, bins=_bin_of_hashed
     ),
     "dense_rademacher": ProjectionFamily(
         "dense Rademacher",

@@ -17,7 +17,6 @@ Keys = tuple[np.uint32 | jax.Array, np.uint32 | jax.Array]
 
 # Independent streams of one seed. The numbers are part of the sketch format: never renumber.
 SIGN_STREAM = 1
-BIN_STREAM = 2
 ORDER_STREAM = 3
 ROW_STREAM = 4
 COLUMN_STREAM = 5

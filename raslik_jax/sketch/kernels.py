@@ -4,7 +4,7 @@ No matrix of signs is stored anywhere. A Pallas kernel (Triton route) runs on NV
 twin makes the same signs and products and runs everywhere. `dense_sums` and `binned_sums` choose by
 the platform that they are compiled for.
 
-`keys` are two pairs of `hashing.stream_keys`, of signs and bins or of rows and columns. They are
+`keys` are two pairs of `hashing.stream_keys`, of rows and columns. They are
 NumPy scalars, which compile to constants, or traced ones. The Pallas kernel takes no traced ones.
 """
 
@@ -81,23 +81,6 @@ def binned_sums_by_column(
 ) -> Float[Array, "B K"]:
     """Returns `binned_sums` from transposed rows: XLA fuses gather and sum without [M, K, B]."""
     return jnp.sum(_gather(gradients_BP.T, table_MK, axis=0), axis=0).T
-
-
-def hashed_sums(
-    gradients_BP: Float[Array, "B P"], *, size: int, keys: KeyPairs
-) -> Float[Array, "B K"]:
-    """Returns the signed sum of each hashed bin; signs and bins are hashed from the coordinate.
-
-    The scatter runs over rows of the transposed gradients, B contiguous floats for each hashed
-    bin. On a GPU it adds by atomics, so the last bits may differ from run to run unless XLA is
-    started with --xla_gpu_deterministic_ops.
-    """
-    counter_P = jnp.arange(gradients_BP.shape[1], dtype=jnp.uint32)
-    is_negative_P = hashing.counter_hash(counter_P, keys[0]) >= np.uint32(1 << 31)
-    bin_P = hashing.counter_hash(counter_P, keys[1]) % np.uint32(size)
-    gradients_PB = gradients_BP.astype(jnp.float32).T
-    signed_PB = jnp.where(is_negative_P[:, None], -gradients_PB, gradients_PB)
-    return jax.ops.segment_sum(signed_PB, bin_P.astype(jnp.int32), num_segments=size).T
 
 
 def sign_words(

@@ -1,4 +1,4 @@
-"""Sketches of gradients: three families of random projection under one signature.
+"""Sketches of gradients: two families of random projection under one signature.
 
 Each family maps a flat gradient of P floats to K floats and is linear: h(-g) == -h(g) bit for bit.
 Integer hashes of (seed, coordinate) decide the projection. A seed therefore gives the same
@@ -9,14 +9,12 @@ family           coordinate j of the sketch            cost of one example      
 ================ ===================================== ============================== ==========
 binned           signed sum of ceil(P / K) coordinates P additions                    4 P bytes
                  dealt by a permutation of all P
-binned_hashed    signed sum of the coordinates whose   P additions                    none
-                 hash is j
 dense_rademacher K ** -0.5 times a signed sum of all   2 P K operations               none
                  P coordinates (the paper's text)
 ================ ===================================== ============================== ==========
 
 E <h(u), h(v)> = <u, v> exactly, before any normalization. Variances are in
-`raslik_jax.sketch.theory`. To first order all three have (1 - rho^2)^2 / K for unit vectors with
+`raslik_jax.sketch.theory`. To first order both have (1 - rho^2)^2 / K for unit vectors with
 inner product rho.
 """
 

@@ -58,10 +58,10 @@ def test_sketches_are_measured_stage_by_stage(capsys):
     "options",
     [
         {"family": "dense_rademacher", "operand": "bfloat16", "dtype": "bfloat16"},
-        {"family": "binned_hashed", "remat": True},
+        {"remat": True},
         {"length": 0, "max_len": 48, "batch_tokens": 96, "num_buckets": 2},
     ],
-    ids=["dense", "hashed", "alpaca"],
+    ids=["dense", "remat", "alpaca"],
 )
 @pytest.mark.heavy
 def test_other_families_and_the_real_lengths_run(capsys, options):

@@ -156,15 +156,3 @@ class BinnedTest(parameterized.TestCase):
         table_MK = table_of(5000, 300)
         gradients_BP = jnp.zeros((5, 5000))
         lower_for_cuda(kernels.binned_sums, table_MK, gradients_BP)
-
-
-class HashedTest(parameterized.TestCase):
-    def test_signs_and_bins_come_from_traced_keys_too(self):
-        gradients_BP = integer_gradients(2, 500)
-        streams = hashing.SIGN_STREAM, hashing.BIN_STREAM
-        keys = tuple(hashing.stream_keys(1, stream) for stream in streams)
-        constant_BK = kernels.hashed_sums(gradients_BP, size=20, keys=keys)
-        traced_BK = jax.jit(functools.partial(kernels.hashed_sums, size=20))(
-            gradients_BP, keys=keys
-        )
-        np.testing.assert_array_equal(constant_BK, traced_BK)

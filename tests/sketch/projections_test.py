@@ -66,14 +66,11 @@ def explicit_matrix(family: str, num_params: int, size: int, seed: int) -> np.nd
             bit = python_mix(row ^ column) >> p % 2048 // 64 & 1
             matrix_PK[p, k] = (-1) ** bit / size**0.5
         return matrix_PK
-    if family == "binned":
-        order = python_order(num_params, seed)
-        bins = sorted(order[j::size] for j in range(size))
-        # Bins are numbered by their smallest member.
-        bins.sort(key=min)
-        bin_of = {p: j for j, members in enumerate(bins) for p in members}
-    else:
-        bin_of = {p: python_hash(p, seed, hashing.BIN_STREAM) % size for p in range(num_params)}
+    order = python_order(num_params, seed)
+    bins = sorted(order[j::size] for j in range(size))
+    # Bins are numbered by their smallest member.
+    bins.sort(key=min)
+    bin_of = {p: j for j, members in enumerate(bins) for p in members}
     for p in range(num_params):
         sign_bit = python_hash(p, seed, hashing.SIGN_STREAM) >> 31
         matrix_PK[p, bin_of[p]] = (-1) ** sign_bit
@@ -148,7 +145,6 @@ class FamilyBatteryTest(parameterized.TestCase):
     # of these numbers makes every index ever written unreadable: raise SKETCH_FORMAT with it.
     @parameterized.parameters(
         ("binned", [-296.0, 3074.0, -3795.0, 4824.0, 134.0, -289.0]),
-        ("binned_hashed", [-4087.0, -777.0, -2676.0, -3032.0, -772.0, -1733.0]),
         ("dense_rademacher", [-2335.0, 4033.5, 1825.5, -1662.25, -2191.75, 947.75]),
     )
     def test_golden_values(self, family, wanted):
@@ -266,7 +262,7 @@ class BinsTest(parameterized.TestCase):
             places=15,
         )
         self.assertEqual(PROJECTIONS["binned"].collision(64, 64), 0.0)
-        self.assertEqual(PROJECTIONS["binned_hashed"].collision(640, 64), 1 / 64)
+        self.assertEqual(PROJECTIONS["dense_rademacher"].collision(640, 64), 1 / 64)
 
 
 # ------------------------------------------------------------------ the Monte-Carlo tests
@@ -311,18 +307,13 @@ def sketch_grams(family: str, vectors_BP: np.ndarray, size: int, draws: int) -> 
         one = optimized(lambda table_MK: gram(kernels.binned_sums(table_MK, gradients_BP)))
         tables = (binned_table(_spec(num_params, size, seed)) for seed in range(draws))
         return np.array([one(table_MK) for table_MK in tables], np.float64)
-    streams = {
-        "binned_hashed": (hashing.SIGN_STREAM, hashing.BIN_STREAM),
-        "dense_rademacher": (hashing.ROW_STREAM, hashing.COLUMN_STREAM),
-    }[family]
+    streams = hashing.ROW_STREAM, hashing.COLUMN_STREAM
     keys = np.array(
         [[hashing.stream_keys(seed, stream) for stream in streams] for seed in range(draws)]
     )
 
     def one_draw(key_22: jax.Array) -> jax.Array:
         keys = tuple((key_22[i, 0], key_22[i, 1]) for i in range(2))
-        if family == "binned_hashed":
-            return gram(kernels.hashed_sums(gradients_BP, size=size, keys=keys))
         sums_BK = kernels.dense_sums_xla(gradients_BP, size=size, keys=keys, operand="float32")
         return gram(sums_BK) / size
 
