@@ -32,8 +32,8 @@ _ABOVE = {
     "config.py": 518,
     "train": 1412,
     "evaluate": 3674,
-    "run": 7909,
-    "report": 3553,
+    "run": 7831,
+    "report": 3552,
     "incident": 2170,
 }
 

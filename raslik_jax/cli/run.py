@@ -41,9 +41,6 @@ class Options(JobConfig):
         False, "Replace the run in --workdir. Parts that do not change are kept."
     )
     verify: bool = setting(False, "List damaged files in --workdir and run nothing.")
-    shared_units: str = setting(
-        "", "Folder in which several runs share results of the same settings."
-    )
     log_to: tuple[str, ...] = setting(
         (),
         "Experiment trackers that get the losses, in addition to WORKDIR/live/*.jsonl.",
@@ -84,10 +81,7 @@ def run(options: Options) -> int:
     if options.dry_run:
         _print_plan(config, workdir, options)
         return 0
-    if options.shared_units:
-        written.check_outside(options.shared_units, "--shared_units")
-    shared = pathlib.Path(options.shared_units) if options.shared_units else None
-    how: Any = {"stages": options.stages, "shared": shared, "writers": options.log_to}
+    how: Any = {"stages": options.stages, "writers": options.log_to}
     how |= {"mesh": options.mesh, "update": options.update}
     if why := making.make(config, workdir, is_measured=options.measure != "none", **how):
         print(f"finding: {why}")

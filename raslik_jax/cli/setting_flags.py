@@ -154,13 +154,12 @@ def _flag_name(name: str, flag_values: flags.FlagValues) -> str:
 def parse_config(arguments: Sequence[str], own: Iterable[settings.Leaf] = ()) -> Config:
     """Returns the config of a run with these arguments; other flags do not count.
 
-    The other flags are --stages, --workdir, --shared_units and the command's `own` that may be
-    given.
+    The other flags are --stages, --workdir and the command's `own` that may be given.
     """
     flag_values = flags.FlagValues()
     define(Config(), flag_values)
     define_leaves(own, flag_values)
-    for name in ("stages", "workdir", "shared_units"):
+    for name in ("stages", "workdir"):
         flags.DEFINE_string(name, "", "", flag_values=flag_values)
     try:
         _, *left = flag_values(["raslik run", *expand(arguments, flag_values)[0]])

@@ -46,7 +46,6 @@ UNITS = (
         "evaluate.marker_words",
         values=lambda case: {"forms": ["html"]},
         files=_files,
-        is_shared=False,
         is_alone=True,
         measures=True,
     ),

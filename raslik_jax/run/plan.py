@@ -109,7 +109,6 @@ def run(
     workdir: pathlib.Path,
     *,
     stages: Sequence[str] = STAGES,
-    shared: pathlib.Path | None = None,
     writers: Sequence[str] = (),
     is_measured: bool = True,
     layout: str = "replicated",
@@ -124,7 +123,7 @@ def run(
     The corpus comes first: its problems for later stages are reported before they run. Without
     queries to measure on, or if not `is_measured`, the stages that measure are left out. The
     numbers of trainings also go to the `writers` of `live.WRITERS`. `layout` is --mesh.base. See
-    `run_units` for `shared`, `on_start` and `around`, which does not see the corpus.
+    `run_units` for `on_start` and `around`, which does not see the corpus.
     """
     workspace = Workspace(workdir, config, writers=writers, layout=layout)
     units = plan_units(config, workspace, is_measured=is_measured, more=more)
@@ -147,7 +146,7 @@ def run(
             for line in announcement(plan, making[1:]):
                 print(line)
         first = units[0]._replace(run=functools.partial(make_checked_corpus, workspace))
-        run_units(workdir, (first, *units[1:]), stages=("corpus",), shared=shared)
+        run_units(workdir, (first, *units[1:]), stages=("corpus",))
         later = [stage for stage in stages if stage != "corpus"]
     if Plan(workdir, units).check(units[0]):
         rows = workspace.corpus, workspace.train_rows
@@ -160,7 +159,7 @@ def run(
             names = {unit.name for unit in units}
             if any(unit.stage in later and unit.name not in names for unit in asked):
                 print(f"nothing is measured: {lacks}")
-    found = run_units(workdir, units, stages=later, shared=shared, on_start=on_start, around=around)
+    found = run_units(workdir, units, stages=later, on_start=on_start, around=around)
     for strategy in config.retrieve.strategies if found else ():
         with contextlib.suppress(ValueError):  # the user has put something there
             check_own(workdir / "retrieve" / strategy)  # the set of an earlier answer

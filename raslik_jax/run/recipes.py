@@ -51,7 +51,7 @@ class Recipe(NamedTuple):
       members: a unit for each of these, such as strategies; without members there is one unit.
       measures: no set and no model depends on them.
       work: of a unit, from a run in the abstract and the member; None for work of the host.
-      is_resumable, is_shared, is_alone: as of `Unit`.
+      is_resumable, is_alone: as of `Unit`.
     """
 
     name: str
@@ -66,7 +66,6 @@ class Recipe(NamedTuple):
     measures: bool = False
     work: Callable[..., Work] | None = None
     is_resumable: bool = False
-    is_shared: bool = True
     is_alone: bool | Callable[[Config], bool] = False
 
     def units(self, workspace: Workspace, names: Sequence[str] = ()) -> Iterator[Unit]:
@@ -90,7 +89,6 @@ class Recipe(NamedTuple):
                 functools.partial(self.run, workspace, *given),
                 files={**named, **self.files(case)},
                 is_resumable=self.is_resumable,
-                is_shared=self.is_shared,
                 is_alone=alone,
                 work=self.work and functools.partial(_bound, self.work, *given),
             )

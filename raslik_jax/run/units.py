@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from raslik_jax.base.files import RESUME, beside, clear_left, read_json, sync, unwritten, write_json
+from raslik_jax.base.files import RESUME, clear_left, read_json, sync, unwritten, write_json
 from raslik_jax.base.messages import shown, some_of
 from raslik_jax.config import STAGES
 from raslik_jax.parallel import processes
@@ -37,7 +37,6 @@ class Unit(NamedTuple):
       run: makes the result in the given folder.
       files: its inputs outside the work directory by their kind.
       is_resumable: run goes on from the files of an interrupted run in the folder.
-      is_shared: runs of the same key may take its result from each other.
       is_alone: the first of several processes makes it; nothing of it runs on the mesh.
       work: its work, from a run in the abstract; None for work of the host alone.
     """
@@ -48,7 +47,6 @@ class Unit(NamedTuple):
     run: Callable[[pathlib.Path], None]
     files: Mapping[str, str | os.PathLike[str]] = {}
     is_resumable: bool = False
-    is_shared: bool = True
     is_alone: bool = False
     work: Callable[[Any], Any] | None = None
 
@@ -198,40 +196,6 @@ class Plan:
                 os.rename(old, final)
             shutil.rmtree(old, ignore_errors=True)
 
-    def take(self, unit: Unit, shared: pathlib.Path) -> bool:
-        """Takes a unit that another run of the same key left; returns whether it was whole."""
-        key = processes.from_first(lambda: self._take(unit, shared))
-        if key:
-            self.done[unit.name] = _read_visible(self.root / unit.name, key)
-        return bool(key)
-
-    def _take(self, unit: Unit, shared: pathlib.Path) -> str:
-        key = self.key(unit).value
-        taken = making_folder(self.root, f".taken/{unit.name}")
-        shutil.rmtree(taken, ignore_errors=True)
-        if not _copy_whole(shared / key, taken, key):
-            return ""
-        shutil.rmtree(making_folder(self.root, unit.name), ignore_errors=True)
-        self._install(unit, taken)
-        return key
-
-    def publish(self, unit: Unit, shared: pathlib.Path) -> None:
-        """Leaves a unit for other runs unless another one was first."""
-        key = self.done[unit.name]["key"]
-        shared.mkdir(parents=True, exist_ok=True)
-        place = shared / key
-        if _is_whole(place, key):
-            return
-        with beside(place) as partial:
-            # A rename never replaces a folder that holds something: a damaged one goes first.
-            if _copy_whole(self.root / unit.name, partial, key):
-                with contextlib.suppress(OSError):
-                    os.rename(partial, place)
-            if partial.exists() and not _is_whole(place, key):
-                shutil.rmtree(place, ignore_errors=True)
-                with contextlib.suppress(OSError):
-                    os.rename(partial, place)
-
     def finish(self) -> None:
         """Stores the hashes of large files and removes empty folders."""
         self._hashes.save()
@@ -342,41 +306,11 @@ def check_own(folder: pathlib.Path) -> None:
         raise ValueError(f"{name} must hold only files of the run, got {others}: move these away")
 
 
-def _is_whole(folder: pathlib.Path, key: str) -> bool:
-    with contextlib.suppress(OSError, ValueError):  # another process is replacing it
-        manifest = manifests.read_manifest(folder)
-        if manifest is not None and manifest["key"] == key:
-            return not manifests.damaged_outputs(folder, manifest, Hashes())
-    return False
-
-
-def _copy_whole(source: pathlib.Path, target: pathlib.Path, key: str) -> bool:
-    """Copies a finished unit, by hard links if possible; returns whether the copy is whole.
-
-    Finished results are never written in place and only replaced. The two stay independent.
-    """
-
-    def link(old: str, new: str) -> None:
-        try:
-            os.link(old, new)
-        except OSError:  # another file system, or one without links
-            shutil.copy2(old, new)
-
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(OSError):  # it may be replaced meanwhile; shutil.Error is one
-        shutil.copytree(source, target, copy_function=link)
-    if _is_whole(target, key):
-        return True
-    shutil.rmtree(target, ignore_errors=True)
-    return False
-
-
 def run_units(
     root: pathlib.Path,
     units: Sequence[Unit],
     *,
     stages: Sequence[str] = STAGES,
-    shared: pathlib.Path | None = None,
     log: Callable[[str], None] = print,
     on_start: Callable[[], None] = lambda: None,
     around: Around = lambda units: contextlib.nullcontext(),
@@ -387,8 +321,6 @@ def run_units(
       root: work directory.
       units: all of them, each after those it reads.
       stages: to run; what they read must be up to date already or run here too.
-      shared: folder in which runs share units of the same name and key; what is there is taken
-        and not made, what is made here is left there.
       log: receives a line for each unit.
       on_start: called when nothing is left to refuse, before the first unit runs.
       around: entered around each unit that is made, with it and those that may be made after it.
@@ -427,16 +359,10 @@ def run_units(
             log(f"{label}: up to date")
             continue
         refuse(unit, plan.missing(unit))
-        common = shared if unit.is_shared else None
-        if common is not None and plan.take(unit, common):
-            log(f"{label}: taken from another run")
-            continue
         log(f"{label} ...")
         with around([unit, *(one for one in left if asked.index(one) >= number)]):
             plan.make(unit)
         log(f"{label}: done in {plan.done[unit.name]['seconds']:.1f} s")
-        if common is not None:
-            processes.alone(functools.partial(plan.publish, unit, common))
     processes.alone(plan.finish)
     return next(filter(None, map(plan.finding, every)), "")
 

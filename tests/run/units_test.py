@@ -1,8 +1,6 @@
 """Units of work: run once, again when something changed, and after a kill at any step."""
 
-import concurrent.futures
 import json
-import multiprocessing
 import os
 import pathlib
 import shutil
@@ -62,11 +60,10 @@ class UnitsCase(FolderTest):
             units_lib.Unit("retrieve/b", ("corpus/queries.txt",), {}, make("b", result=rows)),
         )
 
-    def run_units(self, *, stages=("corpus", "sketch", "retrieve"), shared=None, **kwargs):
+    def run_units(self, *, stages=("corpus", "sketch", "retrieve"), **kwargs):
         self.ran.clear()
         self.lines.clear()
-        units = self.units(**kwargs)
-        units_lib.run_units(self.root, units, stages=stages, shared=shared, log=self.lines.append)
+        units_lib.run_units(self.root, self.units(**kwargs), stages=stages, log=self.lines.append)
         return list(self.ran)
 
     def manifest(self, name):
@@ -363,76 +360,6 @@ class UnitsTest(UnitsCase):
         self.assertEqual(
             manifests.content_hash({"a": 1, "b": 2}), manifests.content_hash({"b": 2, "a": 1})
         )
-
-
-def _take_and_publish(folder, number):
-    """Makes a run that shares its units; returns how many it made and what they hold."""
-    root, made = pathlib.Path(folder) / f"run-{number}", []
-    root.mkdir()
-
-    def make(folder):
-        made.append(1)
-        for name in range(4):
-            (folder / f"{name}.txt").write_text("result" * name)
-
-    units = [units_lib.Unit(f"retrieve/{name}", (), {}, make) for name in range(3)]
-    units_lib.run_units(root, units, shared=pathlib.Path(folder) / "shared", log=lambda line: None)
-    return len(made), manifests.verify(root)
-
-
-class SharedUnitsTest(UnitsCase):
-    def test_runs_share_finished_units_of_the_same_key(self):
-        shared = self.folder / "shared"
-        for name in "abc":
-            (self.folder / name).mkdir()
-        self.root = self.folder / "a"
-        self.assertLen(self.run_units(shared=shared), 4)
-        self.root = self.folder / "b"
-        self.assertEqual(self.run_units(shared=shared, size=2), ["sketch", "retrieve/a"])
-        self.root = self.folder / "c"
-        self.assertEmpty(self.run_units(shared=shared, size=2))
-        self.assertEqual(self.result("retrieve/b"), "rows")
-        # What one run makes again is no other's.
-        self.assertEqual(self.run_units(size=3), ["sketch", "retrieve/a"])
-        self.root = self.folder / "b"
-        self.assertEmpty(self.run_units(size=2))
-
-    def test_units_of_equal_settings_and_inputs_are_not_mixed_up(self):
-        shared = self.folder / "shared"
-        for name in ("a", "b"):
-            root = self.folder / name
-            root.mkdir()
-            units = [
-                units_lib.Unit(
-                    f"retrieve/{strategy}", (), {}, lambda f, s=strategy: (f / "x").write_text(s)
-                )
-                for strategy in ("oracle", "random")
-            ]
-            units_lib.run_units(root, units, shared=shared, log=lambda line: None)
-            for strategy in ("oracle", "random"):
-                self.assertEqual((root / "retrieve" / strategy / "x").read_text(), strategy)
-
-    @parameterized.parameters("", "sketch 7", None)
-    def test_a_damaged_shared_unit_is_made_and_published_again(self, text):
-        shared = self.folder / "shared"
-        self.run_units(shared=shared)
-        (damaged,) = (path for path in shared.rglob("result.txt") if "sketch" in path.read_text())
-        damaged.unlink()
-        if text is not None:
-            damaged.write_text(text)
-        for expected in (["sketch"], []):
-            self.root = self.folder / f"next-{len(expected)}"
-            self.root.mkdir()
-            self.assertEqual(self.run_units(shared=shared), expected)
-            self.assertEqual(self.result("sketch"), "sketch 1")
-
-    def test_many_processes_take_and_publish_at_once(self):
-        context = multiprocessing.get_context("spawn")
-        with concurrent.futures.ProcessPoolExecutor(4, mp_context=context) as pool:
-            found = list(pool.map(_take_and_publish, [str(self.folder)] * 12, range(12)))
-        self.assertEqual([damages for _, damages in found], [[]] * 12)
-        self.assertLess(sum(made for made, _ in found), 12 * 3)
-        self.assertLen(list((self.folder / "shared").iterdir()), 3)
 
 
 class WorkdirTest(absltest.TestCase):

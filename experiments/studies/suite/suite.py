@@ -8,7 +8,7 @@ Every flag file is run with every seed, and with every value of each --vary:
   --vary=unlearn.ga_gdr.learning_rate,unlearn.ga_klr.learning_rate=1e-5,1e-4    move together
 
 --set=name=value adds a flag to all runs. It is a setting, or --stages, --measure, --log_to or
---mesh.* of `raslik run`. Runs share units with the same settings and inputs through --out/units,
+--mesh.* of `raslik run`. A run takes units with the same settings and inputs from earlier ones,
 such as fine-tuning, sketches and sets. Each unit is made once. Each run is a process with a log. If
 one fails, the report lists it, the others continue, and the exit status is 1. The same command
 continues where it stopped.
@@ -47,12 +47,13 @@ from raslik_jax.run.workdir import locked
 
 # The program that runs a cell: with the members of the studies.
 PROGRAM = [str(pathlib.Path(__file__).resolve().parents[1] / "raslik.py")]
+LINK = str(pathlib.Path(__file__).resolve().with_name("link.py"))
 WHEN_STOPPED = "stopped: start the same command again to go on from here"
 # What the suite itself decides of every run.
 _OWN_FLAGS = {"seed": "give --seeds", "update": "give --update", "dry_run": "give --dry_run"}
-_OWN_FLAGS |= dict.fromkeys(("workdir", "shared_units"), "it is a folder of --out")
+_OWN_FLAGS["workdir"] = "it is a folder of --out"
 # What a run may be told beside its settings and --stages.
-_RUN_FLAGS = [
+RUN_FLAGS = [
     leaf
     for leaf in settings_lib.leaves(run_command.Options())
     if leaf.name.startswith(("measure", "log_to", "mesh."))
@@ -120,7 +121,7 @@ def _parse_cells(cells: Sequence[Cell]) -> list[Config]:
     configs = []
     for cell in cells:
         try:
-            configs.append(setting_flags.parse_config(cell.arguments, _RUN_FLAGS))
+            configs.append(setting_flags.parse_config(cell.arguments, RUN_FLAGS))
         except ValueError as error:
             raise ValueError(f"{cell.name} cannot run: {error}") from None
         for key in (cell.name, (cell.experiment, str(to_json(configs[-1])))):
@@ -237,11 +238,12 @@ class Suite:
         log.parent.mkdir(parents=True, exist_ok=True)
         arguments = [sys.executable, *PROGRAM, "run", *cell.arguments]
         arguments.append(f"--workdir={self.workdir(cell).resolve()}")
-        arguments.append(f"--shared_units={(self.out / 'units').resolve()}")
         arguments += ["--update"] if self.options.update else []
         print(f"{label} {cell.name} ...", flush=True)
         start = time.monotonic()
         try:
+            # What fails there fails in the run, which says so.
+            run_process([sys.executable, LINK, str(self.workdir(cell)), *cell.arguments], log)
             status = run_process(arguments, log)
         except KeyboardInterrupt:
             self.record(cell, "stopped", log=str(log))

@@ -218,7 +218,6 @@ UNITS = (
         writes={"metrics": 4},
         # The metrics carry the settings that they were measured with: all of them.
         values=lambda case: to_json(case.config),
-        is_shared=False,
         is_alone=lambda config: not NON_SF[config.evaluate.non_sf].load,
         measures=True,
     ),
