@@ -32,7 +32,7 @@ _ABOVE = {
     "config.py": 518,
     "train": 1412,
     "evaluate": 3674,
-    "run": 7831,
+    "run": 7832,
     "report": 3552,
     "incident": 2170,
 }

@@ -244,7 +244,7 @@ class TracedAnswer(NamedTuple):
     id: str
     traced: str
     nll: float
-    nats: Sequence[float]
+    nats: tuple[float, ...]
     output: str
     expected: float | None = None
     spread: float | None = None
@@ -262,7 +262,8 @@ _TRACED |= {"expected?": float, "spread?": float}
 
 
 def _load_traced(path: pathlib.Path) -> list[TracedAnswer]:
-    return [TracedAnswer(**row) for row in read_json_lines(path, _TRACED)]
+    rows = read_json_lines(path, _TRACED)
+    return [TracedAnswer(**{**row, "nats": tuple(row["nats"])}) for row in rows]
 
 
 def _save_traced(path: pathlib.Path, told: Iterable[TracedAnswer]) -> None:

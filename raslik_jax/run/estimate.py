@@ -217,9 +217,9 @@ def watching(config: Config, root: pathlib.Path) -> Iterator[Around]:
 
     compiled: list[float] = []
 
-    def add(event: str, seconds: float, **others: Any) -> None:
+    def add(event: str, duration_secs: float, **others: Any) -> None:
         if event == _COMPILING:
-            compiled.append(seconds)
+            compiled.append(duration_secs)
 
     monitoring.register_event_duration_secs_listener(add)
     try:

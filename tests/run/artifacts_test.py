@@ -42,7 +42,7 @@ def test_the_name_of_a_file_stands_in_one_module():
 
 
 _ROWS = (Example("a", "Why?", "", "so", extra={"mine": 3}, place=7), Example("b", "How?", "", ""))
-_TOLD = artifacts.TracedAnswer("q", "a moon", 0.5, [0.25, 0.75], "so", 1.0, 0.5)
+_TOLD = artifacts.TracedAnswer("q", "a moon", 0.5, (0.25, 0.75), "so", 1.0, 0.5)
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ def write_traced(workspace: Workspace, variant: Variant | None, folder: pathlib.
         ):
             mean = math.fsum(nll_T[:count].tolist()) / count
             said_T = nll_T[:count][~is_end_T[:count]]
-            nats = [float(f"{nats:.6g}") for nats in said_T.tolist()]
+            nats = tuple(float(f"{nats:.6g}") for nats in said_T.tolist())
             parts = row.example_id, row.output, float(f"{mean:.6g}"), nats, said
             told.append(artifacts.TracedAnswer(*parts, *own))
         artifacts.traced(*name).write(folder, told)
