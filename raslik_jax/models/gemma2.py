@@ -10,12 +10,9 @@ Source: Gemma Team 2024 (arXiv:2408.00118); layout as in transformers
 """
 
 import dataclasses
-import functools
 import math
-from typing import Any
 
 from raslik_jax.models import architecture, layers, llama
-from raslik_jax.models.lora import LoRAConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,20 +78,11 @@ class Gemma2Config(GemmaConfig):
 class GemmaBlock(layers.GatedBlock):
     """One layer of Gemma 2 or 3; parameter names are the last parts of Hugging Face's."""
 
-    def __init__(self, config: GemmaConfig, lora: LoRAConfig | None, *, dtype: Any):
-        super().__init__(config, lora, dtype=dtype)
-        norm = functools.partial(layers.OffsetRMSNorm, epsilon=config.rms_norm_eps, dtype=dtype)
-        self.input_layernorm = norm(config.hidden_size)
-        self.post_attention_layernorm = norm(config.hidden_size)
-        self.pre_feedforward_layernorm = norm(config.hidden_size)
-        self.post_feedforward_layernorm = norm(config.hidden_size)
-
-    def __call__(self, hidden_LE: layers.Hidden, context: layers.Context) -> layers.LayerOutput:
-        """Returns the residual stream after this layer and its keys and values."""
-        attention_LE, fresh = self.attention(self.input_layernorm(hidden_LE), context)
-        hidden_LE = hidden_LE + self.post_attention_layernorm(attention_LE)
-        mlp_LE = self.mlp(self.pre_feedforward_layernorm(hidden_LE), context)
-        return hidden_LE + self.post_feedforward_layernorm(mlp_LE), fresh
+    norms = (
+        *("input_layernorm", "post_attention_layernorm"),
+        *("pre_feedforward_layernorm", "post_feedforward_layernorm"),
+    )
+    norm = layers.OffsetRMSNorm
 
 
 # Gemma 3 shares it, with more norms.

@@ -120,7 +120,7 @@ class Gemma3Config(Gemma3TextConfig):
 class Gemma3Block(gemma2.GemmaBlock):
     """One Gemma 3 layer; parameter names are the last parts of Hugging Face's."""
 
-    head_norm = layers.OffsetRMSNorm
+    head_norm = "each"
 
 
 ARCHITECTURE = architecture.Architecture(

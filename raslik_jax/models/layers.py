@@ -14,7 +14,7 @@ import itertools
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -242,14 +242,16 @@ class LayerNorm(RMSNorm):
 class GatedBlock(nnx.Module):
     """Llama's attention with grouped heads and its gated MLP, down(silu(gate(x)) * up(x)).
 
-    A family adds norms and applies them in `__call__`. Norms named q_norm and k_norm are applied to
-    the projections before they are cut into heads. Class attributes: `qkv_bias` says whether
-    queries, keys and values have a bias (the output has the same unless given). `head_norm` is the
-    class of the norm of each head of queries and keys.
+    Class attributes say what a family has: `norms`, the names of the norms before and after
+    attention and before and after the MLP, "" for none; `norm`, their class; `head_norm`, whether
+    queries and keys are normalized by head ("each") or before they are cut into heads ("all");
+    `qkv_bias`, whether queries, keys and values have a bias (as the output has unless given).
     """
 
+    norms: tuple[str, str, str, str] = ("", "", "", "")
+    norm: Any = RMSNorm
+    head_norm: Literal["", "each", "all"] = ""
     qkv_bias: bool | None = None
-    head_norm: Any = None
     q_norm: Any = staticmethod(lambda projected_LI: projected_LI)
     k_norm: Any = q_norm
 
@@ -268,10 +270,14 @@ class GatedBlock(nnx.Module):
         self.gate_proj = linear("gate_proj", width, inner, bias=mlp_bias)
         self.up_proj = linear("up_proj", width, inner, bias=mlp_bias)
         self.down_proj = linear("down_proj", inner, width, bias=mlp_bias)
-        if self.head_norm is not None:
-            shape = {"epsilon": config.rms_norm_eps, "dtype": dtype}
-            self.q_norm = self.head_norm(config.head_width, **shape)
-            self.k_norm = self.head_norm(config.head_width, **shape)
+        norm = functools.partial(self.norm, epsilon=config.rms_norm_eps, dtype=dtype)
+        for name in filter(None, self.norms):
+            setattr(self, name, norm(width))
+        if self.head_norm:
+            # One over all heads divides by their common mean square.
+            is_each = self.head_norm == "each"
+            self.q_norm = norm(config.head_width if is_each else query_width)
+            self.k_norm = norm(config.head_width if is_each else key_width)
 
     def attention(self, hidden_LE: Hidden, context: Context) -> LayerOutput:
         """Returns the attention's output and the keys and values of these tokens."""
@@ -291,6 +297,15 @@ class GatedBlock(nnx.Module):
         """Returns the gated perceptron's output."""
         gate_LI = ACTIVATIONS[self.config.hidden_act](self.gate_proj(hidden_LE, context.key))
         return self.down_proj(gate_LI * self.up_proj(hidden_LE, context.key), context.key)
+
+    def __call__(self, hidden_LE: Hidden, context: Context) -> LayerOutput:
+        """Returns the residual stream after this layer and its keys and values."""
+        before, after, before_mlp, after_mlp = (
+            getattr(self, name) if name else lambda states_LE: states_LE for name in self.norms
+        )
+        attention_LE, fresh = self.attention(before(hidden_LE), context)
+        hidden_LE = hidden_LE + after(attention_LE)
+        return hidden_LE + after_mlp(self.mlp(before_mlp(hidden_LE), context)), fresh
 
 
 class CausalLM(nnx.Module):

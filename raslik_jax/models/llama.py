@@ -9,11 +9,8 @@ as in transformers `models/llama/modeling_llama.py`, release 5.23.
 """
 
 import dataclasses
-import functools
-from typing import Any
 
 from raslik_jax.models import architecture, layers
-from raslik_jax.models.lora import LoRAConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,17 +32,7 @@ class LlamaBlock(layers.GatedBlock):
     Mistral's layers have this shape. Qwen's have it with more biases or norms.
     """
 
-    def __init__(self, config: Any, lora: LoRAConfig | None, *, dtype: Any):
-        super().__init__(config, lora, dtype=dtype)
-        norm = functools.partial(layers.RMSNorm, epsilon=config.rms_norm_eps, dtype=dtype)
-        self.input_layernorm = norm(config.hidden_size)
-        self.post_attention_layernorm = norm(config.hidden_size)
-
-    def __call__(self, hidden_LE: layers.Hidden, context: layers.Context) -> layers.LayerOutput:
-        """Returns the residual stream after this layer and its keys and values."""
-        attention_LE, fresh = self.attention(self.input_layernorm(hidden_LE), context)
-        hidden_LE = hidden_LE + attention_LE
-        return hidden_LE + self.mlp(self.post_attention_layernorm(hidden_LE), context), fresh
+    norms = ("input_layernorm", "", "post_attention_layernorm", "")
 
 
 # Most architectures share it, some with more norms.

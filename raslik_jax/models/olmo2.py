@@ -9,11 +9,8 @@ Source: OLMo Team 2024, "2 OLMo 2 Furious" (arXiv:2501.00656); layout as in tran
 """
 
 import dataclasses
-import functools
-from typing import Any
 
 from raslik_jax.models import architecture, layers, llama
-from raslik_jax.models.lora import LoRAConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,20 +27,8 @@ class Olmo2Config(architecture.DecoderConfig):
 class Olmo2Block(layers.GatedBlock):
     """One OLMo-2 layer; parameter names are the last parts of Hugging Face's."""
 
-    def __init__(self, config: Olmo2Config, lora: LoRAConfig | None, *, dtype: Any):
-        super().__init__(config, lora, dtype=dtype)
-        norm = functools.partial(layers.RMSNorm, epsilon=config.rms_norm_eps, dtype=dtype)
-        # They span all heads: cutting first would divide by each head's own mean square.
-        self.q_norm = norm(config.num_attention_heads * config.head_width)
-        self.k_norm = norm(config.num_cached_heads * config.head_width)
-        self.post_attention_layernorm = norm(config.hidden_size)
-        self.post_feedforward_layernorm = norm(config.hidden_size)
-
-    def __call__(self, hidden_LE: layers.Hidden, context: layers.Context) -> layers.LayerOutput:
-        """Returns the residual stream after this layer and its keys and values."""
-        attention_LE, fresh = self.attention(hidden_LE, context)
-        hidden_LE = hidden_LE + self.post_attention_layernorm(attention_LE)
-        return hidden_LE + self.post_feedforward_layernorm(self.mlp(hidden_LE, context)), fresh
+    norms = ("", "post_attention_layernorm", "", "post_feedforward_layernorm")
+    head_norm = "all"
 
 
 ARCHITECTURE = llama.ARCHITECTURE._replace(

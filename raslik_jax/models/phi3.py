@@ -91,7 +91,7 @@ class Phi3Block(nnx.Module):
         gate_LI = layers.ACTIVATIONS[self.config.hidden_act](gate_LI)
         return self.down_proj(gate_LI * up_LI, context.key)
 
-    __call__ = llama.LlamaBlock.__call__
+    norms, __call__ = llama.LlamaBlock.norms, llama.LlamaBlock.__call__
 
 
 ARCHITECTURE = architecture.Architecture(

@@ -26,7 +26,7 @@ class Qwen3Config(qwen2.Qwen2Config):
 class Qwen3Block(llama.LlamaBlock):
     """One Qwen3 layer; parameter names are the last parts of Hugging Face's."""
 
-    head_norm = layers.RMSNorm
+    head_norm = "each"
 
 
 ARCHITECTURE = llama.ARCHITECTURE._replace(
