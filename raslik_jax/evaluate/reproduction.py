@@ -7,12 +7,13 @@ answers are.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from raslik_jax.evaluate import rates
+from raslik_jax.evaluate.sentences import write
 
 # Largest difference of two losses, as a share of what the training gained.
 BOUND = 0.1
@@ -101,62 +102,10 @@ def is_confirmed(found: Mapping[str, Any]) -> bool:
 
 
 def describe(found: Mapping[str, Any]) -> str:
-    """Returns whether the recipe reproduces the adapter, the numbers, and the settings to check."""
-    if is_confirmed(found):
-        return " ".join(("Recipe confirmed.", *_numbers(found)))
-    return " ".join((f"Recipe not confirmed: {_mend(found)}.", *_numbers(found)))
-
-
-def _mend(found: Mapping[str, Any]) -> str:
-    """Returns why a recipe is not confirmed, and the settings to check."""
-    loss, curve, answers = _parts(found)
-    if loss and loss.given >= loss.start:
-        return (
-            "the adapter is not better than its base on these rows (check the training file and "
-            "--corpus.template)"
-        )
-    for one in (loss, curve):
-        if one and one.off > BOUND:
-            return (
-                "the recipe learns less than the adapter did (check epochs, learning rate, "
-                "batch size and targets)"
-            )
-        if one and one.off < -BOUND:
-            return (
-                "the recipe learns more than the adapter did (check epochs, learning rate, "
-                "batch size and targets)"
-            )
-    if answers:
-        return (
-            "the answers differ from those of the adapter (check --corpus.template and the targets)"
-        )
-    return f"the log has fewer than {_LEAST} losses in these steps (raise --check_recipe)"
-
-
-def _numbers(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yields a sentence for each comparison, and one on missing comparisons."""
-    loss, curve, answers = _parts(found)
-    if loss:
-        yield (
-            f"The loss on {found['rows']} training rows is {loss.own:.3f} nats a token. The "
-            f"adapter has {loss.given:.3f} and the base {loss.start:.3f}."
-        )
-    if curve:
-        yield (
-            f"The mean loss of the logged steps is {curve.own:.3f}, and {curve.given:.3f} in the "
-            "trainer's log."
-        )
-    shares = [one.off for one in (loss, curve) if one and math.isfinite(one.off)]
-    if shares:
-        shown = " and ".join(f"{share:+.1%}" for share in shares)
-        yield f"The difference is {shown} of the gain of the training. {BOUND:.0%} is allowed."
-    if answers:
-        yield (
-            f"{answers.equal} of {answers.prompts} answers equal those of the adapter. The mean "
-            f"ROUGE-L is {answers.own:.2f} (base {answers.base:.2f})."
-        )
-    if found["steps"] < found["of"]:
-        yield (
-            f"Only the first {found['steps']} of {found['of']} steps were trained. The finished "
-            "adapters and their answers were not compared."
-        )
+    """Returns whether the recipe reproduces the adapter, by which numbers, and what to check."""
+    parts = loss, curve, answers = _parts(found)
+    offs = [one.off for one in (loss, curve) if one]
+    off = next((share for share in offs if abs(share) > BOUND), 0.0)
+    shares = [share for share in offs if math.isfinite(share)]
+    confirmed = is_confirmed(found)
+    return write("recipe", found, *parts, confirmed, off, shares, bound=BOUND, least=_LEAST)

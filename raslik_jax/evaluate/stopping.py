@@ -52,11 +52,6 @@ def middle_mean(change_N: Sequence[float]) -> float:
     return math.fsum(middle) / len(middle)
 
 
-def percent(share: float) -> str:
-    """Returns a share in whole percent; rounded down."""
-    return f"{math.floor(100 * share + 1e-9)}%"
-
-
 def rise_of(levels: Levels, start: Levels) -> float:
     """Returns the rise of the loss of the rows to keep; of the retained rows if there are none."""
     name = "kept" if "kept" in start else "retain"

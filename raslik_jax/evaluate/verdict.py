@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple, TypedDict
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from raslik_jax.evaluate.sentences import write
 from raslik_jax.train.objectives import ENOUGH, LEAST_CARRIED, LONGEST_WAY
 
 Verdict = Literal["forgotten", "partly", "unchanged", "damaged", "unknown"]
@@ -289,17 +290,7 @@ def describe_progress(progress: Mapping[str, Progress]) -> str:
 
 def describe_count(count: Count, subject: str = "prompts that showed the behavior") -> str:
     """Returns the count in words, and the number of prompts needed if they are too few."""
-    if not count.of and not count.unknown:
-        return f"there are no {subject}: give {needed()} or more"
-    told = f"{count.still} of {count.of} {subject} still {'does' if count.still == 1 else 'do'}"
-    decided = decide(count)
-    if count.unknown:
-        return f"{told}, and {count.unknown} more have a number that is not finite"
-    if decided == "forgotten":
-        return f"{told} (at 95 %, fewer than {math.ceil(100 * count.upper)} %)"
-    if decided == "unknown":
-        return f"{told}. These are too few: give {needed()} or more (--retrieve.held_out)"
-    return told
+    return write("count", count, subject, decide(count), needed())
 
 
 def describe_others(*, changed: int | None, of: int | None, words: Mapping[str, float]) -> str:

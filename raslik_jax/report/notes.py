@@ -7,6 +7,7 @@ from typing import Any
 
 from raslik_jax.evaluate import judgment, left, rates, stopping, verdict
 from raslik_jax.evaluate.metrics import look_up
+from raslik_jax.evaluate.sentences import percent
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.report.names import algorithm_name, kernel_note, make_environment, strategy_name
 from raslik_jax.report.tables import format_interval
@@ -43,6 +44,7 @@ def macros() -> Any:
         kernel_note=kernel_note,
         least_likely=math.exp(verdict.LONGEST_WAY),
         left=left,
+        percent=percent,
         look_up=look_up,
         model_name=_model_name,
         share="{:.0%}".format,

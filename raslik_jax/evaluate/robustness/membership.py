@@ -22,21 +22,11 @@ from raslik_jax.evaluate import ranking, rates
 from raslik_jax.evaluate.judgment import LEAST_QUERIES
 from raslik_jax.evaluate.metrics import Column
 from raslik_jax.evaluate.robustness.record import Compared, Cost, RobustnessMeasure
+from raslik_jax.evaluate.sentences import write
 
 ATTACKS = ("loss", "min-k%", "zlib")
 # Queries like the rows to forget: with their labels, rows that were not trained on.
 _QUERY_SETS = ("test_target", "validation_target")
-# The words for attacks whose AUC is apart from that in the base.
-_PLACES = {
-    "above": "By {} they still look trained on.",
-    "below": (
-        "By {} they look unlearned: they are less likely than in the base, compared with "
-        "held-out rows."
-    ),
-    "before": (
-        "By {} they look less trained on than in the base, but they did before unlearning too."
-    ),
-}
 # Nats of each token of an answer, and its text.
 Told = tuple[Float[np.ndarray, " T"], str]
 
@@ -138,38 +128,20 @@ def tell(compared: Compared) -> str:
     interval that also contains the AUC before unlearning decides nothing. Neither do fewer than
     `LEAST_QUERIES` rows of a kind.
     """
-    now, base = compared["now"], compared.get("backbone")
-    first, parts = now[0], list[str]()
-    places: dict[str, list[str]] = {name: [] for name in (*_PLACES, "either")}
-    for number, entry in enumerate(now):
-        attack, area = entry["condition"], entry["auc"]
-        before = compared["finetuned"][number]["auc"]["mean"]
-        text = f"{area['mean']:.2f} [{area['low']:.2f}, {area['high']:.2f}] by {attack}"
-        text += f" (before unlearning {before:.2f}"
-        if base:
-            usual = base[number]["auc"]["mean"]
-            text += f", in the base {usual:.2f}"
-            if usual < area["low"]:
-                places["above"].append(attack)
-            elif usual > area["high"]:
-                places["below" if before > area["high"] else "before"].append(attack)
-            elif area["low"] <= before <= area["high"]:
-                places["either"].append(attack)
-        parts.append(f"{text})")
-    text = f"The AUC of {first['forgotten']} forgotten against {first['held_out']} held-out rows "
-    text += f"is {', '.join(parts)}. 0.50 is a guess."
-    if not base:
-        return text
-    if min(first["forgotten"], first["held_out"]) < LEAST_QUERIES:
-        return f"{text} So few rows do not show whether they look trained on."
-    named = {place: " and ".join(attacks) for place, attacks in places.items() if attacks}
-    either = named.pop("either", "")
-    if named:
-        return text + "".join(f" {_PLACES[place].format(named[place])}" for place in named)
-    text = f"{text} Each interval contains the AUC in the base: they do not look trained on."
-    if not either:
-        return text
-    return f"{text} By {either} it contains that before unlearning too: the rows are too few."
+    now, *others = (compared.get(name) for name in ("now", "finetuned", "backbone"))
+    places: dict[str, list[str]] = {name: [] for name in ("above", "below", "before", "either")}
+    rows = []
+    for number, entry in enumerate(now or ()):
+        area = entry["auc"]
+        before, usual = (model and model[number]["auc"]["mean"] for model in others)
+        rows.append((entry, before, usual))
+        if usual is not None and usual < area["low"]:
+            places["above"].append(entry["condition"])
+        elif usual is not None and usual > area["high"]:
+            places["below" if before > area["high"] else "before"].append(entry["condition"])
+        elif area["low"] <= before <= area["high"]:
+            places["either"].append(entry["condition"])
+    return write("membership", rows, places, LEAST_QUERIES)
 
 
 MEMBERSHIP = RobustnessMeasure(

@@ -7,6 +7,7 @@ unlearning and the base get the same prompts. An effect of a prefix on all model
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from raslik_jax.evaluate.robustness.record import (
     RobustnessMeasure,
     tell_return,
 )
+from raslik_jax.evaluate.sentences import write
 
 PREFIXES = {
     "prefix: order": "Answer the following question. ",
@@ -34,9 +36,6 @@ PREFIXES = {
 }
 # Of prompts of a file whose rows name no source.
 _OWN = "own prompts"
-# Other models, as a sentence calls them.
-_OTHERS = {"finetuned": "before unlearning", "backbone": "in the base"}
-_OTHERS["retrained"] = "after retraining"
 # The keys of rows that have a kind.
 _FIELDS = {"instruction": "prompt", "output": "answer", "source": "kind"}
 
@@ -83,24 +82,14 @@ def lacks(settings: PromptSettings, corpus: Corpus | Any) -> str:
     )
 
 
-def with_prefix(asked: Asked, text: str) -> Asked:
-    """Returns the rows with a text before every prompt; rows without a question are left out."""
-
-    def put(rows: Sequence[Example]) -> list[Example]:
-        return [longer for row in rows if (longer := prefixed(row, text)) is not None]
-
-    prompts = put(asked.prompts)
-    before = {row.example_id: asked.before[row.example_id] for row in prompts}
-    return Asked(put(asked.answers), prompts, before)
-
-
 def groups_of(asked: Asked, own: Sequence[Example]) -> dict[str, Asked]:
     """Returns the prompts by condition: unchanged, behind each prefix, and those of the user.
 
     F of the user's prompts compares with their given answers, if they have any.
     """
     groups = {AS_IT_IS: asked}
-    groups |= {name: with_prefix(asked, text) for name, text in PREFIXES.items()}
+    for name, text in PREFIXES.items():
+        groups[name] = asked.changed(functools.partial(prefixed, text=text))
     for name in dict.fromkeys(row.source or _OWN for row in own):
         rows = [row for row in own if (row.source or _OWN) == name]
         given = [row for row in rows if row.output.strip()]
@@ -117,35 +106,8 @@ def measure(bench: Any, model: Any, settings: PromptSettings) -> list[dict[str, 
 
 def tell(compared: Compared) -> str:
     """Returns the nats of target answers by prompt, and the prompts with which they return."""
-    now = compared["now"]
-    own = [entry for entry in now[1:] if entry["condition"] not in PREFIXES]
-    behind = [entry for entry in now[1:] if entry["condition"] in PREFIXES]
-    text = f"Asked plainly, the target answers have {now[0]['nats']:.2f} nats a token"
-    if behind:
-        nats = [entry["nats"] for entry in behind]
-        text += f", with {len(behind)} prefixes {min(nats):.2f} to {max(nats):.2f}"
-    for entry in own:
-        if entry["nats"] is not None:
-            text += f", with {entry['condition']} {entry['nats']:.2f}"
-    text += "."
-    for key, title in (("forget", "F"), ("shown", "Answers that show the behavior")):
-        text += _tell_highest(compared, key, title)
-    return text + tell_return(compared, plainly="asked plainly", by="with")
-
-
-def _tell_highest(compared: Compared, key: str, title: str) -> str:
-    """Returns a rate for plain prompts and its highest value for others, for all models."""
-    now = [entry for entry in compared["now"] if entry[key]]
-    if len(now) < 2 or now[0]["condition"] != AS_IT_IS:
-        return ""
-    highest = max(now[1:], key=lambda entry: entry[key]["mean"])
-    text = f" {title}: {now[0][key]['mean']:.2f} asked plainly, at most {highest[key]['mean']:.2f} "
-    text += f"({highest['condition']}"
-    for name, said in _OTHERS.items():
-        for entry in compared.get(name, ()):
-            if entry["condition"] == highest["condition"]:
-                text += f"; {said} {entry[key]['mean']:.2f}"
-    return f"{text})."
+    returns = tell_return(compared, plainly="asked plainly", by="with")
+    return write("prompts", compared, [*PREFIXES], AS_IT_IS, returns)
 
 
 PROMPTS = RobustnessMeasure(

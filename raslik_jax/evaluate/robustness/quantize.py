@@ -15,9 +15,9 @@ from raslik_jax.evaluate.robustness.record import (
     Compared,
     Cost,
     RobustnessMeasure,
-    rate_change,
     tell_return,
 )
+from raslik_jax.evaluate.sentences import write
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,14 +39,8 @@ def measure(bench: Any, model: Any, settings: QuantizeSettings) -> list[dict[str
 
 def tell(compared: Compared) -> str:
     """Returns the nats of the target answers by format, and the formats in which they return."""
-    now, parts = compared["now"], []
-    for entry in now[1:]:
-        text = f"in {entry['condition']} the target answers have {entry['nats']:.2f} nats a token "
-        text += f"({now[0]['nats']:.2f} unquantized)"
-        parts.append(text + (f", {rates}" if (rates := rate_change(now[0], entry)) else ""))
-    text = "; ".join(parts)
-    text = f"{text[:1].upper()}{text[1:]}."
-    return text + tell_return(compared, plainly="unquantized", by="in")
+    returns = tell_return(compared, plainly="unquantized", by="in")
+    return write("quantize", compared["now"], returns)
 
 
 QUANTIZE = RobustnessMeasure(

@@ -11,7 +11,7 @@ from raslik_jax.base.settings import Settings
 from raslik_jax.data.examples import Example
 from raslik_jax.evaluate import rates
 from raslik_jax.evaluate.metrics import Column, NonSf
-from raslik_jax.evaluate.stopping import percent
+from raslik_jax.evaluate.sentences import write
 from raslik_jax.evaluate.verdict import HALF, likelihood_way
 
 # The results of a measure for a model: an entry for each condition, with its name as "condition"
@@ -58,6 +58,16 @@ class Asked(NamedTuple):
     answers: Sequence[Example]
     prompts: Sequence[Example]
     before: Mapping[str, str]
+
+    def changed(self, change: Callable[[Example], Example | None]) -> "Asked":
+        """Returns the rows with a change of each; rows that ask nothing are left out."""
+        answers, prompts = (
+            [new for row in rows if (new := change(row)) is not None]
+            for rows in (self.answers, self.prompts)
+        )
+        return Asked(
+            answers, prompts, {row.example_id: self.before[row.example_id] for row in prompts}
+        )
 
 
 class Cost(NamedTuple):
@@ -180,50 +190,14 @@ def tell_return(compared: Compared, *, plainly: str, by: str) -> str:
       plainly: the words for the first condition.
       by: the word before the name of a condition.
     """
-    shares = shares_gone(compared)
-    first = next(iter(shares.values()), None)
-    if first is None:
+    shares, back = shares_gone(compared), returned(compared)
+    if next(iter(shares.values()), None) is None:
         return ""
-    if lost := [name for name, share in shares.items() if share is not None and math.isnan(share)]:
-        return f" It is not known whether they return: there is no number {by} {', '.join(lost)}."
-    again = shares_gone(compared, "retrained")
-    if first < HALF:
-        text = (
-            f" {plainly.capitalize()}, their likelihood moved {percent(first)} toward the base's, "
-        )
-        text += "so they were not gone."
-        plain = next(iter(again.values()), None)
-        return text if plain is None else f"{text} After retraining it moved {percent(plain)}."
-    back, void = returned(compared), [name for name, share in shares.items() if share is None]
-    if own := [name for name, also in back.items() if not also]:
-        text = f" They return: their likelihood moved {_went(shares, own, by)} toward the base's, "
-        text += f"and {percent(first)} {plainly}. From {HALF:.0%} on they count as gone."
-    elif len(void) + len(back) + 1 < len(shares):
-        text = f" They stay gone: their likelihood moved {HALF:.0%} or more toward the base's."
-    else:
-        text = ""
-    if common := [name for name, also in back.items() if also]:
-        text += (
-            f" The likelihood moved only {_went(shares, common, by)}, and after retraining only "
-        )
-        text += f"{_went(again, common, by)}. This is not a failure of forgetting."
-    if void:
-        text += f" Nothing can return {by} {', '.join(void)}: before unlearning these answers were "
-        text += "as unlikely as in the base."
-    return text
-
-
-def _went(shares: Mapping[str, float | None], names: Sequence[str], by: str) -> str:
-    """Returns a phrase on the shares that are gone under some conditions."""
-    return ", ".join(f"{percent(shares[name] or 0.0)} {by} {name}" for name in names)
-
-
-def rate_change(first: Mapping[str, Any], last: Mapping[str, Any]) -> str:
-    """Returns how F and the share of answers that show the behavior change; "" without either."""
-    titles = {"forget": "F goes from", "shown": "answers that show it from"}
-    parts = [
-        f"{title} {first[name]['mean']:.2f} to {last[name]['mean']:.2f}"
-        for name, title in titles.items()
-        if first.get(name) and last.get(name)
-    ]
-    return ", ".join(parts)
+    parts = {
+        "lost": [name for name, way in shares.items() if way is not None and math.isnan(way)],
+        "void": [name for name, way in shares.items() if way is None],
+        "own": [name for name, also in back.items() if not also],
+        "common": [name for name, also in back.items() if also],
+    }
+    again, words = shares_gone(compared, "retrained"), {"plainly": plainly, "by": by}
+    return write("returns", shares, again, half=HALF, **parts, **words)

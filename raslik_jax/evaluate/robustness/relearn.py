@@ -19,8 +19,8 @@ from raslik_jax.evaluate.robustness.record import (
     Cost,
     Found,
     RobustnessMeasure,
-    rate_change,
 )
+from raslik_jax.evaluate.sentences import write
 from raslik_jax.evaluate.verdict import HALF, likelihood_way
 
 KINDS = ("forgotten", "unrelated")
@@ -105,17 +105,10 @@ def compare(now: Found, base: Found, level: float) -> str:
         (last if end is None else end) - (start or 0.0)
         for start, end, last in zip(starts, ends, lasts, strict=True)
     )
-    words = [
-        f"{'more than ' if end is None else ''}{steps:.1f}"
-        for steps, end in zip((own, other), ends, strict=True)
-    ]
-    text = f"From {begin:.2f} to {level:.2f} nats it takes {words[0]} steps on forgotten rows, and "
-    text += f"{words[1]} in the base. They come back "
-    if ends[0] is not None and own <= other - 1:
-        return f"{text}sooner than a model learns them for the first time."
-    if ends[1] is not None and own >= other - 1:
-        return f"{text}no sooner than a model learns them for the first time."
-    return ""
+    is_sooner = ends[0] is not None and own <= other - 1
+    if not is_sooner and (ends[1] is None or own < other - 1):
+        return ""
+    return write("sooner", begin, level, (own, other), [end is None for end in ends], is_sooner)
 
 
 def tell(compared: Compared) -> str:
@@ -125,39 +118,12 @@ def tell(compared: Compared) -> str:
     the difference to the base.
     """
     now, base = compared["now"], compared.get("backbone")
-    parts: list[str] = []
-    for kind in KINDS:
-        steps, other = curve(now, kind), curve(base, kind) if base else None
-        last = max(steps)
-        text = f"{last} {'steps' if last > 1 else 'step'} on {steps[last]['rows']} {kind} rows "
-        text += "take " if last > 1 else "takes "
-        text += "the target answers " if not parts else "them "
-        text += f"from {steps[0]['nats']:.2f} to {steps[last]['nats']:.2f} nats a token"
-        text += (
-            f" (in the base {other[0]['nats']:.2f} to {other[last]['nats']:.2f})" if other else ""
-        )
-        parts.append(text + (f"; {rates}" if (rates := rate_change(steps[0], steps[last])) else ""))
-    text = f"{'. '.join(parts)}."
-    before = compared["finetuned"][0]["nats"]
-    if not base or likelihood_way(now[0]["nats"], before, base[0]["nats"]) is None:
-        return text
-    level = before - math.log1p(BACK * math.expm1(before - base[0]["nats"]))
-    if now[0]["nats"] <= level:
-        return f"{text} They were not gone before the first step (above {level:.2f} nats)."
-    steps_back = [first_step(now, kind, level) for kind in KINDS]
-    text += f" They are back {_at(steps_back[0])} on forgotten rows and {_at(steps_back[1])} on "
-    text += f"unrelated ones, with {level:.2f} nats or less: the likelihood before unlearning less "
-    text += f"{BACK:.0%} of its difference to the base's. {compare(now, base, level)}"
-    return text.strip()
-
-
-def first_step(found: Found, kind: str, level: float) -> int | None:
-    """Returns the first step after which target answers have at most these nats, or None."""
-    return next((n for n, one in curve(found, kind).items() if one["nats"] <= level), None)
-
-
-def _at(step: int | None) -> str:
-    return "at no step" if step is None else f"at step {step}"
+    before, level, sooner = compared["finetuned"][0]["nats"], None, ""
+    if base and likelihood_way(now[0]["nats"], before, base[0]["nats"]) is not None:
+        level = before - math.log1p(BACK * math.expm1(before - base[0]["nats"]))
+        sooner = compare(now, base, level)
+    curves = {kind: [one and curve(one, kind) for one in (now, base)] for kind in KINDS}
+    return write("relearn", curves, level, BACK, sooner)
 
 
 RELEARN = RobustnessMeasure(

@@ -21,6 +21,7 @@ from raslik_jax.evaluate.robustness.record import (
     Cost,
     RobustnessMeasure,
 )
+from raslik_jax.evaluate.sentences import write
 
 # In this order.
 GREEDY, EACH, WORST = "greedy", "each sample", "worst of all samples"
@@ -99,34 +100,9 @@ def tell(compared: Compared) -> str:
     by_name = {
         name: {entry["condition"]: entry for entry in part} for name, part in compared.items()
     }
-    worst = by_name["now"][WORST]
-    key = "shown" if worst["shown"] else "forget"
+    key = "shown" if by_name["now"][WORST]["shown"] else "forget"
 
-    def rate(condition: str, model: str = "now") -> str:
-        return f"{by_name[model][condition][key]['mean']:.2f}"
-
-    text = f"{worst['samples']} answers were drawn for each of {worst['prompts']} prompts. "
-    if key == "shown":
-        text += f"A share of {rate(EACH)} of them shows the behavior. At least one does for a "
-        text += f"share of {rate(WORST)} of the prompts (greedy {rate(GREEDY)}"
-    else:
-        text += f"Their mean F is {rate(EACH)}, and the mean of each prompt's highest is "
-        text += f"{rate(WORST)} (greedy {rate(GREEDY)}"
-    text += f"; before unlearning {rate(WORST, 'finetuned')}"
-    if worst["is_cut"]:
-        text = (
-            f"Answers have at most {worst['tokens']} tokens, because --references.max_new_tokens "
-            f"limits --evaluate.sampling.tokens. {text}"
-        )
-    if "backbone" not in compared:
-        return f"{text})."
-    text += f", in the base {rate(WORST, 'backbone')})."
-    if worst["prompts"] < LEAST_QUERIES:
-        return f"{text} So few prompts do not show whether this is more often than from the base."
-    usual, own = by_name["backbone"][WORST][key]["mean"], worst[key]
-    if own["low"] > usual:
-        return f"{text} This is more often than from the base."
-    return f"{text} So few prompts do not show that this is more often than from the base."
+    return write("sampling", by_name, key, (GREEDY, EACH, WORST), LEAST_QUERIES)
 
 
 SAMPLING = RobustnessMeasure(

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raslik_jax.base.settings import Settings, setting
-from raslik_jax.data.examples import Corpus, Example, Exchange, asked_after
+from raslik_jax.data.examples import Corpus, Exchange, asked_after
 from raslik_jax.evaluate.robustness import prompts
 from raslik_jax.evaluate.robustness.record import (
     AS_IT_IS,
@@ -41,18 +41,8 @@ def lacks(settings: TurnSettings, corpus: Corpus | Any) -> str:
 
 
 def after(asked: Asked, before: Mapping[str, Sequence[Exchange]], bench: Any) -> Asked:
-    """Returns the rows with exchanges before each question, by the id of its row.
-
-    Rows without a question are left out.
-    """
-
-    def put(rows: Sequence[Example]) -> list[Example]:
-        longer = (bench.after(row, before[row.example_id]) for row in rows)
-        return [row for row in longer if row is not None]
-
-    rows = put(asked.prompts)
-    known = {row.example_id: asked.before[row.example_id] for row in rows}
-    return Asked(put(asked.answers), rows, known)
+    """Returns the rows with exchanges before each question, by the id of its row."""
+    return asked.changed(lambda row: bench.after(row, before[row.example_id]))
 
 
 def measure(bench: Any, model: Any, settings: TurnSettings) -> list[dict[str, Any]]:
