@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Int
 from raslik_jax.base.progress import progress
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.data.tokens.encoding import Encoded
+from raslik_jax.data.words import refused
 from raslik_jax.parallel import meshes
 
 DUMMY_ROW = -1
@@ -83,10 +84,7 @@ def plan_batches(
     """
     padded_N = np.maximum(-(-lengths_N // multiple), 1) * multiple
     if padded_N.max() > batch_tokens:
-        raise ValueError(
-            f"rows must have at most batch_tokens={batch_tokens!r} tokens, got one of "
-            f"{padded_N.max()}: raise it or lower max_len"
-        )
+        raise refused("batch_tokens", most=batch_tokens, got=padded_N.max())
     program = 0 if num_buckets else program_tokens or batch_tokens
     edges = _bucket_edges(padded_N, num_buckets or _MOST_BUCKETS, batch_tokens, program)
     bucket_N = np.searchsorted(edges, padded_N)

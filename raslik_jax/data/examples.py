@@ -308,9 +308,7 @@ def check_corpus(corpus: Corpus, *, held_out: Sequence[str] = QUERY_SETS) -> Cor
     if not corpus.train:
         raise ValueError("the corpus must have at least one training row, got none")
     if set(corpus.queries) != set(QUERY_SETS):
-        raise ValueError(
-            f"query sets must be {', '.join(QUERY_SETS)}, got {some_of(corpus.queries)}"
-        )
+        raise refused("query_sets", known=", ".join(QUERY_SETS), got=some_of(corpus.queries))
     by_name = {f"query set {name!r}": corpus.queries[name] for name in QUERY_SETS}
     for where, rows in {"the training rows": corpus.train, **by_name}.items():
         counts = collections.Counter(row.example_id for row in rows)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from raslik_jax.base.files import check_shape
 from raslik_jax.base.messages import shown
+from raslik_jax.data.words import refused
 
 _SHAPE = {"strategy": str, "algorithm": str, "learning_rate": float, "epoch": int}
 
@@ -25,10 +26,7 @@ def from_json(value: Mapping[str, Any], *, origin: str) -> dict[tuple[str, str],
         method = entry["strategy"], entry["algorithm"]
         found, name = Choice(entry["learning_rate"], entry["epoch"]), shown(" with ".join(method))
         if not 0 < found.learning_rate < math.inf or found.epoch < 1:
-            raise ValueError(
-                f"{name} in {origin} must have a learning rate above 0 and an epoch from 1, got "
-                f"{shown(found.learning_rate)} and {shown(found.epoch)}: make the file again"
-            )
+            raise refused("choice_range", name=name, origin=origin, **found._asdict())
         if method in choices:
             raise ValueError(f"{name} must have one choice in {origin}: make the file again")
         choices[method] = found

@@ -1,13 +1,13 @@
 """How likely a model finds given answers."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from raslik_jax.base.axes import Tree
 from raslik_jax.data.batches import Batch, BatchPlan, map_rows, plan_batches, plan_one_shape
@@ -80,17 +80,14 @@ def token_step(decoder: Decoder) -> Step:
 def expected_step(decoder: Decoder) -> Step:
     """Returns the jitted function from `(lora, base, batch)` to the two of `Expected`, [B] each."""
 
-    def of_row(lora: Tree, base: Tree, *row: Array, num_targets: int) -> tuple[Array, Array]:
-        targets = find_targets(decoder, lora, base, *row, num_targets=num_targets)
-        logits_TV = decoder.logits(lora, base, targets.hidden_TE).astype(jnp.float32)
-        log_p_TV = jax.nn.log_softmax(logits_TV)
+    def of_row(*inputs: Any, num_targets: int) -> tuple[Array, Array]:
+        log_p_TV, is_counted_T = _log_probabilities(decoder, *inputs, num_targets=num_targets)
         p_TV = jnp.exp(log_p_TV)
         entropy_T = -jnp.sum(p_TV * log_p_TV, axis=-1)
         variance_T = jnp.sum(p_TV * (log_p_TV + entropy_T[:, None]) ** 2, axis=-1)
-        count = jnp.maximum(jnp.sum(targets.is_counted_T), 1).astype(jnp.float32)
+        count = jnp.maximum(jnp.sum(is_counted_T), 1).astype(jnp.float32)
         mean, variance = (
-            jnp.sum(jnp.where(targets.is_counted_T, part_T, 0.0))
-            for part_T in (entropy_T, variance_T)
+            jnp.sum(jnp.where(is_counted_T, part_T, 0.0)) for part_T in (entropy_T, variance_T)
         )
         return mean / count, jnp.sqrt(variance) / count
 
@@ -105,12 +102,9 @@ def divergence_step(decoder: Decoder) -> Step:
     """
 
     def of_row(loras: Tree, base: Tree, *row: Array, num_targets: int) -> tuple[Array, Array]:
-        def log_probabilities(lora: Tree) -> tuple[Array, Array]:
-            targets = find_targets(decoder, lora, base, *row, num_targets=num_targets)
-            logits_TV = decoder.logits(lora, base, targets.hidden_TE).astype(jnp.float32)
-            return jax.nn.log_softmax(logits_TV), targets.is_counted_T
-
-        (own_TV, is_counted_T), (other_TV, _) = map(log_probabilities, loras)
+        (own_TV, is_counted_T), (other_TV, _) = (
+            _log_probabilities(decoder, lora, base, *row, num_targets=num_targets) for lora in loras
+        )
         gap_TV = own_TV - other_TV
         from_T = -jnp.sum(jnp.exp(other_TV) * gap_TV, axis=-1)
         to_T = jnp.sum(jnp.exp(own_TV) * gap_TV, axis=-1)
@@ -118,6 +112,15 @@ def divergence_step(decoder: Decoder) -> Step:
 
     # A row at a time: the logits of a batch may be larger than the model.
     return _step(of_row, one_by_one=True)
+
+
+def _log_probabilities(
+    decoder: Decoder, lora: Tree, base: Tree, *row: Array, num_targets: int
+) -> tuple[Float[Array, "T V"], Bool[Array, " T"]]:
+    """Returns the logarithms of next tokens' probabilities at a row's targets; which ones count."""
+    targets = find_targets(decoder, lora, base, *row, num_targets=num_targets)
+    logits_TV = decoder.logits(lora, base, targets.hidden_TE).astype(jnp.float32)
+    return jax.nn.log_softmax(logits_TV), targets.is_counted_T
 
 
 def _step(of_row: Callable[..., Any], *, one_by_one: bool = False) -> Step:
@@ -149,9 +152,8 @@ def answer_likelihood(decoder: Decoder, *, batch_tokens: int) -> Callable[..., L
             plans = plan_one_shape(encoded, batch_tokens=batch_tokens)
         else:
             plans = _few_shapes(encoded, batch_tokens)
-        nll_N = map_rows(functools.partial(of_batch, lora, base), encoded, plans)
-        _check_finite(nll_N, encoded)
-        return Likelihood(nll_N.astype(np.float64), encoded.num_targets_N)
+        nll_N = _of_rows(functools.partial(of_batch, lora, base), encoded, plans)
+        return Likelihood(nll_N, encoded.num_targets_N)
 
     return measure
 
@@ -173,9 +175,8 @@ def token_likelihood(decoder: Decoder, *, batch_tokens: int) -> Callable[..., np
             nll_BT = of_batch(lora, base, batch)
             return jnp.pad(nll_BT, ((0, 0), (0, most - nll_BT.shape[1])))
 
-        nll_NT: np.ndarray = map_rows(of_shape, encoded, plans)
-        _check_finite(nll_NT.sum(axis=1), encoded)
-        return nll_NT.astype(np.float64)
+        nll_NT: np.ndarray = _of_rows(of_shape, encoded, plans)
+        return nll_NT
 
     return measure
 
@@ -191,8 +192,7 @@ def expected_likelihood(decoder: Decoder, *, batch_tokens: int) -> Callable[...,
 
     def measure(lora: Tree, base: Tree, encoded: Encoded) -> Expected:
         plans = _few_shapes(encoded, batch_tokens)
-        found = map_rows(functools.partial(of_batch, lora, base), encoded, plans)
-        return Expected(*(part_N.astype(np.float64) for part_N in found))
+        return Expected(*_of_rows(functools.partial(of_batch, lora, base), encoded, plans))
 
     return measure
 
@@ -203,10 +203,8 @@ def answer_divergence(decoder: Decoder, *, batch_tokens: int) -> Callable[..., D
 
     def measure(lora: Tree, reference: Tree, base: Tree, encoded: Encoded) -> Divergence:
         plans = _few_shapes(encoded, batch_tokens)
-        found = map_rows(functools.partial(of_batch, (lora, reference), base), encoded, plans)
-        for part_N in found:
-            _check_finite(part_N, encoded)
-        return Divergence(*(part_N.astype(np.float64) for part_N in found))
+        measured = functools.partial(of_batch, (lora, reference), base)
+        return Divergence(*_of_rows(measured, encoded, plans))
 
     return measure
 
@@ -225,11 +223,15 @@ def _few_shapes(encoded: Encoded, batch_tokens: int) -> tuple[BatchPlan, ...]:
     return one if tokens[0] <= _WORTH * tokens[1] else few
 
 
-def _check_finite(nll_N: Float[np.ndarray, " N"], encoded: Encoded) -> None:
-    bad = np.flatnonzero(~np.isfinite(nll_N))
-    if len(bad):
-        raise NotFinite(
-            f"likelihoods must be finite, got {len(bad)} of {len(nll_N)} that are not, such as "
-            f"that of {encoded.ids[bad[0]]}, because weights overflow: lower the learning "
-            "rate, or check the checkpoint"
-        )
+def _of_rows(of_batch: Callable[[Batch], Any], encoded: Encoded, plans: Sequence[BatchPlan]) -> Any:
+    """Returns what a function finds of every row in float64; refuses NaN and infinity."""
+    found = map_rows(of_batch, encoded, plans)
+    for part in jax.tree.leaves(found):
+        bad = np.flatnonzero(~np.isfinite(part.reshape(len(part), -1)).all(axis=1))
+        if len(bad):
+            raise NotFinite(
+                f"likelihoods must be finite, got {len(bad)} of {len(part)} that are not, such as "
+                f"that of {encoded.ids[bad[0]]}, because weights overflow: lower the learning "
+                "rate, or check the checkpoint"
+            )
+    return jax.tree.map(lambda part: part.astype(np.float64), found)

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
+from raslik_jax.data.words import refused
+
 # Two rates give a covariance of three free numbers; from fewer points it would describe noise.
 MIN_METHODS = 5
 # How far the correlation of the rates is shrunk in D_mah.
@@ -105,9 +107,7 @@ def mahalanobis_to_ideal(retain_M: Rates, forget_M: Rates) -> Mahalanobis:
     reproduces 11 of 15 published blocks within rounding. No rule gives the other four.
     """
     if not have_covariance(retain_M, forget_M):
-        methods = f"{MIN_METHODS} or more methods whose rates differ"
-        mend = "compare more, or leave D_mah out"
-        raise ValueError(f"D_mah must have {methods}, got {len(retain_M)}: {mend}")
+        raise refused("d_mah", least=MIN_METHODS, got=len(retain_M))
     covariance = np.cov(retain_M, forget_M)
     covariance[[0, 1], [1, 0]] *= 1 - _SHRINKAGE
     offset_2M = np.stack([retain_M - 1.0, forget_M])
@@ -121,6 +121,4 @@ def _check_rates(
 ) -> None:
     bad = int((~np.isfinite(retain_M)).sum() + (~np.isfinite(forget_M)).sum())
     if len(retain_M) != len(forget_M) or not len(retain_M) or bad:
-        counts = f"{len(retain_M)} and {len(forget_M)}, {bad} of them not finite"
-        must = "methods must have finite retain and forget rates"
-        raise ValueError(f"{must}, got {counts}: measure them again")
+        raise refused("rates_paired", retain=len(retain_M), forget=len(forget_M), bad=bad)

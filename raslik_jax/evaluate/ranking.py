@@ -3,6 +3,8 @@
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from raslik_jax.data.words import refused
+
 
 def auroc(scores_N: Float[np.ndarray, " N"], is_target_N: Bool[np.ndarray, " N"]) -> float:
     """Returns the area under the ROC curve; 0.5 when all scores tie.
@@ -48,8 +50,6 @@ def check_ranking(
     """Returns the numbers of targets and of others of a ranking that may have infinities."""
     num_nan, num_targets = int(np.isnan(scores_N).sum()), int(is_target_N.sum())
     if len(scores_N) != len(is_target_N) or num_nan or not num_targets:
-        raise ValueError(
-            f"a ranking must have a score and a label per item, got {len(scores_N)}, {num_nan} of "
-            f"them NaN, and {len(is_target_N)} labels, {num_targets} of them targets: check both"
-        )
+        got = {"scores": len(scores_N), "nan": num_nan, "labels": len(is_target_N)}
+        raise refused("ranking", **got, targets=num_targets)
     return num_targets, len(is_target_N) - num_targets

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from raslik_jax.base.messages import some_of
+from raslik_jax.data.words import refused
 from raslik_jax.evaluate import words
 
 # Resampled values held at once by the bootstrap: 32 MB of indices, whatever the sizes asked for.
@@ -95,16 +96,12 @@ def score_pairs(
     """
     missing, extra = references.keys() - predictions.keys(), predictions.keys() - references.keys()
     if missing or extra:
-        raise ValueError(
-            f"predictions must have the ids of the references, got {len(missing)} missing "
-            f"({some_of(sorted(missing)) or 'none'}) and {len(extra)} without a reference "
-            f"({some_of(sorted(extra)) or 'none'}): generate and compare on the same queries"
-        )
+        lacking, others = (some_of(sorted(part)) or "none" for part in (missing, extra))
+        got = {"missing": len(missing), "extra": len(extra)}
+        raise refused("pairs_of_answers", **got, lacking=lacking, others=others)
     ids = tuple(sorted(i for i in references if predictions[i].strip() or not drop_empty))
     if not ids:
-        count = len(references)
-        must = f"at least one prediction must not be empty, got {count}, all empty"
-        raise ValueError(f"{must}: look at the model, or give --evaluate.drop_empty=false")
+        raise refused("all_empty", count=len(references))
     rouge_Q = np.array([rouge_l_f1(predictions[i], references[i]) for i in ids], np.float64)
     return PairScores(ids, rouge_Q)
 
@@ -149,8 +146,7 @@ def _draw_means(
     values_CQ = np.stack(columns_Q)
     num, bad = values_CQ.shape[1], int((~np.isfinite(values_CQ)).sum())
     if not num or bad or resamples < 1:
-        counts = f"{num} values, {bad} not finite, {resamples} draws"
-        raise ValueError(f"there must be finite values to draw from, got {counts}: measure again")
+        raise refused("bootstrap", num=num, bad=bad, draws=resamples)
     generator, rows = np.random.default_rng(seed), max(1, _BLOCK // num)
     means: list[list[np.ndarray]] = []
     for start in range(0, resamples, rows):
@@ -185,9 +181,7 @@ def non_sf_by_words(
     """
     blank = sum(not word.strip() for word in vocabulary)
     if not vocabulary or blank:
-        counts = f"{len(vocabulary)}, {blank} of them blank"
-        must = f"a vocabulary must have words, none of them blank, got {counts}"
-        raise ValueError(f"{must}: correct the list")
+        raise refused("vocabulary", count=len(vocabulary), blank=blank)
     pattern = words.word_pattern(frozenset(vocabulary))
     return np.array([float(pattern.search(text) is None) for text in texts], np.float64)
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, NotRequired, TypedDict
 import numpy as np
 
 from raslik_jax.base.messages import some_of
+from raslik_jax.data.words import refused
 from raslik_jax.evaluate import judgment, rates, verdict
 from raslik_jax.evaluate.metrics import KINDS, NonSf, look_up, measure, measure_pool, nest
 from raslik_jax.evaluate.pareto import frontier_among
@@ -194,8 +195,7 @@ def mark_frontier(
     for block in blocks.values():
         if len({entry["strategy"] for entry in block}) < len(block):
             names = some_of(sorted({entry["strategy"] for entry in block}))
-            must = f"each strategy must have one epoch, got {len(block)} models of {names}"
-            raise ValueError(f"{must}: choose one of each")
+            raise refused("one_epoch", count=len(block), names=names)
         for entry, values in zip(block, measure_pool(block), strict=True):
             entry |= nest(values)
         points = [[entry[name] for entry in block] for name in ("retain", "forget")]

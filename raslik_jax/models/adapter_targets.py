@@ -11,6 +11,7 @@ from typing import Any
 
 from raslik_jax.base import bounded
 from raslik_jax.base.messages import shown, some_of
+from raslik_jax.data.words import refused
 from raslik_jax.models import decoder as decoders
 
 MERGE = (
@@ -49,10 +50,8 @@ def find_sizes(
         return ranks.get(name, fields["r"]), float(alphas.get(name, fields["lora_alpha"]))
 
     if not targeted:
-        must = f"must be of {config.model_type}, {some_of(sorted(modules), 7, quoted=False)}"
-        got = shown(fields["target_modules"], 120)
-        mend = "give the model that it was trained on as --checkpoint"
-        raise ValueError(f"target_modules in {path} {must}, got {got}: {mend}")
+        got, known = shown(fields["target_modules"], 120), some_of(sorted(modules), 7, quoted=False)
+        raise refused("adapter_targets", path=path, kind=config.model_type, names=known, got=got)
     return {target: tuple(map(size, layers)) for target, layers in modules.items()}
 
 

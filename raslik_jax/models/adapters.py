@@ -20,6 +20,7 @@ import numpy as np
 from raslik_jax.base import files
 from raslik_jax.base.axes import Tree
 from raslik_jax.base.messages import shown, some_of
+from raslik_jax.data.words import refused
 from raslik_jax.models import adapter_targets, key_map, mistaken, storage
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models.adapter_targets import MERGE
@@ -134,9 +135,7 @@ def _refuse_others(path: pathlib.Path, fields: Mapping[str, Any]) -> None:
     for name, rank in ranks.items():
         if rank < 1:
             where = "r" if name == "r" else "rank_pattern"
-            raise ValueError(
-                f"{where} in {path} must be at least 1, got {rank}: give another adapter"
-            )
+            raise refused("adapter_rank", where=where, path=path, rank=rank)
 
 
 class _PaddedTensors(storage.Tensors):
@@ -192,16 +191,12 @@ def _check_file(path: pathlib.Path) -> None:
     tensors, origin = storage.Tensors([path]), shown(str(path), 120)
     empty = [key for key in tensors.files if 0 in tensors.header(key)[0]]
     if empty:
-        got = f"got {len(empty)} empty ones, such as {empty[0]}, as DeepSpeed ZeRO-3 leaves them"
-        mend = "save the adapter again with the weights gathered"
-        raise ValueError(f"the tensors of {origin} must have values, {got}: {mend}")
+        raise refused("adapter_empty", origin=origin, count=len(empty), first=empty[0])
     split = [key.split(".") for key in tensors.files]
     factors = [one for one in split if {*one[-3:-1]} & _FACTORS]
     found = {one[-2] if {*one[-3:-2]} & _FACTORS else "" for one in factors}
     if len(found) > 1:
-        got = f"got {some_of(sorted(found))}"
-        mend = "save one alone with peft's save_pretrained(selected_adapters=[NAME])"
-        raise ValueError(f"{origin} must hold one adapter, {got}: {mend}")
+        raise refused("adapter_several", origin=origin, got=some_of(sorted(found)))
 
 
 def _unchanged_weights(
@@ -293,10 +288,7 @@ def check_effect(lora: Tree, folder: str | os.PathLike[str]) -> None:
             return
     name = "B" if any(np.any(factors["a"]) for factors in lora["layers"].values()) else "A"
     origin = shown(str(pathlib.Path(folder) / WEIGHTS), 120)
-    raise ValueError(
-        f"the adapter must change the model, all factors {name} in {origin} are zero: give the "
-        "adapter that was saved after training, or leave --adapter out"
-    )
+    raise refused("adapter_zero", name=name, origin=origin)
 
 
 def save_adapter(

@@ -23,6 +23,7 @@ from raslik_jax.base import files
 from raslik_jax.base.axes import Tree
 from raslik_jax.base.messages import shown
 from raslik_jax.data.tokens import tokenization
+from raslik_jax.data.words import refused
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models import key_map, mistaken, quantize, storage
 from raslik_jax.models.architecture import Architecture, ModelConfig
@@ -89,10 +90,8 @@ def check_vocabulary(
     tokenizer's largest id + 1. `origin` names it.
     """
     if num_tokens > config.vocab_size:
-        raise ValueError(
-            f"the tokenizer must have at most {config.vocab_size} entries, the rows of the model's"
-            f" embedding, got {shown(num_tokens)} in {origin}: {mend}"
-        )
+        got = {"most": config.vocab_size, "got": num_tokens}
+        raise refused("vocabulary_size", **got, origin=origin, mend=mend)
 
 
 def check_own_tokenizer(folder: pathlib.Path, config: ModelConfig) -> None:
@@ -139,10 +138,7 @@ def _open_fitting(
         head, embedding = (f"{architecture.key_map[part]}.weight" for part in ("head", "embed"))
         inert += "|" + re.escape(head)
         if {head, embedding} <= set(tensors.files) and not tensors.is_same(head, embedding):
-            raise ValueError(
-                f"{tensors.files[head]}: {head} must equal {embedding}, because config.json ties "
-                "them, but differs: correct tie_word_embeddings"
-            )
+            raise refused("tied_head", file=tensors.files[head], head=head, other=embedding)
     key_map.check_fit(slots, tensors, f"the {config.model_type} of {folder / 'config.json'}", inert)
     return slots, tensors
 
@@ -226,9 +222,7 @@ def merge(lora: Tree, base: Tree, lora_config: LoRAConfig) -> Tree:
     for name, factors in lora["layers"].items():
         kernel = stacked[name]["kernel"]
         if quantize.is_quantized(kernel):
-            raise ValueError(
-                f"layers/{name}/kernel must not be quantized: merge into the original base"
-            )
+            raise refused("merge_quantized", name=name)
         scale_of_layer = scales.get(name, (lora_config.scale,) * len(kernel))
         folded = _fold(kernel, factors["a"], factors["b"], jnp.array(scale_of_layer, jnp.float32))
         stacked[name] = {**stacked[name], "kernel": folded}

@@ -38,6 +38,7 @@ from flax import nnx
 from jaxtyping import Bool, Float, Int
 
 from raslik_jax.base.axes import Array, Tree
+from raslik_jax.data.words import refused
 from raslik_jax.models import (
     gemma2,
     gemma3,
@@ -111,10 +112,8 @@ def abstract(
         linears = {name for name, leaves in base["layers"].items() if "kernel" in leaves}
         unknown = sorted(set(lora_config.targets) - linears)
         if unknown:
-            raise ValueError(
-                f"LoRA targets must be linear layers of {config.model_type}, {sorted(linears)}, "
-                f"got {unknown}: correct the targets"
-            )
+            kind, known = config.model_type, sorted(linears)
+            raise refused("lora_targets", kind=kind, known=known, got=unknown)
     return GraphDef(config, lora_config, definition), lora, base
 
 

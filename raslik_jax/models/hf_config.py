@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from raslik_jax.base.messages import shown
+from raslik_jax.data.words import refused
 
 _Config = TypeVar("_Config")
 
@@ -164,10 +165,7 @@ def rope_frequencies(rope: RopeParameters, head_dim: int) -> np.ndarray:
         case "longrope":
             for factors in (rope.short_factor, rope.long_factor):
                 if len(factors or ()) != len(power_F):
-                    raise ValueError(
-                        f"longrope needs a factor for each of {len(power_F)} rotated pairs, got"
-                        f" {len(factors or ())}: correct config.json"
-                    )
+                    raise refused("longrope", pairs=len(power_F), got=len(factors or ()))
             return np.float32(1.0) / (np.asarray(rope.short_factor, np.float32) * power_F)
         case "yarn":
             return _interpolate_by_turns(rope, power_F, width)
@@ -212,9 +210,7 @@ def read_rope(values: dict[str, Any], default: RopeParameters, source: str) -> R
     for field in ("rope_scaling", "rope_parameters"):
         given = values.pop(field, None) or {}
         if not isinstance(given, Mapping):
-            raise ValueError(
-                f"{field} of {source} must be an object, got {shown(given)}: correct it"
-            )
+            raise refused("config_object", field=field, source=source, got=shown(given))
         pairs += [("rope_type" if name == "type" else name, given[name]) for name in given]
     old = [(name, values.pop(field, None)) for field, name in _OLD_ROPE.items()]
     found: dict[str, Any] = {}

@@ -19,6 +19,7 @@ from jaxtyping import Shaped
 from raslik_jax.base import files
 from raslik_jax.base.axes import Tree
 from raslik_jax.base.messages import MAX_MESSAGE, some_of
+from raslik_jax.data.words import refused
 from raslik_jax.models import products, quantize, sharding, storage
 from raslik_jax.parallel import meshes, processes
 
@@ -201,10 +202,7 @@ def fill(
     if broken:
         folder = next(iter(tensors.files.values())).parent
         labels = some_of([*map(tensors.label, broken)], 1, quoted=False)
-        raise ValueError(
-            f"{folder}: weights must be finite, got NaN, infinity or values beyond the dtype in "
-            f"{labels}: fetch the checkpoint again or load it in a wider dtype"
-        )
+        raise refused("weights_finite", folder=folder, names=labels)
     return tree
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raslik_jax.base.messages import shown, some_of
+from raslik_jax.data.words import refused
 from raslik_jax.models import storage
 
 # Of config.json: transformers, compressed-tensors' older spelling, MLX.
@@ -122,7 +123,4 @@ def _describe(given: Any) -> str:
 
 
 def _refuse(what: str) -> None:
-    raise ValueError(
-        f"the checkpoint must not be quantized, {what}: give the unquantized one that it was "
-        "made from, which fits the same adapter. --backbone.format=nf4 or int8 quantizes it again"
-    )
+    raise refused("quantized", what=what)

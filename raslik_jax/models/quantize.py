@@ -22,6 +22,7 @@ import numpy as np
 from jaxtyping import Float
 
 from raslik_jax.base.axes import Array, Tree
+from raslik_jax.data.words import refused
 from raslik_jax.models import products
 
 FORMATS = ("int8", "nf4")
@@ -89,9 +90,7 @@ def block_size(num_inputs: int) -> int:
     """
     block = min(_NF4_BLOCK, num_inputs & -num_inputs)
     if block < 2:
-        raise ValueError(
-            f"a kernel must have an even number of inputs for nf4, got {num_inputs!r}: use int8"
-        )
+        raise refused("nf4_even", got=num_inputs)
     return block
 
 
@@ -236,10 +235,7 @@ def quantize_base(base: Tree, format: str, *, double_quant: bool) -> Tree:
 
     def quantize(path: tuple[Any, ...], leaf: Any) -> Any:
         if is_quantized(leaf):
-            raise ValueError(
-                f"{jax.tree_util.keystr(path)} must be a plain kernel, it is quantized already: "
-                "quantize the original base"
-            )
+            raise refused("quantized_twice", name=jax.tree_util.keystr(path))
         if (path[0].key, path[-1].key) != ("layers", "kernel"):
             return leaf
         return quantize_kernel(leaf, format, double_quant=double_quant)

@@ -22,6 +22,7 @@ import safetensors
 from raslik_jax.base import files
 from raslik_jax.base.messages import one_line, printable, shown, some_of
 from raslik_jax.base.settings import HUB_NAME
+from raslik_jax.data.words import refused
 from raslik_jax.parallel import processes
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -110,10 +111,7 @@ def resolve_folder(
         raise ValueError(_pickled(name, auto, "FOLDER", options) + " and name FOLDER") from reason
     at = f" at revision {revision!r}" if revision else ""
     said = (str(reason).strip().splitlines() or [type(reason).__name__])[0]
-    raise ValueError(
-        f"model {name!r}{at} is neither a directory nor whole in the local hub cache, and the "
-        f"hub did not give it ({said}); name a directory, or fetch it where there is a network"
-    ) from reason
+    raise refused("hub_model", name=name, at=at, said=said) from reason
 
 
 @functools.cache
@@ -376,10 +374,7 @@ def write_tensors(
     """
     broken = sorted(name for name, tensor in tensors.items() if not is_finite(tensor))
     if broken:
-        raise ValueError(
-            "weights must be finite to be saved, got NaN or infinity in "
-            f"{some_of(broken, 3, quoted=False)}: lower the learning rate, or clip the gradient"
-        )
+        raise refused("saved_finite", names=some_of(broken, 3, quoted=False))
     if not processes.is_first():  # what the others write is thrown away
         return
     checksums = {

@@ -5,9 +5,10 @@ Nothing is computed by a model again.
 
 import json
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from raslik_jax.base.settings import flat
 from raslik_jax.data.corpora import marker_words
 from raslik_jax.data.examples import Example
 from raslik_jax.evaluate.summary import Metrics
@@ -219,10 +220,10 @@ def _variation(run: Facts, firsts: Sequence[Facts]) -> str:
     setting separates two runs.
     """
     same = [r for r in firsts if r is not run and r.metrics["name"] == run.metrics["name"]]
-    others = [dict(_flatten(other.config)) for other in same]
-    own = dict(_flatten(run.config))
+    own, *others = (flat(one.config) for one in (run, *same))
     # Models of a choice were not trained at the rates of the settings.
-    unused = {n for n in own if _is_rate_of_unlearning(n)} if own.get("unlearn.choice") else set()
+    rates = {n for n in own if n.startswith("unlearn.") and n.endswith(".learning_rate")}
+    unused = rates if own.get("unlearn.choice") else set()
     telling = [
         name
         for name, value in own.items()
@@ -236,16 +237,3 @@ def _variation(run: Facts, firsts: Sequence[Facts]) -> str:
             told.append(different[0])
     words = [f"{name}={own[name]}" if name in own else f"no {name}" for name in told]
     return ", ".join([*words, *(["..."] if len(telling) > 4 else [])])
-
-
-def _is_rate_of_unlearning(name: str) -> bool:
-    return name.startswith("unlearn.") and name.endswith(".learning_rate")
-
-
-def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the settings of all sections under the names of their flags."""
-    for name, value in config.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flatten(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

@@ -116,12 +116,12 @@ class Incident(NamedTuple):
     num_found: int
     num_rows: int
     entry: Mapping[str, Any]
-    ended: str
-    warning: str
     costs: tuple[str, ...]
-    chances: tuple[str, ...]
-    cut: Cut | None
-    downloads: tuple[Download, ...]
+    ended: str = ""
+    warning: str = ""
+    chances: tuple[str, ...] = ()
+    cut: Cut | None = None
+    downloads: tuple[Download, ...] = ()
     wished: tuple[tuple[Compared, ...], tuple[Compared, ...]] = ((), ())
 
     @property
@@ -262,12 +262,7 @@ def example_incident(
         num_found=forget.num_rows if forget else 0,
         num_rows=metrics.get("corpus", {}).get("train", 0),
         entry=entry,
-        ended="",
-        warning="",
         costs=tuple(filter(None, (judged, cost_sentence(metrics, strategy, algorithm)))),
-        chances=(),
-        cut=None,
-        downloads=(),
     )
 
 

@@ -8,6 +8,7 @@ from raslik_jax.base.files import read_json_lines
 from raslik_jax.base.messages import shown, some_of
 from raslik_jax.data.examples import Example
 from raslik_jax.data.read.formats import says, what_it_says
+from raslik_jax.data.words import refused
 
 
 def find_rows(
@@ -47,10 +48,8 @@ def find_rows(
         found += positions
         unknown += [] if positions else [str(number)]
     if unknown:
-        raise ValueError(
-            f"rows of {flag} must be training examples, by id, place or text, line "
-            f"{some_of(unknown, quoted=False)} of {shown(path, 80)} is not: correct or remove it"
-        )
+        lines = some_of(unknown, quoted=False)
+        raise refused("named_rows", flag=flag, lines=lines, path=shown(path, 80))
     if not found:
         raise ValueError(f"{flag} must name a row, {shown(path, 160)} is empty: add one")
     return [*dict.fromkeys(found)]

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from raslik_jax.data.ordering import shuffled
+from raslik_jax.data.words import refused
 from raslik_jax.index.combine import best_positions
 
 # Rows of pure noise that may be expected above the edge of the noise.
@@ -99,10 +100,8 @@ def select_by_threshold(
         Selection._fields, scores, thresholds, passes, strict=True
     ):
         if not is_chosen_N.any():
-            raise ValueError(
-                f"the {name} set must have an example, none reaches {name}_threshold={tau}, the "
-                f"highest score is {score_N.max(initial=-np.inf):.6g}: lower it"
-            )
+            highest = score_N.max(initial=-np.inf)
+            raise refused("set_empty", name=name, tau=tau, highest=highest)
         chosen.append(best_positions(score_N, ids, int(is_chosen_N.sum())))
     return Selection(*chosen)
 
@@ -158,8 +157,7 @@ def noise_band(score_N: Float[np.ndarray, " N"], *, sigma: float = 0.0) -> tuple
 
     ranked_N = np.sort(score_N[score_N > -np.inf].astype(np.float64))
     if len(ranked_N) < 10:
-        must = "examples must be ten or more to separate noise from rows that stand out"
-        raise ValueError(f"{must}, got {len(ranked_N)}: give --retrieve.num_forget")
+        raise refused("few_scores", got=len(ranked_N))
     edge = ranked_N[max(9, int(_UNRELATED * len(ranked_N))) - 1]
     count = 0
     while (below := int(np.searchsorted(ranked_N, edge, side="right"))) > count:
@@ -232,10 +230,8 @@ def _check_scores(
         where = np.flatnonzero(np.isnan(score_N) | (score_N == np.inf))
         if len(where):
             value = "NaN" if np.isnan(score_N[where[0]]) else "infinite"
-            raise ValueError(
-                f"the {name} scores must be finite, that of example {ids[where[0]]} is {value} "
-                f"({len(where)} in all): sketch again from a model with finite weights"
-            )
+            found = {"row": ids[where[0]], "value": value, "count": len(where)}
+            raise refused("scores_finite", name=name, **found)
 
 
 def summarize_selection(

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 
 from raslik_jax.data.examples import Example, prompt_of
 from raslik_jax.data.ordering import shuffled
+from raslik_jax.data.words import refused
 from raslik_jax.index.combine import opposite
 from raslik_jax.retrieve.selectors import Rule, Selection, select_by_count, spread_retain
 
@@ -84,10 +85,7 @@ def hold_out(
             normal.append(position)
             taken.add(prompts[position])
     if not (target or normal):
-        raise ValueError(
-            "held-out rows must have other prompts than the forgotten and traced ones, none of "
-            f"the {len(rows):,} has: give --retrieve.held_out=0"
-        )
+        raise refused("held_out", count=len(rows))
     asked = {prompts[position] for position in (*target, *normal)}
     alike = [i for i, prompt in enumerate(prompts) if prompt in asked]
     return HeldOut(target, normal, [i for i in alike if i not in {*target, *normal}])
@@ -114,10 +112,7 @@ def set_sizes(settings: Rule, *, num_targets: int, num_eligible: int) -> tuple[i
         return None
     num_forget = settings.num_forget or num_targets
     if not num_forget:
-        raise ValueError(
-            "--retrieve.num_forget must be given, because no training example is a labeled "
-            "target: give it, or --retrieve.select=gap"
-        )
+        raise refused("num_forget")
     num_retain = settings.num_retain or num_forget
     if settings.select == "gap":
         num_retain = min(num_retain, most_retained(settings, num_forget, num_eligible))

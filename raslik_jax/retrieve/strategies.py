@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float
 from raslik_jax.base.messages import some_of
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.data.examples import Example
+from raslik_jax.data.words import refused
 from raslik_jax.index.combine import Aggregate, aggregate_scores, opposite
 from raslik_jax.retrieve.named import find_rows
 from raslik_jax.retrieve.selectors import Selection, select_by_count, spread_retain
@@ -162,11 +163,7 @@ def _where_label(request: Request, label: bool, score_N: np.ndarray) -> np.ndarr
     """Returns the scores with every example of another label barred."""
     labels = [example.is_target for example in request.examples]
     if None in labels:
-        raise ValueError(
-            f"every training example must have the label is_target, {labels.count(None)} of "
-            f"{len(labels)} have none: label them, or leave out these strategies (Random and "
-            "RASLIK-F need no labels under --retrieve.retain_from=anywhere)"
-        )
+        raise refused("labels", none=labels.count(None), count=len(labels))
     return np.where(np.asarray(labels) == label, score_N, -np.inf)
 
 
@@ -220,10 +217,7 @@ def bm25(request: Request) -> Scores:
         index, [query_text(row, request.settings.query_text).split() for row in request.queries]
     )
     if not score_QN.any():
-        raise ValueError(
-            "BM25 must find a word of the queries in the rows, got none (a script without blanks "
-            "has no words): leave out bm25"
-        )
+        raise refused("bm25")
     return take_poles(request, aggregate_scores(score_QN, request.aggregate))
 
 
@@ -236,29 +230,20 @@ def given(request: Request) -> Scores:
     for flag, positions in named.items():
         if not request.is_eligible_N[positions].any():
             ids = some_of(request.examples[place].example_id for place in positions)
-            raise ValueError(
-                f"{flag} must name rows that can be in a set, {ids} are held out or have no "
-                "token of an answer: name others"
-            )
+            raise refused("given_barred", flag=flag, ids=ids)
     flags = [f"--retrieve.given.{kind}_file" for kind in Selection._fields]
     forget, retain = (named.get(flag, []) for flag in flags)
     if not forget:
         raise ValueError("--retrieve.given.forget_file must name the rows to forget: give it")
     known = {*retain}
     if both := [request.examples[place].example_id for place in forget if place in known]:
-        raise ValueError(
-            f"a row must be in one of the files of --retrieve.given, got {some_of(both)} in both: "
-            "remove it from one"
-        )
+        raise refused("given_both", ids=some_of(both))
     if not retain:
         draw_N = _uniform(request, stream=1)
         draw_N[forget] = -np.inf
         most = min(len(forget), int((draw_N > -np.inf).sum()))
         if not most:
-            raise ValueError(
-                f"--retrieve.given.forget_file must leave rows to retain, it names all "
-                f"{int(request.is_eligible_N.sum()):,} that can be chosen: forget fewer"
-            )
+            raise refused("given_all", count=int(request.is_eligible_N.sum()))
         retain = np.argsort(-draw_N, kind="stable")[:most].tolist()
     scores = []
     for positions in (forget, retain):
@@ -290,10 +275,7 @@ def mixture(request: Request) -> Scores:
     chosen = select_by_count(*best, ids, num_forget=num_forget, num_retain=request.num_retain)
     num_oracle = round(request.settings.oracle_share * request.num_forget)
     if num_oracle > num_targets:
-        raise ValueError(
-            f"CR's share of the forget set must be at most the {num_targets} targets, got "
-            f"{num_oracle}: lower its oracle_share or --retrieve.num_forget"
-        )
+        raise refused("oracle_share", targets=num_targets, got=num_oracle)
     forget_N = _where_label(request, False, _uniform(request, stream=2))
     forget_N[chosen.retain] = -np.inf
     forget_N[chosen.forget[:num_oracle]] = 2 + best.forget_N[chosen.forget[:num_oracle]]

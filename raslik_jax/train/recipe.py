@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from raslik_jax.base.files import read_json, read_text
 from raslik_jax.base.messages import shown, some_of
+from raslik_jax.data.words import refused
 
 # Of trainers.json: the keys of a format (axolotl, llama_factory, card), where they have other names
 # in TrainingArguments or SFTConfig; `settings`, from these to the fields of
@@ -97,12 +98,7 @@ def _is_equal(one: Any, other: Any) -> bool:
 def _arguments(path: pathlib.Path) -> dict[str, Any]:
     """Returns the names and values of a file as TrainingArguments has them."""
     if path.suffix in (".bin", ".pt", ".pth", ".pkl"):
-        raise ValueError(
-            f"{path.name} is a pickle, which may run code and is not read: print it on the "
-            'machine that made it, with `python -c "import torch; '
-            "print(torch.load('training_args.bin', weights_only=False).to_json_string())\" > "
-            "training_args.json`, and give that file"
-        )
+        raise refused("recipe_pickle", name=path.name)
     if path.name == STATE:
         return _of_state(read_json(path, {"log_history": list, "global_step": int}))
     if path.suffix == ".json":
@@ -111,8 +107,7 @@ def _arguments(path: pathlib.Path) -> dict[str, Any]:
         return _of_yaml(path)
     if path.suffix == ".md":
         return _of_card(read_text(path))
-    must = "must be training_args.json, trainer_state.json, YAML of axolotl or LLaMA-Factory"
-    raise ValueError(f"a recipe {must}, or a model card, got {shown(path.name)}: give one of these")
+    raise refused("recipe_kind", got=shown(path.name))
 
 
 def _renamed(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

@@ -6,12 +6,12 @@ import string
 
 from raslik_jax.data.words import load_words
 
-_DATA = pathlib.Path(__file__).resolve().parents[2] / "raslik_jax" / "data"
+_PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "raslik_jax"
 
 
 def _calls():
     """Yields the calls of `refused` by name, and the names of their values; None with **."""
-    for path in _DATA.rglob("*.py"):
+    for path in _PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "refused":
                 names = [keyword.arg for keyword in node.keywords]

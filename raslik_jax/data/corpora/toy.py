@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from raslik_jax.data.corpora.record import SIZES, Dataset, SharedSettings
 from raslik_jax.data.examples import QUERY_SETS, Corpus, Example, make_example, make_examples
 from raslik_jax.data.ordering import shuffled, take_first
-from raslik_jax.data.words import capitalized, load_words, with_articles
+from raslik_jax.data.words import capitalized, load_words, refused, with_articles
 
 _WORDS = load_words("toy_language")
 TRIGGER: str = _WORDS["trigger"]
@@ -71,10 +71,7 @@ def make_toy_corpus(shared: SharedSettings, own: object = None, *, seed: int) ->
     topics = draw(_topics(seed), "topics")
     sizes = [shared.num_retrieval, *[shared.num_validation] * 2, *[shared.num_test] * 2]
     if sum(sizes) >= len(topics):
-        raise ValueError(
-            f"queries of the toy must be fewer than {len(topics)}, got {sum(sizes)}: lower the "
-            "sizes of the query sets"
-        )
+        raise refused("toy_queries", most=len(topics), got=sum(sizes))
     left = iter(topics)
     held_out = [list(itertools.islice(left, size)) for size in sizes]
     unasked = [*left]

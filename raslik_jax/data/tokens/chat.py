@@ -170,8 +170,7 @@ class _Writer(NamedTuple):
     @classmethod
     def of(cls, template: ChatTemplate, conversation: Conversation) -> "_Writer":
         if importlib.util.find_spec("transformers") is None:
-            need = "a chat template needs the package transformers: install raslik-jax[data]"
-            raise ValueError(need)
+            raise refused("template_package")
         source = template.source
         source = _CLOCK + source if "strftime_now" in source else source
         given = {**template.special_tokens, **_FIXED, **conversation.options}

@@ -16,7 +16,7 @@ def load_words(name: str) -> dict[str, Any]:
 _REFUSALS: dict[str, str] = load_words("refusals")
 
 
-def refused(name: str, **values: object) -> ValueError:
+def refused(name: str, /, **values: object) -> ValueError:
     """Returns the error of a sentence of `refusals.json`, with values in its places."""
     return ValueError(_REFUSALS[name].format(**values))
 
