@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Int
 
 from raslik_jax.base.progress import progress
 from raslik_jax.data.ordering import shuffled
@@ -42,14 +42,8 @@ class Batch:
     known: Any = None
 
 
-def real_tokens(batch: Batch) -> Bool[Array, "B L"]:
-    """Returns which tokens of a batch of `encode_rows` an encoder reads; one of a dummy row."""
-    # With none, its softmax would be NaN.
-    return batch.target_mask_BL.at[:, 0].set(True)
-
-
 class BatchPlan(NamedTuple):
-    """The rows of a batch, as corpus positions or DUMMY_ROW, and its static shape: L and T."""
+    """The rows of a batch as corpus positions or DUMMY_ROW and its static shape: L and T."""
 
     rows: np.ndarray
     length: int
@@ -66,7 +60,7 @@ def plan_batches(
     program_tokens: int = 0,
     multiple: int = 8,
 ) -> tuple[BatchPlan, ...]:
-    """Returns the batches of a corpus in sketching order: by bucket, then by id.
+    """Returns the batches of a corpus in sketching order: by bucket and id.
 
     The buckets of lengths give the fewest tokens in all rectangles, dummy rows included. A bucket
     of n rows and length L needs ceil(n / (batch_tokens // L)) batches and spreads its rows evenly
@@ -236,7 +230,7 @@ def each_batch(
     *,
     left: bool = False,
 ) -> Iterator[tuple[Int[np.ndarray, " M"], Any]]:
-    """Yields corpus positions and results of the real rows of each batch, as NumPy arrays.
+    """Yields corpus positions and results of the real rows of each batch as NumPy arrays.
 
     `function` turns a batch into a tree of arrays with one entry per row.
     """

@@ -50,15 +50,11 @@ def rouge_l_f1(prediction: str, reference: str) -> float:
     It is 1 for equal texts that are not blank. It is 0 if one side alone has a word or if either is
     blank. Source: Lin, 2004; rouge-score 0.1.2.
     """
-    return float(_rouge(prediction, reference).fmeasure)
+    return float(rouge_l(prediction, reference).fmeasure)
 
 
-def rouge_l_recall(prediction: str, reference: str) -> float:
-    """Returns the ROUGE-L recall, TOFU's ROUGE: R of `rouge_l_f1`."""
-    return float(_rouge(prediction, reference).recall)
-
-
-def _rouge(prediction: str, reference: str) -> Any:
+def rouge_l(prediction: str, reference: str) -> Any:
+    """Returns `precision`, `recall` and `fmeasure` of `rouge_l_f1`."""
     tokenize, by_words, by_characters = _rouge_scorers()
     has_words = tokenize(prediction) or tokenize(reference)
     return (by_words if has_words else by_characters).score(reference, prediction)["rougeL"]

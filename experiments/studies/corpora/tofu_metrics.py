@@ -85,7 +85,7 @@ def evaluate_set(records: Sequence[Mapping[str, Any]], name: str) -> dict[str, f
     if name in _OPTION_SETS:
         wrong_nll_Q = [record["wrong_nll"] for record in records]
         probability_Q = option_probability(answer_nll_Q, wrong_nll_Q)
-    rouge_Q = [rates.rouge_l_recall(record["output"], record["answer"]) for record in records]
+    rouge_Q = [rates.rouge_l(record["output"], record["answer"]).recall for record in records]
     truth = truth_score(_truth_ratios_of(records), is_forgotten=name == _FORGET_SET)
     values = (float(probability_Q.mean()), float(np.mean(rouge_Q)), truth)
     return dict(zip(PARTS, values, strict=True))

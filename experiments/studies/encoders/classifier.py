@@ -16,9 +16,9 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from experiments.studies.encoders.encoder import Encoder
+from experiments.studies.encoders.encoder import Encoder, real_tokens
 from raslik_jax.base.axes import Tree
-from raslik_jax.data.batches import Batch, map_rows, plan_by_length, real_tokens
+from raslik_jax.data.batches import Batch, map_rows, plan_by_length
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.data.tokens.encoding import encode_rows
 from raslik_jax.parallel import meshes

@@ -12,11 +12,11 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from experiments.studies.encoders import checkpoint
-from experiments.studies.encoders.encoder import Encoder, bind_encoder
+from experiments.studies.encoders.encoder import Encoder, bind_encoder, real_tokens
 from raslik_jax.base.axes import Tree
 from raslik_jax.base.files import read_array
 from raslik_jax.base.settings import setting
-from raslik_jax.data.batches import Batch, map_rows, plan_by_length, real_tokens
+from raslik_jax.data.batches import Batch, map_rows, plan_by_length
 from raslik_jax.data.examples import Example
 from raslik_jax.data.tokens.encoding import encode_rows
 from raslik_jax.index import search

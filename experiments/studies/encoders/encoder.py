@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
 from raslik_jax.base.axes import Array, Tree
+from raslik_jax.data.batches import Batch
 from raslik_jax.models import hf_config, layers
 from raslik_jax.models.architecture import Architecture, ModelConfig
 from raslik_jax.models.lora import drop
@@ -30,6 +31,12 @@ Key = jax.Array | None
 # Known fields of an encoder's config.json that change nothing here: what is tied is a language
 # model head, which is not loaded, and attention dropout is left out (see `bind_encoder`).
 _INERT = ("tie_word_embeddings", "attention_probs_dropout_prob")
+
+
+def real_tokens(batch: Batch) -> Bool[jax.Array, "B L"]:
+    """Returns which tokens of a batch of `encode_rows` an encoder reads; one of a dummy row."""
+    # With none, its softmax would be NaN.
+    return batch.target_mask_BL.at[:, 0].set(True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
