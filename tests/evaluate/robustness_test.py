@@ -47,6 +47,12 @@ def test_a_reading_is_the_mean_over_answers_with_f_and_marker_words():
     assert reading["shown"]["mean"] == 0.5
     bare = make_reading(np.ones(2), {}, {}, non_sf=None, seed=0, resamples=1)
     assert bare == {"nats": 1.0, "forget": None, "shown": None}
+    # Only answers that are known are compared.
+    how = {"non_sf": lambda texts: np.ones(len(texts)), "seed": 0, "resamples": 10}
+    found = make_reading(np.ones(1), own, {"a": "one two"}, **how)
+    assert (found["forget"]["mean"], found["shown"]["mean"]) == (1.0, 0.0)
+    found = make_reading(np.zeros(0), own, {}, **how)
+    assert (found["nats"], found["forget"], found["shown"]["mean"]) == (None, None, 0.0)
 
 
 class Halving:
@@ -314,15 +320,6 @@ def test_rows_with_a_kind_may_have_no_answer_and_one_without_a_prompt_is_refused
     assert said.startswith("--evaluate.prompts.file must be given where rows are texts")
     assert turns.lacks(turns.TurnSettings(), corpus) == ""
     assert "needs rows with a prompt in words" in turns.lacks(turns.TurnSettings(), bare)
-
-
-def test_only_answers_that_are_known_are_compared():
-    answers = {"a": "one two", "b": "three"}
-    how = {"non_sf": lambda texts: np.ones(len(texts)), "seed": 0, "resamples": 10}
-    found = make_reading(np.array([1.0]), answers, {"a": "one two"}, **how)
-    assert (found["forget"]["mean"], found["shown"]["mean"]) == (1.0, 0.0)
-    found = make_reading(np.zeros(0), answers, {}, **how)
-    assert (found["nats"], found["forget"], found["shown"]["mean"]) == (None, None, 0.0)
 
 
 class Talking:

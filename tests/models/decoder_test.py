@@ -229,11 +229,6 @@ class StartTest(parameterized.TestCase):
         a_q, a_d = (two["layers"][name]["a"] for name in ("query_key_value", "dense"))
         self.assertGreater(float(jnp.abs(a_d - a_q).max()), 0)
 
-    def test_without_an_adapter_the_lora_tree_is_empty(self):
-        graphdef, lora, _ = decoder.abstract(presets.MODEL_PRESETS["pythia-14m"], None)
-        self.assertEqual(lora, {})
-        self.assertEqual(decoder.init_lora(graphdef, key=jax.random.key(0)), {})
-
 
 class BehaviorTest(parameterized.TestCase):
     # Gradients take long to compile, and the families share all code but the block.
@@ -379,20 +374,6 @@ class BehaviorTest(parameterized.TestCase):
             # to 25 percent, as model and row have it, so that a fixed bound would be luck.
             allowed = 3 * _distance(near_gradients, exact_gradients)
             self.assertLess(_distance(gradients, exact_gradients), allowed)
-
-    def test_new_values_do_not_trace_again(self):
-        port = _model("gpt_neox")
-        loss, traces = _loss(port), []
-
-        @_jit
-        def counted(lora, base, tokens_L):
-            traces.append(None)
-            return loss(lora, base, tokens_L)
-
-        for row in range(3):
-            lora = jax.tree.map(lambda x, row=row: np.asarray(x) * np.float32(row), port.lora)
-            counted(lora, port.base, _tokens()[row])
-        self.assertLen(traces, 1)
 
     @parameterized.parameters("olmo2-7b", "llama-2-7b", "pythia-6.9b")
     def test_a_7b_model_lowers_without_memory_and_independent_of_depth(self, name: str):

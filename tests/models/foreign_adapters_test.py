@@ -126,17 +126,19 @@ class SavedBaseTest(_Test):
         "gpt_neox.layers.0.attention.dense.lora_magnitude_vector.weight",
         "gpt_neox.layers.0.attention.dense.lora_B.bias",
         "embed_out.modules_to_save.default.weight",
+        "gpt_neox.other.weight",
     )
-    def test_tensors_of_more_than_plain_lora_say_how_to_merge(self, key):
+    def test_tensors_beside_the_factors_of_lora_are_refused(self, key):
         folder = self.write({_PREFIX + key: np.ones((3, 3), np.float32)})
-        self.assert_refused(self.load, folder)
-
-    def test_a_tensor_that_neither_has_is_named(self):
-        folder = self.write({_PREFIX + "gpt_neox.other.weight": np.ones(3, np.float32)})
         self.assert_refused(self.load, folder)
 
 
 class EffectTest(_Test):
+    @parameterized.parameters(True, False, None, "gaussian", "eva", "orthogonal")
+    def test_starts_that_leave_the_base_as_it_was_are_read(self, start):
+        folder = self.write(changes={"init_lora_weights": start})
+        self.assertEqual(adapters.read_adapter_config(folder, self.config).rank, 3)
+
     @parameterized.parameters("lora_A", "lora_B", "lora_A both")
     def test_an_adapter_that_changes_nothing_is_refused(self, name):
         shapes = GOLDEN["gpt_neox"]["adapter_tensors"]
@@ -161,10 +163,7 @@ class FolderNameTest(_Test):
         (folder / "config.json").write_text((self.base / "config.json").read_text())
         self.assert_refused(checkpoint.check_weights, folder)
 
-    def test_a_checkpoint_given_as_the_adapter_is_said(self):
-        self.assert_refused(adapters.find_adapter, self.base)
-
-    def test_folders_above_name_those_below_the_newest_first(self):
+    def test_other_places_are_named_and_those_below_the_newest_first(self):
         run = self.folder / "run"
         for step in (50, 1000, 200):
             write_adapter(run / f"checkpoint-{step}", "gpt_neox")
@@ -174,12 +173,10 @@ class FolderNameTest(_Test):
         write_adapter(self.folder / "deep" / "a" / "sft", "gpt_neox")
         self.assert_refused(adapters.find_adapter, self.folder / "deep")
         (self.folder / "none").mkdir()
-        self.assert_refused(adapters.find_adapter, self.folder / "none")
-
-    def test_gguf_is_named(self):
-        (self.folder / "gguf").mkdir()
-        (self.folder / "gguf" / "model.Q4_K_M.gguf").write_bytes(b"GGUF")
-        self.assert_refused(checkpoint.read_config, self.folder / "gguf")
+        for place in (self.folder / "none", self.base, self.write() / "adapter_model.safetensors"):
+            self.assert_refused(adapters.find_adapter, place)
+        (self.folder / "none" / "model.Q4_K_M.gguf").write_bytes(b"GGUF")
+        self.assert_refused(checkpoint.read_config, self.folder / "none")
 
     def test_a_file_that_may_not_be_read_is_not_called_corrupt(self):
         folder, own = self.write(), builtins.open
@@ -192,10 +189,6 @@ class FolderNameTest(_Test):
         self.monkeypatch.setattr(builtins, "open", refuse)
         message = self.assert_refused(self.load, folder)
         self.assertNotIn("corrupt", message)
-
-    def test_a_file_is_not_the_folder_that_holds_it(self):
-        path = self.write() / "adapter_model.safetensors"
-        self.assert_refused(adapters.find_adapter, path)
 
     def test_tokenizer_files_that_peft_left_on_the_hub_are_fetched(self):
         import huggingface_hub.constants
@@ -233,13 +226,6 @@ class FolderNameTest(_Test):
                 self.assertEqual(adapters.find_adapter("owner/mine"), folder)
             self.assertIn("owner/mine", said.getvalue())
             self.assertIn("no network", said.getvalue())
-
-
-class KindTest(_Test):
-    @parameterized.parameters(True, False, None, "gaussian", "eva", "orthogonal")
-    def test_starts_that_leave_the_base_as_it_was_are_read(self, start):
-        folder = self.write(changes={"init_lora_weights": start})
-        self.assertEqual(adapters.read_adapter_config(folder, self.config).rank, 3)
 
 
 # A pattern whose time doubles with each character that it fails on.

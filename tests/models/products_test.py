@@ -125,17 +125,6 @@ class ModelTest(parameterized.TestCase):
         error = jnp.abs(hidden[0] - hidden[1]).max()
         self.assertBetween(float(error), 1e-6, 0.05)
 
-    def test_it_decodes(self):
-        graphdef, factors, _, narrow = _model("llama")
-        how = {"max_new_tokens": 3, "eos_id": None, "pad_id": 0, "batch_size": 2}
-        prompts = [[3, 1, 4], [1, 5]]
-        together = decode.generate(decoder.bind(graphdef), factors, narrow, prompts, **how)
-        alone = [
-            decode.generate(decoder.bind(graphdef), factors, narrow, [one], **how)[0]
-            for one in prompts
-        ]
-        self.assertEqual(together, alone)
-
     def test_entry_points_are_compiled_once_for_a_shape(self):
         graphdef, factors, _, narrow = _model("llama")
         bound, settings = decoder.bind(graphdef), objectives.KLSettings()

@@ -1,7 +1,6 @@
 """The quantized kernels: codebook, round trips, layout, gradients and memory."""
 
 import functools
-import json
 
 import compiling
 import decoder_cases
@@ -13,7 +12,7 @@ import scipy.stats
 import support
 from absl.testing import parameterized
 
-from raslik_jax.models import checkpoint, decoder, lora, presets, quantize
+from raslik_jax.models import decoder, lora, presets, quantize
 
 _KINDS = (("int8", "int8", False), ("nf4", "nf4", False), ("nf4_double", "nf4", True))
 
@@ -54,15 +53,6 @@ class RoundTripTest(parameterized.TestCase):
             quantized = quantize.quantize_nf4(kernel, double_quant=double_quant)
             error = _relative_error(quantize.dequantize(quantized, jnp.float32), kernel)
             self.assertAlmostEqual(error, 0.0920, delta=0.0005)
-
-    def test_int8_error_on_gaussian_weights_is_the_published_one(self):
-        # The error is that of rounding to steps of max/127, so it grows with the channel's length;
-        # 0.0083 was measured at 2,048 inputs.
-        kernel = _gaussian(2048, 256)
-        error = _relative_error(
-            quantize.dequantize(quantize.quantize_int8(kernel), jnp.float32), kernel
-        )
-        self.assertAlmostEqual(error, 0.0083, delta=0.0002)
 
     @parameterized.parameters((128, 64), (172, 4), (96, 32))
     def test_nf4_takes_the_nearest_level_of_each_block(self, inputs, block):
@@ -279,20 +269,3 @@ class DecoderTest(parameterized.TestCase):
             saved = quantize.num_bytes(base) - quantize.num_bytes(packed)
             per_weight = {"int8": 1.0, "nf4": 0.5159 if double else 0.5625}[format]
             self.assertAlmostEqual(2 - saved / linear, per_weight, delta=0.002)
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("format", "double", "least"),
-    (("int8", False, 0.95), ("nf4", False, 0.75), ("nf4", True, 0.75)),
-)
-def test_a_quantized_stories260k_mostly_agrees_with_itself(format, double, least):
-    folder = support.shared_data() / "models" / "stories260k"
-    expected = json.loads((folder / "expected.json").read_text())["greedy_from_bos_60"]
-    tokens_L = jnp.asarray(expected, jnp.int32)
-    packing = {"base_format": format, "double_quant": double}
-    model = checkpoint.load_model(folder, dtype=jnp.float32, **packing)
-    bound = decoder.bind(model.graphdef)
-    logits_LV = bound.logits({}, model.base, bound.hidden({}, model.base, tokens_L[:-1]))
-    agreement = np.mean(np.argmax(logits_LV, axis=1) == np.asarray(expected[1:]))
-    assert agreement >= least, agreement

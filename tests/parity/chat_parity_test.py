@@ -101,21 +101,6 @@ def test_conversations_have_the_ids_and_masks_of_transformers(tokenizers, tmp_pa
 
 
 @pytest.mark.heavy
-def test_completions_begin_where_prompt_and_whole_part(tokenizers, tmp_path):
-    ours, theirs, _ = tokenizers
-    talks = [_talk(2), _talk(4, "Be brief.")]
-    records = [{"prompt": talk[:-1], "completion": talk[-1:]} for talk in talks]
-    for record, ids, mask in zip(
-        records, *_encode(ours, records, tmp_path / "r.jsonl")[:2], strict=True
-    ):
-        prompt = _ids(theirs, record["prompt"], add_generation_prompt=True)
-        whole = _ids(theirs, record["prompt"] + record["completion"])
-        start = _num_common(prompt, whole)
-        assert ids.tolist() == whole
-        assert mask.tolist() == [False] * start + [True] * (len(whole) - start)
-
-
-@pytest.mark.heavy
 def test_texts_and_completions_of_text_end_with_eos_once(tokenizers, tmp_path):
     ours, theirs, _ = tokenizers
     pairs = [("The sky is", " blue."), ("A:", "\n\nB<|im_end|>"), ("x ", " y"), ("", "All of it.")]

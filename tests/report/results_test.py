@@ -131,18 +131,6 @@ class TablesTest(parameterized.TestCase):
         self.assertEqual(metrics, before)
         said(text)
 
-    def test_cells_are_the_numbers_of_the_last_epoch(self):
-        metrics = sample_metrics.sample_metrics()
-        row, last = results.results_table(metrics).rows[-1], metrics["methods"][-1]
-        self.assertEqual((last["strategy"], last["epoch"], row[0]), ("raslik", 5, "RASLIK"))
-        self.assertEqual(
-            row[1:4],
-            tuple(tables.format_interval(last[n]) for n in ("forget", "retain", "non_sf_target")),
-        )
-        self.assertEqual(row[5], f"{last['euclidean']:.3f}")
-        difference = tables.format_interval(last["forget_minus_random"], "+.3f", "+.3f")
-        self.assertEqual(row[6:8], (difference, "yes"))
-
     def test_all_epochs(self):
         table = results.results_table(sample_metrics.sample_metrics(), epochs="all")
         self.assertEqual(_cells(table, "Epoch"), ["-", "-", *list("12345") * 8])

@@ -5,8 +5,9 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.special
 from absl.testing import parameterized
-from support import tiny_model, token_rows
+from support import all_logits, tiny_model, token_rows
 
 from raslik_jax.train import losses
 
@@ -19,21 +20,14 @@ def _batch(shapes, *, seed=0, length=0):
     return token_rows(seed, shapes, length=length).batch(8)
 
 
-def _log_softmax(logits_V):
-    shifted_V = logits_V - logits_V.max()
-    return shifted_V - np.log(np.exp(shifted_V).sum())
-
-
 @jax.jit
 def _all_logits(lora, tokens_L):
-    hidden_LE = _MODEL.decoder.hidden(lora, _MODEL.base, tokens_L)
-    return _MODEL.decoder.logits(lora, _MODEL.base, hidden_LE)
+    return all_logits(_MODEL.decoder, lora, _MODEL.base, tokens_L)
 
 
 def _log_probabilities(lora, tokens_L):
     """Returns float64 log probabilities at every position."""
-    logits_LV = np.asarray(_all_logits(lora, tokens_L), np.float64)
-    return np.stack([_log_softmax(row) for row in logits_LV])
+    return scipy.special.log_softmax(np.float64(_all_logits(lora, tokens_L)), axis=-1)
 
 
 def _outputs(lora, batch, model=_MODEL, keys=None):

@@ -252,14 +252,6 @@ class AgainstNumpyTest(parameterized.TestCase):
         got, _ = _linear_step(name, batches=wide, base=_BASE | {"constant": jnp.full((), 10.0)})
         np.testing.assert_allclose(got["w"], expected["w"], rtol=1e-4, atol=2e-5)
 
-    @parameterized.parameters("ga_klr", "npo_klr")
-    def test_the_reference_is_a_fixed_point_of_the_retain_term(self, name):
-        direction = "forward" if name == "npo_klr" else "reverse"
-        options = dataclasses.replace(_OPTIONS, forget_weight=0.0)
-        params, info = _linear_step(name, options, params=_LORA, kl_direction=direction)
-        np.testing.assert_allclose(params["w"], _LORA["w"], atol=1e-6)
-        self.assertLess(abs(float(info.retain_term)), 1e-6)
-
     def test_the_way_back_ends_at_the_backbone_where_ascent_goes_on(self):
         """Each answer is what it was before fine-tuning; ascent leaves it for somewhere else."""
         none, options = np.zeros_like(_LORA["w"]), dataclasses.replace(_OPTIONS, retain_weight=0.0)
@@ -279,16 +271,6 @@ class AgainstNumpyTest(parameterized.TestCase):
             ends[name] = away(state.params)
         self.assertLess(ends["base_klr"], 0.2 * away(_MOVED))
         self.assertGreater(ends["ga_klr"], away(_MOVED))
-
-    @parameterized.parameters("examples", "tokens")
-    def test_the_backbone_is_a_fixed_point_of_the_way_back(self, mean):
-        options = dataclasses.replace(_OPTIONS, mean=mean, retain_weight=0.0)
-        none = jax.tree.map(jnp.zeros_like, _LORA)
-        params, info = _linear_step("base_klr", options, params=none)
-        np.testing.assert_allclose(params["w"], 0.0, atol=1e-6)
-        self.assertLess(abs(float(info.loss)), 1e-6)
-        _, away = _linear_step("base_klr", options)
-        self.assertGreater(float(away.loss), 0.1)
 
     @parameterized.parameters("ga_gdr", "npo_klr")
     def test_all_weights_move_where_all_are_trained(self, name):
