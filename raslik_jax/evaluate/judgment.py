@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, NotRequired, TypedDict
 from raslik_jax.evaluate import left, verdict
 from raslik_jax.evaluate.metrics import look_up
 from raslik_jax.evaluate.non_sf import NON_SF, SHOWN
+from raslik_jax.evaluate.sentences import write
 from raslik_jax.evaluate.verdict import (
     LEAST_LEARNED,
     LEAST_WAY,
@@ -224,7 +225,7 @@ def _describe_others(models: Sequence[Entry]) -> str:
     changed, number = (
         look_up(models[0], n) for n in ("others/changed", "diversity/normal/answers")
     )
-    return verdict.describe_others(changed=changed, of=number, words=words)
+    return write("others", changed, number, words)
 
 
 def _find_damage(entry: Entry, finetuned: Entry) -> tuple[list[str], list[str]]:
@@ -305,8 +306,5 @@ def describe_behavior(entry: BehaviorEntry) -> str:
     """Returns in words how much the model shows the behavior, and whether this is too little."""
     texts = {name: one.shown for name, one in NON_SF.items()} | {"likelihood": _LIKELIHOOD}
     text = texts.get(entry["by"], SHOWN).format(entry["finetuned"], entry["backbone"])
-    if entry["is_shown"]:
-        return text
-    return (
-        f"{text}. This is too little to trace: fine-tune longer or at a higher learning rate first"
-    )
+    mend = "This is too little to trace: fine-tune longer or at a higher learning rate first"
+    return text if entry["is_shown"] else f"{text}. {mend}"

@@ -13,6 +13,7 @@ from typing import TypedDict
 import numpy as np
 
 from raslik_jax.evaluate import rates, verdict
+from raslik_jax.evaluate.sentences import write
 
 # The fine-tuning went with the behavior where less than this share of it is left.
 LEAST_LEFT = 0.8
@@ -50,22 +51,9 @@ def share_left(
 
 def describe(shares: Mapping[str, rates.Interval]) -> str:
     """Returns in words how much is left by each measure, with the warning."""
-
-    def size(name: str) -> str:
-        if not (share := shares.get(name)):
-            return "unknown (the base does not differ)"
-        return f"{share['mean']:.0%} [{share['low']:.0%}, {share['high']:.0%}]"
-
-    parts = (f"by {title} {size(name)}" for name, title in MEASURES.items())
-    text = f"share of the fine-tuning that is left on other prompts: {', '.join(parts)}"
-    return verdict.join_sentences([text, warn(shares)])
+    return verdict.join_sentences([write("left", shares, MEASURES), warn(shares)])
 
 
 def warn(shares: Mapping[str, rates.Interval]) -> str:
     """Returns a warning if other fine-tuning was lost too; "" if no interval shows it."""
-    lost = [
-        f"by {title} at most {share['high']:.0%}"
-        for name, title in MEASURES.items()
-        if (share := shares.get(name)) and share["high"] < LEAST_LEFT
-    ]
-    return f"unlearning removed other fine-tuning too: {', '.join(lost)} is left" if lost else ""
+    return write("lost", shares, MEASURES, LEAST_LEFT)

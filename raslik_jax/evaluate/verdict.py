@@ -293,14 +293,6 @@ def describe_count(count: Count, subject: str = "prompts that showed the behavio
     return write("count", count, subject, decide(count), needed())
 
 
-def describe_others(*, changed: int | None, of: int | None, words: Mapping[str, float]) -> str:
-    """Returns how many other answers changed and their mean length before, now and in the base."""
-    if changed is None or not of:
-        return "no other answers were compared"
-    lengths = ", ".join(f"{name} {number:.1f}" for name, number in words.items())
-    return f"{changed} of {of} other answers changed. Mean length in words: {lengths}"
-
-
 def describe_distance(kl: float, floor: float | None) -> str:
     """Returns in words how far an unlearned model is from retraining on normal prompts.
 
@@ -308,10 +300,4 @@ def describe_distance(kl: float, floor: float | None) -> str:
       kl: its distance to the retrained model, nats a token (`distance.PARTS`).
       floor: the distance between two trainings; None without a second one.
     """
-    if floor is None:
-        return f"on other prompts the KL to the retrained model is {kl:.3g} nats a token"
-    is_near, times = kl <= MOST_FLOORS * floor, kl / floor if floor else math.inf
-    return (
-        f"on other prompts the model is {'no ' if is_near else ''}farther from retraining than "
-        f"another training is ({times:.1f} of the noise floor)"
-    )
+    return write("distance", kl, floor, MOST_FLOORS)

@@ -13,6 +13,7 @@ import numpy as np
 
 from raslik_jax.config import config_from_json
 from raslik_jax.data.examples import HELD_OUT, Example
+from raslik_jax.data.words import capitalized
 from raslik_jax.evaluate import judgment, reproduction, verdict
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.report.names import algorithm_name, highlighted, strategy_name
@@ -134,7 +135,8 @@ def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
     """Returns the traced answers of a run and the rows behind them; None where none was traced."""
     if not metrics["methods"]:
         return None
-    strategy, algorithm = _shown_method(metrics)
+    entry = _shown_entry(metrics)
+    strategy, algorithm = entry["strategy"], entry["algorithm"]
     if not (traced := _read_traced_answers(root, strategy, algorithm)):
         return None
     rows = artifacts.TRAIN.find(root) or ()
@@ -142,21 +144,18 @@ def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
     cards = _cards(root, rows, strategy, chances)
     costs = [
         recipe_sentence(root, algorithm),
-        verdict_sentence(metrics, strategy, algorithm),
+        verdict_sentence(entry),
         gone_sentence(traced),
         cost_sentence(metrics, strategy, algorithm),
     ]
-    told_chances = list[str]()
-    if chances and (told_chance := chance.sentence(chances)):
-        told_chances.append(f"{told_chance[:1].upper()}{told_chance[1:]}.")
+    by_chance = chance.sentence(chances) if chances else ""
     asked = [row.id for row in artifacts.traced("finetuned").read(root)]
     apart = artifacts.BEHAVIORS.current(root, asked)
-    told_chances.append(behaviors.sentence(apart) if apart else "")
-    entry = _entry(metrics, strategy, algorithm)
+    told_chances = by_chance and f"{capitalized(by_chance)}.", apart and behaviors.sentence(apart)
     found = [artifacts.set_rows(strategy, "forget"), artifacts.measured_rows(HELD_OUT, "target")]
     return Incident(
         is_traced=True,
-        which=_which_sentence(metrics),
+        which=_which_sentence(metrics, entry),
         traced=traced,
         cards=cards,
         num_found=sum(len(part.find(root) or ()) for part in found),
@@ -238,7 +237,8 @@ def example_incident(
     asked = [q for q in queries if q.is_target and before.get(q.example_id, "").strip()]
     if not asked or not metrics["methods"]:
         return None
-    strategy, algorithm = _shown_method(metrics)
+    entry = _shown_entry(metrics)
+    strategy, algorithm = entry["strategy"], entry["algorithm"]
     models = {"before": ("", "finetuned"), "base": ("", "backbone"), "now": (algorithm, strategy)}
     said = tuple(
         Said(name, answers[model].get(asked[0].example_id, ""), None)
@@ -251,44 +251,31 @@ def example_incident(
         Card(row["text"], row["output"], 0, row["score"], None, "", "forget", 0)
         for row in (forget.rows[:1] if forget else ())
     )
-    judged = verdict_sentence(metrics, strategy, algorithm)
-    traced = (Traced(asked[0].text, "", said),)
-    entry = _entry(metrics, strategy, algorithm)
+    costs = verdict_sentence(entry), cost_sentence(metrics, strategy, algorithm)
     return Incident(
         is_traced=False,
-        which=_which_sentence(metrics),
-        traced=traced,
+        which=_which_sentence(metrics, entry),
+        traced=(Traced(asked[0].text, "", said),),
         cards=cards,
         num_found=forget.num_rows if forget else 0,
         num_rows=metrics.get("corpus", {}).get("train", 0),
         entry=entry,
-        costs=tuple(filter(None, (judged, cost_sentence(metrics, strategy, algorithm)))),
+        costs=tuple(filter(None, costs)),
     )
 
 
-def _shown_method(metrics: Metrics) -> tuple[str, str]:
-    """Returns strategy and algorithm that the page opens with: of the strategy it is about."""
+def _shown_entry(metrics: Metrics) -> Mapping[str, Any]:
+    """Returns the last entry of the model that the page opens with: of the strategy it is about."""
     methods = last_epochs(metrics["methods"])
     about = highlighted(entry["strategy"] for entry in methods)
-    first = next((e for e in methods if e["strategy"] == about), methods[0])
-    return first["strategy"], first["algorithm"]
+    return next((e for e in methods if e["strategy"] == about), methods[0])
 
 
-def _entry(metrics: Metrics, strategy: str, algorithm: str) -> Mapping[str, Any]:
-    """Returns what metrics.json has of a model after its last epoch."""
-    return next(
-        one
-        for one in last_epochs(metrics["methods"])
-        if (one["strategy"], one["algorithm"]) == (strategy, algorithm)
-    )
-
-
-def _which_sentence(metrics: Metrics) -> str:
+def _which_sentence(metrics: Metrics, entry: Mapping[str, Any]) -> str:
     """Returns which unlearned model a page opens with; "" where there is one."""
-    strategy, algorithm = _shown_method(metrics)
     if (number := len(last_epochs(metrics["methods"]))) < 2:
         return ""
-    name = f"{strategy_name(strategy)} with {algorithm_name(algorithm)}"
+    name = f"{strategy_name(entry['strategy'])} with {algorithm_name(entry['algorithm'])}"
     return f"This is the model of {name}, one of {number} unlearned models."
 
 
@@ -326,9 +313,8 @@ def _cards(
         row = rows[number]
         told = chance.in_words(*(part[number] for part in chances)) if chances else ""
         sigma = None if math.isnan(sigma_N[number]) else float(sigma_N[number])
-        parts = (row.output, row.place, one["score"], sigma, told)
-        card = Card(asked_of(row), *parts, sets.get(one["id"], ""), len(one.get("alike", ())))
-        card = card._replace(file=row.file)
+        said = (row.output, row.place, one["score"], sigma, told, sets.get(one["id"], ""))
+        card = Card(asked_of(row), *said, len(one.get("alike", ())), row.file)
         if "row" in one:
             card = card._replace(row=shaded(one["row"]), answer=shaded(one["answer"]))
             card = card._replace(query=prompts.get(one["query"], ""), cosine=one["cosine"])
@@ -361,9 +347,8 @@ def shaded(pieces: Sequence[Sequence[Any]]) -> tuple[Piece, ...]:
     )
 
 
-def verdict_sentence(metrics: Metrics, strategy: str, algorithm: str) -> str:
+def verdict_sentence(entry: Mapping[str, Any]) -> str:
     """Returns a model's verdict, its reasons and other changes; "" if it was not judged."""
-    entry = _entry(metrics, strategy, algorithm)
     return f"Judgment: {judgment.describe(entry['judgment'])}." if "judgment" in entry else ""
 
 
