@@ -29,11 +29,10 @@ _PACKAGE, _EXPERIMENTS, _TESTS = 31_000, 2_000, 27_000
 # Rooms above their budget, and the size that each may not exceed. Sizes here only become smaller.
 _ABOVE = {
     "base": 1184,
-    "config.py": 518,
     "train": 1412,
-    "evaluate": 3674,
+    "evaluate": 3449,
     "run": 7832,
-    "report": 3552,
+    "report": 3522,
     "incident": 2170,
 }
 
