@@ -210,8 +210,8 @@ def _watch_signals(when_stopped: str) -> None:
 
 # Faster compilations take about as long to read. JAX drops the program unused for longest.
 _CACHE = {
-    "JAX_COMPILATION_CACHE_MAX_SIZE": str(4 * 10**9),
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+    "JAX_COMPILATION_CACHE_MAX_SIZE": 4 * 10**9,
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": 0.1,
 }
 
 
@@ -240,13 +240,13 @@ def reserve_memory() -> None:
 
 
 def keep_compiled(is_kept: bool) -> None:
-    """Sets in the environment, before jax is imported, the folder of compiled programs.
+    """Sets the folder of compiled programs, in the environment and in jax if that is imported.
 
     The user's settings of JAX's own variables stay. Each kind of machine has a folder of its own:
     JAX's key does not know the processor that a program was compiled for.
     """
     if not is_kept:
-        os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+        _set_of_jax("JAX_ENABLE_COMPILATION_CACHE", False)
         return
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
@@ -257,9 +257,20 @@ def keep_compiled(is_kept: bool) -> None:
     except OSError:  # a home that cannot be written: every start compiles
         return
     if os.access(folder, os.W_OK):
-        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
+        _set_of_jax("JAX_COMPILATION_CACHE_DIR", str(folder))
         for name, value in _CACHE.items():
-            os.environ.setdefault(name, value)
+            if name not in os.environ:
+                _set_of_jax(name, value)
+
+
+def _set_of_jax(name: str, value: bool | float | str) -> None:
+    """Sets a variable of JAX, which reads the environment when it is imported and not later.
+
+    A program that adds members of its own may have imported it before the command starts.
+    """
+    os.environ[name] = str(value).lower() if isinstance(value, bool) else str(value)
+    if "jax" in sys.modules:
+        sys.modules["jax"].config.update(name.lower(), value)
 
 
 class _Printable(io.TextIOBase):

@@ -142,6 +142,7 @@ def test_text_of_data_is_printed_and_not_obeyed(capfd):
 def test_compiled_programs_are_kept_where_the_user_says_or_in_a_folder_of_the_machine(
     monkeypatch, tmp_path
 ):
+    monkeypatch.delitem(sys.modules, "jax", raising=False)  # the session's own folder stays
     names = ("DIR", "MAX_SIZE")
     for name in names:
         monkeypatch.setenv(f"JAX_COMPILATION_CACHE_{name}", "/users/own")
@@ -176,11 +177,12 @@ def test_the_users_share_of_a_gpus_memory_stays(monkeypatch):
     assert os.environ[names[0]] == "0.95"
 
 
-def test_a_second_start_reads_what_the_first_compiled(tmp_path):
+@pytest.mark.parametrize("first", ["", "import jax\n"], ids=["alone", "after an import of jax"])
+def test_a_second_start_reads_what_the_first_compiled(tmp_path, first):
     body = """import jax
     jax.monitoring.register_event_listener(lambda name, **_: name.endswith("hits") and print(name))
     jax.jit(lambda x: jax.lax.sort(x @ x))(jax.numpy.ones((32, 32))).block_until_ready()"""
-    script = _SCRIPT.format(body=body)
+    script = first + _SCRIPT.format(body=body)
     environment = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
     environment |= {"PYTHONPATH": str(_EXPERIMENTS.parent), "XDG_CACHE_HOME": str(tmp_path)}
     environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
