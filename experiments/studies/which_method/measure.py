@@ -182,6 +182,7 @@ def run_bergson(workspace: Workspace, folder: pathlib.Path, options: Options) ->
     """
     encoded = workspace.encode(_texts_of(workspace), targets="all")
     ids = [{"input_ids": row.tolist(), "labels": row.tolist()} for row in encoded.tokens]
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was interrupted
     folder.mkdir()
     config, given = workspace.model.decoder.config, {"base_model": options.model}
     adapter = folder / "adapter"
@@ -193,7 +194,7 @@ def run_bergson(workspace: Workspace, folder: pathlib.Path, options: Options) ->
         shutil.copy(path, adapter)
     line = [options.python, HERE.parent / "speed" / "torch_program.py", "bergson"]
     line += [f"--model={adapter}", f"--rows={_write_lines(folder / 'ids.jsonl', ids)}"]
-    line += [f"--out={folder / 'out'}", "--dtype=bfloat16", "--size=0"]
+    line += [f"--out={folder / 'out'}", "--dtype=bfloat16", "--size=0", "--projection=none"]
     subprocess.run([*map(str, line)], check=True)
     index = folder / "out" / "index"
     info = read_json(index / "info.json")

@@ -21,13 +21,13 @@ TITLES = {
     DEFAULT: "unshifted loss, the default",
     "next_token/all": "trained loss",
     "smoothed/all": "trained loss, smoothed",
-    "dot product, trained": "trained loss, dot product",
-    "bergson": "bergson",
+    "dot product, trained": "trained loss, dot product, as in the paper",
+    "bergson": "bergson, trained loss, cosine",
     "hidden last/answer": "hidden, last layer, answer",
     "hidden last/all": "hidden, last layer",
     "hidden middle/answer": "hidden, middle layer, answer",
     "hidden middle/all": "hidden, middle layer",
-    "hidden end of prompt, not centered": "hidden, end of the prompt",
+    "hidden end of prompt, not centered": "hidden, end of the prompt, as in the paper",
     _SUM: "sum of three cosines",
     "bge-small": "bge-small",
     "BM25, answers": "BM25 with answers",
@@ -70,7 +70,7 @@ def sets_table(names: Mapping[str, str] | None = None) -> str:
 
     def row(name: str, title: str) -> list[str]:
         found = [one.get(name) for one in by_set]
-        return [title, *(f"{one[key]:.2f}" if one else "-" for one in found for key in keys)]
+        return [title, *(f"{one[key]:.3f}" if one else "-" for one in found for key in keys)]
 
     head = [part for one in there for part in (f"{one}: top-1", "coverage", "AUPRC")]
     measured = [name for name in names if any(name in one for one in by_set)]
@@ -209,9 +209,13 @@ def answer_table() -> str:
     def seconds(name: str) -> str:
         return f"{seconds_of(name):.0f}"
 
+    (toy,) = (cell for cell in found if cell.behavior == "toy")
+    areas = [which_gradient.single(name)(toy) for name in ("next_token/all", DEFAULT)]
+    trigger = "AUPRC {:.2f} if a word in the prompt triggers it (default {:.2f})".format(*areas)
     default, hidden = "`raslik trace`", "hidden states"
     rows = [
         ["find a group", default, group(DEFAULT), seconds(DEFAULT)],
+        ["", "`--sketch.loss=next_token`", trigger, seconds("next_token/all")],
         ["", hidden, group("hidden last/all"), seconds("hidden last/all")],
         ["", "sum of three cosines", group(_SUM), seconds(_SUM)],
         ["", "BM25 with answers", group("BM25, answers"), "below 1"],
