@@ -20,8 +20,8 @@ Ask = Callable[[Sequence[Example]], "Trace"]
 def converse(ask: Ask) -> None:
     """Asks for prompt and response in turn and prints the rows behind them until the end.
 
-    It reads from a terminal or from piped lines. A line that ends in a backslash goes on in the
-    next.
+    It reads from a terminal or from piped lines. A backslash at the end of a line joins the next
+    line.
     """
     is_terminal = sys.stdin.isatty()
     if is_terminal:
@@ -47,7 +47,7 @@ def converse(ask: Ask) -> None:
 
 
 def _read(label: str, is_terminal: bool) -> str | None:
-    """Returns the next text that is typed or piped; None where there is no more."""
+    """Returns the next typed or piped text; None at the end."""
     lines: list[str] = []
     while not lines or lines[-1].endswith("\\"):
         try:

@@ -88,7 +88,7 @@ HELP = ("--help", "-h", "-help", "--helpshort")
 
 
 def _parse(argv: Sequence[str]) -> list[str]:
-    """Returns the arguments that are no flags; ends here for help and at what is no flag."""
+    """Returns the arguments that are no flags; exits for help and for an unknown flag."""
     try:
         for text in argv:
             _check_text(text)
@@ -158,7 +158,7 @@ def _run(main: Callable[[], int | None], when_stopped: str, argv: Sequence[str])
 def _leave(status: int) -> int:
     """Returns the status 0, and ends the process here with any other.
 
-    A thread of XLA's may compile still. Python waits for its own threads, and XLA's end in a
+    A thread of XLA may still compile. Python waits only for its own threads. XLA's threads end in a
     segmentation fault when the objects that they use are destroyed.
     """
     if status:
@@ -178,8 +178,8 @@ GOES_ON = "stopped: start the same command again to go on from here"
 def _watch_signals(when_stopped: str) -> None:
     """Makes Ctrl-C and SIGTERM a KeyboardInterrupt; a second one ends the process at once.
 
-    Python's own handlers wait until XLA has compiled. A thread does not: results appear whole or
-    not at all, so that any moment will do.
+    Python's own handlers wait until XLA has compiled. This thread does not wait. Results are
+    written whole or not at all, so it may end the process at any moment.
     """
     numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) != signal.SIG_IGN]
     source, target = os.pipe()
@@ -222,8 +222,8 @@ _KEPT_HEAP = {"M_TRIM_THRESHOLD": (-1, 2**30), "M_MMAP_MAX": (-4, 0), "M_ARENA_M
 def keep_heap() -> None:
     """Lets glibc keep up to 1 GB of freed memory, unless the environment sets its malloc.
 
-    A CPU's programs take their buffers at every call. The kernel would clear the same pages again,
-    a tenth of a small model's training.
+    A CPU's programs allocate their buffers at every call. Otherwise the kernel would clear the same
+    pages each time, which takes a tenth of the training of a small model.
     """
     names = ("MALLOC_", "GLIBC_TUNABLES")
     if platform.libc_ver()[0] == "glibc" and not any(one.startswith(names) for one in os.environ):

@@ -54,7 +54,7 @@ class Options(Settings):
 
 
 def run(options: Options) -> int:
-    """Does what the options say; returns the exit status."""
+    """Does the requested work; returns the exit status."""
     from raslik_jax.index.store import SketchStore
     from raslik_jax.index.upkeep import requantize, verify
 

@@ -65,7 +65,7 @@ def _no_command(name: str) -> str:
 
 
 def _program(called: str) -> str:
-    """Returns how this program is called: a checkout's raslik.py by Python."""
+    """Returns the call of this program, such as Python with raslik.py of a checkout."""
     path = pathlib.Path(called)
     if path.name == "raslik.py":
         return f"python {shlex.quote(called)}"

@@ -46,7 +46,7 @@ class Options(AskOptions, JobConfig):
 
 
 def run(options: Options) -> None:
-    """Traces and prints the result; or goes on asking."""
+    """Traces and prints the result, or asks for questions."""
     options = dataclasses.replace(options, settings=setting_flags.given(FLAGS))
     if not read_queries(options):
         asker = Asker(options)

@@ -80,9 +80,9 @@ def _render(form: Form, experiments: Sequence[facts.Experiment]) -> str:
 
 
 def _write(folder: pathlib.Path, texts: dict[str, str], root: pathlib.Path | None) -> None:
-    """Writes the page and the tables; of what is there only an earlier report is replaced.
+    """Writes the page and the tables; replaces only files of an earlier report.
 
-    The work directory of a single run records them.
+    The work directory of a single run records the written files.
     """
     written.check_outside(folder, "--out", root)
     own = folder / artifacts.PAGE.file

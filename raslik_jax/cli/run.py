@@ -89,7 +89,7 @@ def run(options: Options) -> int:
 
 
 def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None:
-    """Prints what a run will do and take; writes nothing."""
+    """Prints the stages and the cost of a run; writes nothing."""
     if options.gpu:
         gpus.prepare()
     from raslik_jax.parallel import meshes  # for the same reason, here

@@ -18,7 +18,7 @@ _S = TypeVar("_S", bound=settings.Settings)
 
 
 class _Number(flags.ArgumentParser):
-    """Reads a number and says what it must be."""
+    """Reads a number; an error names the allowed values."""
 
     def __init__(self, kind: Callable[[str], Any], must: str):
         self._kind, self.syntactic_help = kind, must
@@ -154,7 +154,7 @@ def _flag_name(name: str, flag_values: flags.FlagValues) -> str:
 def parse_config(arguments: Sequence[str], own: Iterable[settings.Leaf] = ()) -> Config:
     """Returns the config of a run with these arguments; other flags do not count.
 
-    The other flags are --stages, --workdir and the command's `own` that may be given.
+    The other flags are --stages, --workdir and the `own` flags of the command.
     """
     flag_values = flags.FlagValues()
     define(Config(), flag_values)

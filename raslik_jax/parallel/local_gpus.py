@@ -45,8 +45,8 @@ def look(devices: pathlib.Path = _DEVICES) -> Seen:
 def divide(seen: Sequence[Seen]) -> list[tuple[int, ...]]:
     """Returns which GPUs each process of a job takes, as places among those that it sees.
 
-    Processes of one machine that see the same ones divide them evenly, in order. Others keep what a
-    launcher gave them. A ValueError where two would open the same one.
+    Processes of one machine that see the same GPUs divide them evenly, in order. Other processes
+    keep the GPUs that a launcher gave them. It raises a ValueError if two would open the same GPU.
     """
     taken = []
     for number, own in enumerate(seen):

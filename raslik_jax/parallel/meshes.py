@@ -29,7 +29,7 @@ _platform = contextvars.ContextVar("platform", default="")
 
 
 def make_mesh(data: int = 0) -> Mesh:
-    """Returns a mesh of so many devices; 0 for all. A ValueError where they do not divide all."""
+    """Returns a mesh of `data` devices, 0 for all; a ValueError if it does not divide all."""
     devices = jax.devices()
     data = data or len(devices)
     if jax.process_count() > 1 and data != len(devices):
@@ -47,13 +47,13 @@ def make_mesh(data: int = 0) -> Mesh:
 
 
 def mesh_of(devices: Sequence[jax.Device]) -> Mesh:
-    """Returns the mesh of some devices, which need not be there."""
+    """Returns the mesh of some devices, which need not exist on this machine."""
     return Mesh(np.array(devices), (DATA,), _KINDS)
 
 
 @contextlib.contextmanager
 def use(mesh: Mesh) -> Iterator[Mesh]:
-    """Runs what is called inside on a mesh."""
+    """A context: calls inside run on a mesh."""
     # Arrays of one device need no layout, and what has none is never compiled for two.
     with jax.set_mesh(mesh) if mesh.size > 1 else contextlib.nullcontext():
         yield mesh
@@ -61,7 +61,7 @@ def use(mesh: Mesh) -> Iterator[Mesh]:
 
 @contextlib.contextmanager
 def on_host() -> Iterator[None]:
-    """Runs what is called inside on the processor, where weights larger than a device fit."""
+    """A context: calls inside run on the processor, for weights larger than a device."""
     try:
         device = jax.local_devices(backend="cpu")[0]
     except RuntimeError:  # JAX_PLATFORMS leaves it out
@@ -83,7 +83,7 @@ def num_shards() -> int:
 
 
 def device_memory() -> int:
-    """Returns the bytes of memory of a device; 0 where it does not say, as a CPU."""
+    """Returns the bytes of memory of a device; 0 if unknown, as for a CPU."""
     return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0)
 
 
@@ -94,7 +94,7 @@ def platform() -> str:
 
 @contextlib.contextmanager
 def traced_for(name: str) -> Iterator[None]:
-    """Traces for devices of another platform than the default one's; "" is that one's."""
+    """A context: traces for devices of another platform; "" is the default one."""
     token = _platform.set(name)
     try:
         yield
@@ -121,7 +121,7 @@ def by_kernel(*arrays: jax.Array, kernel: Callable[..., Any], twin: Callable[...
 
 
 def round_up(rows: int, shards: int = 0) -> int:
-    """Returns the rows of a batch that all devices have the same number of."""
+    """Returns a number of rows, rounded up to equal shares of all devices."""
     shards = shards or num_shards()
     return -(-rows // shards) * shards
 
@@ -173,7 +173,7 @@ def joined(tree: Tree) -> Tree:
 def gather(tree: Tree) -> Tree:
     """Returns the leaves of a tree whole; for functions that `by_rows` or `sum_rows` call.
 
-    On the way back gradients are summed, and each device is left its part of them.
+    In the backward pass gradients are summed, and each device keeps its part.
     """
 
     def whole(leaf: Any) -> Any:
@@ -186,10 +186,10 @@ def gather(tree: Tree) -> Tree:
 
 
 def by_rows(function: Callable[..., Any], *whole: Any, rows: Any) -> Any:
-    """Returns function(*whole, rows), with each device computing its own rows of the result.
+    """Returns function(*whole, rows); each device computes its own rows of the result.
 
     `rows` and the result are trees of arrays with a leading axis, a multiple of `num_shards`.
-    `gather` names the only exchange.
+    `gather` is the only exchange between devices.
     """
     return _map_shards(function, specs_of(whole), _ROWS)(whole, rows)
 
@@ -227,7 +227,7 @@ def are_all(is_so: jax.Array) -> jax.Array:
 def place(tree: Tree) -> Tree:
     """Returns a tree of arrays at their places on the mesh, so that no call sends them.
 
-    An array that is not on the mesh yet is the same in every process. Each takes its part of it.
+    An array that is not on the mesh yet is the same in every process. Each process takes its part.
     """
     if num_shards() == 1:
         return tree

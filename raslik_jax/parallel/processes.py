@@ -44,7 +44,7 @@ _STEP_MS = 1_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobConfig(Settings):
-    """The processes that go through a command together; a command's options begin with these."""
+    """The processes that run a command together; the options of a command begin with these."""
 
     coordinator: str = setting(
         "",
@@ -75,7 +75,7 @@ class JobConfig(Settings):
 
 
 class FirstFailed(SystemExit):
-    """Ends a process because the first one has failed and has printed the reason."""
+    """Ends a process because the first process failed and printed the reason."""
 
 
 def status_of(error: BaseException) -> int:
@@ -101,7 +101,7 @@ class Job:
         self._client.key_value_set(f"raslik/told/{next(self._told)}", json.dumps(message))
 
     def hear(self) -> Any:
-        """Returns the next message of the first process; FirstFailed where it has failed."""
+        """Returns the next message of the first process; raises FirstFailed if it has failed."""
         message = self._get(f"raslik/told/{next(self._told)}")
         if "failed" in message:
             raise FirstFailed(message["failed"])
@@ -114,7 +114,7 @@ class Job:
         return [self._get(name, _START_MS) for name in names]
 
     def meet(self) -> None:
-        """Waits until all processes have come here."""
+        """Waits until all processes have called it."""
         if self.count > 1:
             self._client.wait_at_barrier(f"raslik/met/{next(self._met)}", _MEET_MS)
 
@@ -128,7 +128,7 @@ class Job:
                     raise
 
     def fail(self, error: BaseException) -> tuple[bool, bool]:
-        """Returns whether all processes fail, and whether the first one says why for this one."""
+        """Returns whether all processes fail, and whether the first one prints the reason."""
         is_said = isinstance(error, FirstFailed)
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             if not self.number:
@@ -170,16 +170,16 @@ def job(
 ) -> Iterator[None]:
     """Joins this process to a job, and ends it when the job loses another process.
 
-    To be entered before anything else of JAX. A process whose collective fails because another
-    process is lost ends with one sentence and status 69. JAX aborts any other with a message of its
-    own: at once where process 0 is lost, else when heartbeats have been missing. A process that
-    raises ends the others when it exits. An error that all processes raise alike is said by the
-    first one alone; the others end in silence, with its status.
+    Enter it before any other call of JAX. If a process is lost, a collective of another process may
+    fail. That process ends with one sentence and status 69. JAX aborts the others with its own
+    message: at once if process 0 is lost, otherwise when heartbeats are missing. A process that
+    raises an error ends the others when it exits. If all processes raise the same error, only the
+    first one prints it. The others end with the same status.
 
     Args:
-      coordinator: host:port of process 0; "auto" where Slurm, Kubernetes or Open MPI has started
-        the processes, which JAX then asks.
-      num_processes, process_id: of the job, and this one's number from 0.
+      coordinator: host:port of process 0; "auto" asks Slurm, Kubernetes or Open MPI, if one of them
+        started the processes.
+      num_processes, process_id: number of the job's processes, and the number of this one, from 0.
       heartbeat_s: seconds without a heartbeat after which JAX counts a process as lost.
 
     Example:
@@ -239,7 +239,7 @@ def _look() -> local_gpus.Seen:
 def _take_gpus(own: Job, seen: Sequence[local_gpus.Seen]) -> None:
     """Divides the GPUs of each machine; all processes raise a ValueError if that is impossible.
 
-    It replaces JAX's own rule for launchers: one GPU for each process, by its number on the
+    It replaces JAX's rule for launchers: one GPU per process, by the process's number on the
     machine.
     """
     taken = local_gpus.divide(seen)
@@ -248,7 +248,7 @@ def _take_gpus(own: Job, seen: Sequence[local_gpus.Seen]) -> None:
 
 
 def _leave(status: int) -> NoReturn:
-    """Ends a failed process at its exit, and so the others."""
+    """Ends a failed process at its exit, which ends the others."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -272,7 +272,7 @@ def is_first() -> bool:
 
 
 def from_first(make: Callable[[], _T]) -> _T:
-    """Returns in every process a JSON value that the first one makes; its error ends all."""
+    """Returns in every process a JSON value that the first one makes; an error there ends all."""
     if count() == 1:
         return make()
     if not is_first():
@@ -322,7 +322,7 @@ def sum_processes(values: np.ndarray) -> np.ndarray:
 def when_visible(read: Callable[[], _T]) -> _T:
     """Returns the content of the first process's files as soon as it is visible.
 
-    A network disk may show new files a moment later. Until then an error of reading is no error.
+    A network disk may show new files a moment later. Until then it tries to read again.
     """
     until = time.monotonic() + _VISIBLE_SECONDS
     while number() and time.monotonic() < until:
@@ -334,10 +334,10 @@ def when_visible(read: Callable[[], _T]) -> _T:
 
 @contextlib.contextmanager
 def own_folder(folder: pathlib.Path, *, shared: Collection[str]) -> Iterator[pathlib.Path]:
-    """Yields the folder that this process writes a result to: the first the one that is kept.
+    """Yields the folder to which this process writes a result; only the first one's is kept.
 
-    The others write to a copy that is thrown away, so that all run the same program. Large files of
-    weights are not copied; what is `shared` is that of the first process.
+    The others write to a copy that is deleted, so that all run the same program. Large files of
+    weights are not copied. Parts that are `shared` are those of the first process.
     """
     if is_first():
         _job.meet()

@@ -30,14 +30,16 @@ class CardFacts(NamedTuple):
       metrics: metrics.json of the run; None if it measured nothing.
       entry: the entry of the exported model in it.
       retrieved: summary.json of its strategy's sets.
-      ended: why unlearning ended before all was forgotten; "" if it did not, or no probe looked.
+      ended: why unlearning ended before all was forgotten; "" if all was forgotten or without
+        probes.
       set_hashes: first 16 hex digits of the SHA-256 of the files of both sets.
       base_model: hub name of the base, "" for none; `base_origin` names it for people.
       base_revision: its branch, tag or commit, "" for the newest.
       base_format: how the base was quantized in the run, "" for not at all.
       lora: rank, alpha and layers of the adapter, in words.
-      adapter_origin: where it came from, "" if it was fine-tuned in the run.
-      max_rank: the largest rank of the adapter's layers; `is_even` if all have its scale.
+      adapter_origin: source of the adapter, "" if it was fine-tuned in the run.
+      max_rank: the largest rank of the adapter's layers; `is_even` says whether all layers have its
+        scale.
       is_served: whether vLLM serves adapters of this architecture.
       is_merged: the weights include the adapter; otherwise it is separate.
       prompt: the template of a prompt with {instruction}; empty if the tokenizer has it.
@@ -67,7 +69,7 @@ class CardFacts(NamedTuple):
 
 
 def render_card(facts: CardFacts) -> str:
-    """Returns README.md of an exported model: a header that hubs read and then the facts."""
+    """Returns README.md of an exported model: a header for hubs, and then the facts."""
     environment = names.make_environment(
         # Text that the template does not mark as Markdown is shown unchanged.
         finalize=lambda text: (
@@ -105,7 +107,7 @@ def render_card(facts: CardFacts) -> str:
 
 
 def _robustness(facts: CardFacts) -> list[tuple[str, str]]:
-    """Returns what measures of robustness found of this model: titles with sentences."""
+    """Returns the results of robustness tests of this model: titles with sentences."""
     found = facts.metrics.get("robustness", ()) if facts.metrics else ()
     own = facts.variant._asdict()
     return robustness.told(

@@ -95,7 +95,7 @@ def make_panel(frame: Frame | None) -> tuple[Any, Any]:
 
 
 def note(axes: Any, text: str, at: Any, offset: Any, *coordinates: str, **options: Any) -> None:
-    """Writes a text so many points from a place in Matplotlib's coordinates."""
+    """Writes a text at a distance in points from a place in Matplotlib's coordinates."""
     place = {"xy": at, "xytext": offset, "xycoords": coordinates, "textcoords": "offset points"}
     axes.annotate(text, **place, color=SOFT, **options)
 
@@ -134,8 +134,8 @@ def page_svg(figure: Any, title: str) -> Markup:
     """Returns a figure as an SVG element that takes fonts and colors from the page around it.
 
     Colors are `var(--c-...)`, named after their light value (see `dark_color`). An artist whose gid
-    begins with "tip:" says the rest of it when pointed at. The title is for those who do not see
-    it; no other figure of the page has the same.
+    begins with "tip:" shows the rest of the gid as a tooltip. The title is for readers who do not
+    see the figure. It is unique on the page.
     """
     with _style(_PAGE_STYLE):
         text = _saved(figure, "svg").decode()
@@ -163,7 +163,7 @@ def _attributes(found: re.Match[str]) -> str:
 
 
 def dark_color(color: str) -> str:
-    """Returns a figure's color on a dark ground: gray is inverted, others are light enough.
+    """Returns a figure's color on a dark background: gray is inverted, other colors stay.
 
     White becomes the ground. The ink of the figures becomes that of the page.
     """

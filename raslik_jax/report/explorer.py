@@ -1,7 +1,7 @@
 """All rows of a run with their scores, for the page to search, sort and filter.
 
-The page has them as compressed JSON, which is data to a browser and no markup. `explorer.js` makes
-text of it. The grid is Tabulator's, in `third_party/tabulator` with its license.
+The page has them as compressed JSON, which a browser does not take for markup. `explorer.js` shows
+it as text. The grid is Tabulator's, in `third_party/tabulator` with its license.
 """
 
 import base64
@@ -39,13 +39,13 @@ class Explorer(NamedTuple):
 
     Attributes:
       score_N: RASLIK's scores, minus infinity for a row without a gradient.
-      columns: more of each row, by name; None if unknown.
+      columns: further values of each row, by name; None if unknown.
       queries: the texts of the traced queries: prompt and answer.
-      each_NQ: the score with each of the (first) queries; None if there is one.
-      behaviors: the queries by behavior, as positions; none if unknown.
-      tokens: by position, the pieces of a row and of the answer: text, share, step of the color.
-      strategy: the one whose sets are shown.
-      has_lines: whether `line` is that of the user's file and not the position in the corpus.
+      each_NQ: the score with each of the (first) queries; None for a single query.
+      behaviors: the queries by behavior, as positions; empty if unknown.
+      tokens: the pieces of a row and of the answer, by position: text, share, step of the color.
+      strategy: the strategy whose sets are shown.
+      has_lines: whether `line` is the line in the user's file and not the position in the corpus.
     """
 
     score_N: Float[np.ndarray, " N"]
@@ -60,7 +60,8 @@ class Explorer(NamedTuple):
     def distribution(self) -> dict[str, Any]:
         """Returns the known scores, whether each is of a target, and the ends of both sets.
 
-        There are no labels if some row has none, and no ends if the sets are of other scores.
+        There are no labels if a row has none. There are no ends if the sets were made by other
+        scores.
         """
         is_known_N = self.score_N > -np.inf
         label_N, set_N = (np.array(self.columns[n], object)[is_known_N] for n in ("label", "set"))
@@ -73,10 +74,11 @@ class Explorer(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """Rows in the form of a page: compressed JSON in base64, their number and that of all.
+    """Rows in the form of a page: compressed JSON in base64, their number and that of all rows.
 
-    `num_unscored` of those that are left out have no score. `queries` are those whose single scores
-    are there, of `num_queries` traced ones. `groups` are these by behavior as positions.
+    `num_unscored` of the rows that are left out have no score. `queries` are the queries with
+    single scores on the page, of `num_queries` traced ones. `groups` has their positions by
+    behavior.
     """
 
     text: str
@@ -98,7 +100,7 @@ class Packed(NamedTuple):
 
 
 def read_explorer(root: pathlib.Path, metrics: Metrics) -> Explorer | None:
-    """Returns the rows of a run with what it found of them; None where it has no scores."""
+    """Returns the rows of a run with their results; None if the run has no scores."""
     rows, entries = artifacts.TRAIN.find(root) or (), metrics["retrieval"]
     number = len(rows)
     score_N = artifacts.INFLUENCE.current(root, (number,)) if rows and entries else None
@@ -179,9 +181,9 @@ def _read_tokens(root: pathlib.Path, place: Mapping[str, int]) -> dict[int, dict
 
 
 def pack(found: Explorer, most_bytes: int = MOST_BYTES) -> Packed:
-    """Returns rows in the form of a page: both ends of the ranking if not all have room.
+    """Returns rows in the form of a page: both ends of the ranking if not all rows fit.
 
-    Two thirds of the remaining rows are the highest. The counts of the histogram are of all.
+    Two thirds of the rows that fit have the highest scores. The histogram counts all rows.
     """
     number = len(found.score_N)
     size, text = number, ""
@@ -208,9 +210,10 @@ def pack(found: Explorer, most_bytes: int = MOST_BYTES) -> Packed:
 
 
 def tails(score_N: Float[np.ndarray, " N"], size: int) -> Int[np.ndarray, " M"]:
-    """Returns the positions of both ends of a ranking, best first; all if there is room.
+    """Returns the positions of both ends of a ranking, best first; all if they fit.
 
-    Rows of minus infinity are in no ranking. They come last and only if all others have room.
+    Rows with a score of minus infinity are in no ranking. They come last and only if all others
+    fit.
     """
     order, num_scored = np.argsort(-score_N, kind="stable"), int((score_N > -np.inf).sum())
     if size >= num_scored:
@@ -220,14 +223,14 @@ def tails(score_N: Float[np.ndarray, " N"], size: int) -> Int[np.ndarray, " M"]:
 
 
 def _num_queries(found: Explorer, num_rows: int) -> int:
-    """Returns the number of queries whose single scores a page has: none of a single one."""
+    """Returns the number of queries with single scores on a page; 0 for a single query."""
     if found.each_NQ is None or len(found.queries) < 2:
         return 0
     return min(found.each_NQ.shape[1], max(1, _MOST_PAIRS // max(1, num_rows)))
 
 
 def _groups(found: Explorer, num_rows: int) -> tuple[tuple[int, ...], ...]:
-    """Returns the queries that a page has single scores of by behavior."""
+    """Returns the queries with single scores on a page, by behavior."""
     shown = range(_num_queries(found, num_rows))
     parts = [tuple(n for n in group if n in shown) for group in found.behaviors]
     kept = tuple(part for part in parts if part)

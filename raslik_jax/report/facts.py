@@ -27,7 +27,7 @@ FORGET_PANEL = ", forget set"
 class ItemSet(NamedTuple):
     """The first rows of a forget or retain set, best first, and the number of all.
 
-    A row's score is in the direction of the set: a higher one belongs there more.
+    A row's score is in the direction of the set: a higher score fits the set better.
     """
 
     rows: tuple[Mapping[str, Any], ...]
@@ -46,13 +46,13 @@ class Facts(NamedTuple):
     """The facts of a run for reports; parts that its work directory does not have are empty.
 
     Attributes:
-      metrics: the content of metrics.json, with the settings and versions of what was measured.
-      queries: those it was measured on, target queries first.
-      answers: by algorithm ("" before unlearning) and strategy, the answer by query id.
-      sets: by strategy, the sets "forget" and "retain".
-      losses: by panel and label, one loss per step.
-      marker_words: words that mark the behavior; none where the file of them is gone.
-      incident: what was traced and the rows behind it, or an example of that.
+      metrics: the content of metrics.json, with the settings and versions of the measured run.
+      queries: the queries of the measurement, target queries first.
+      answers: the answers by algorithm ("" before unlearning), strategy and query id.
+      sets: the sets "forget" and "retain", by strategy.
+      losses: one loss per step, by panel and label.
+      marker_words: words that mark the behavior; empty if their file is missing.
+      incident: the traced answer and the rows behind it, or an example of such.
       explorer: all rows with their scores.
       validation: QLD and LDS of the rankings.
     """
@@ -74,9 +74,9 @@ class Facts(NamedTuple):
 
 
 def read_facts(root: pathlib.Path, *, num_rows: int = 8) -> Facts:
-    """Returns what a report shows of a run, with so many rows of each set.
+    """Returns the facts of a run for a report, with at most this number of rows per set.
 
-    Only its metrics have to be there; what a stage that did not run would have left is empty.
+    Only the metrics are required. Results of a stage that did not run are empty.
 
     Raises:
       ValueError: as `artifacts.read_metrics`; a file is damaged.
@@ -158,9 +158,9 @@ def _read_marker_words(config: Mapping[str, Any]) -> frozenset[str]:
 
 
 class Experiment(NamedTuple):
-    """Runs that differ in their seed alone, in its order.
+    """Runs that differ only in their seed, in the order of the seeds.
 
-    `variation` are the settings that separate them from others of the same name, if there are any.
+    `variation` has the settings that differ from other runs of the same name, if there are any.
     """
 
     runs: tuple[Facts, ...]
@@ -188,9 +188,9 @@ class Experiment(NamedTuple):
 
 
 def group_runs(runs: Sequence[Facts]) -> tuple[Experiment, ...]:
-    """Returns the runs by experiment, in the order in which each first comes.
+    """Returns the runs by experiment, in the order of the first run of each.
 
-    Runs belong together if all their settings are equal but for the seed.
+    Runs belong together if all their settings except the seed are equal.
 
     Raises:
       ValueError: two runs of one experiment have the same seed.

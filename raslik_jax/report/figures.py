@@ -1,4 +1,4 @@
-"""Figures of a run: a panel each for the page, and for files where no `frame` is given."""
+"""Figures of a run: panels for the page, or files if no `frame` is given."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -37,7 +37,7 @@ def draw_frontier(metrics: Metrics, algorithm: str, *, retain_from: float, frame
       metrics: the content of metrics.json.
       algorithm: the one to draw.
       retain_from: where the axis of R starts (`lowest_retain`).
-      frame: of a panel for the page, which has a legend of its own, also in other figures.
+      frame: frame of a panel for the page, which has its own legend, also in other figures.
     """
     models = collect_models([metrics], is_last=False)
     references = [model for model in models if not model.algorithm]
@@ -59,7 +59,7 @@ def draw_frontier(metrics: Metrics, algorithm: str, *, retain_from: float, frame
 
 
 def lowest_retain(metrics: Metrics) -> float:
-    """Returns where the axis of R has to start for all of a run to be seen."""
+    """Returns the start of the axis of R at which all points of a run are visible."""
     lowest = min(
         rate["low"]
         for model in collect_models([metrics], is_last=False)
@@ -130,12 +130,12 @@ def draw_intervals(
     """Returns the figure of values one below the other, with their means in numbers.
 
     Args:
-      rows: from the top, each with the ends of a bar.
+      rows: values from the top, each with the ends of a bar.
       xlabel: the name of the value.
-      colors: of the rows.
-      start: where the axis starts; it ends at 1.
+      colors: colors of the rows.
+      start: start of the axis; it ends at 1.
       floor: the place of a dotted line.
-      frame: of a panel for the page.
+      frame: frame of a panel for the page.
     """
     figure, axes = make_panel(frame)
     if floor is not None:
@@ -221,10 +221,10 @@ def draw_cut(
 
     Args:
       score_N: forget scores of the training examples; minus infinity for none.
-      num_forget: the number that stand out, above the cut; 0 draws no cut.
-      middle: of the scores of unrelated examples.
-      edge: the highest of these; the band reaches as far down.
-      frame: of a panel for the page.
+      num_forget: number of examples that stand out, above the cut; 0 draws no cut.
+      middle: median of the scores of unrelated examples.
+      edge: the highest of these scores; the band reaches equally far down.
+      frame: frame of a panel for the page.
     """
     ranked_N = np.sort(score_N[score_N > -np.inf])[::-1]
     rank_N = np.arange(1, len(ranked_N) + 1)
@@ -260,13 +260,13 @@ def draw_losses(
 ) -> Any:
     """Returns the figure of loss curves.
 
-    The faint line is the loss of every step (of long curves, means of neighboring ones). The strong
-    one is its running mean over a twentieth of the steps.
+    The faint line is the loss of every step, or means of neighboring steps in a long curve. The
+    strong line is the running mean over a twentieth of the steps.
 
     Args:
       curves: by strategy, or "loss" for a training before unlearning: one loss per optimizer step.
-      strategies: all of the run, which decide the colors.
-      frame: of a panel for the page.
+      strategies: all strategies of the run, which decide the colors.
+      frame: frame of a panel for the page.
     """
     figure, axes = make_panel(frame)
     styles = strategy_styles(strategies or list(curves))

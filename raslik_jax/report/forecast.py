@@ -30,7 +30,7 @@ def sizes_table(run: AbstractRun) -> Table:
 def steps_table(
     found: Forecast, *, flops_per_second: float, bytes_per_second: float, origin: str = "as given"
 ) -> Table:
-    """Returns the table of a run's stages: their work, the rest of it, and its cost.
+    """Returns the table of a run's stages: the whole work, the remaining work, and its cost.
 
     Units of one stage with equal costs share a row. `origin` names the source of the rates.
     """

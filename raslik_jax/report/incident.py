@@ -1,6 +1,7 @@
 """The opening of a page: the question, the model's answer then and now, and the reason.
 
-Read from a work directory. A run without a traced answer opens with an example of its queries.
+All of it is read from a work directory. Without a traced answer the page opens with an example of
+the queries.
 """
 
 import base64
@@ -49,11 +50,10 @@ class Piece(NamedTuple):
 class Card(NamedTuple):
     """A row behind the answer.
 
-    `place` is its line or number in the training file, 0 where it has none; `file` names that file
-    where there are several; sigma is the noise of
-    the sketch in its score; `alike` counts the rows whose gradients are nearly the same. The pieces
-    of the answer sum to `cosine`, that with the answer to the prompt `query`; without shares of
-    tokens there are no pieces.
+    `place` is its line or number in the training file, 0 if it has none. `file` names the file if
+    there are several. sigma is the noise of the sketch in its score. `alike` counts the rows with
+    nearly the same gradient. The pieces of the answer sum to `cosine`, the cosine with the answer
+    to the prompt `query`. Without shares of tokens there are no pieces.
     """
 
     asked: str
@@ -83,7 +83,7 @@ class Download(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """A row with its scores with the bad answer and with the one that was wished for."""
+    """A row with two scores: with the bad answer and with the wished one."""
 
     asked: str
     said: str
@@ -96,18 +96,18 @@ class Incident(NamedTuple):
 
     Attributes:
       is_traced: whether an answer was traced; otherwise this is an example of the queries.
-      which: which unlearned model is shown, if there are several.
-      traced: the answers, with what each model makes of them.
+      which: sentence on the unlearned model that is shown, if there are several.
+      traced: the traced answers with the results of each model.
       cards: the rows behind them, the highest score first.
-      num_found: rows that were found, of `num_rows`.
-      entry: of the unlearned model in metrics.json.
+      num_found: number of rows that were found, of `num_rows`.
+      entry: entry of the unlearned model in metrics.json.
       ended: why unlearning ended before enough was gone, or "".
       warning: why a traced answer is weak evidence, or "".
-      costs: the check of a recipe, the exact judgment and what else changed.
-      wished: the rows behind the answer that one wished for, and those behind the bad one.
-      chances: how likely the scores are by chance, and how many behaviors were traced.
-      cut: where the rows that were found end among the scores.
-      downloads: what the run leaves.
+      costs: the check of a recipe, the exact judgment and other changes.
+      wished: the rows behind the wished answer, and those behind the bad one.
+      chances: sentences on the chance of the scores and on the traced behaviors.
+      cut: the end of the found rows among the scores.
+      downloads: files and folders that the run wrote for its user.
     """
 
     is_traced: bool
@@ -132,7 +132,7 @@ class Incident(NamedTuple):
 
 
 def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
-    """Returns the traced answers of a run and the rows behind them; None where none was traced."""
+    """Returns the traced answers of a run and the rows behind them; None without such."""
     if not metrics["methods"]:
         return None
     entry = _shown_entry(metrics)
@@ -172,7 +172,7 @@ def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
 
 
 def read_outcome(root: pathlib.Path, strategy: str, algorithm: str) -> tuple[str, ...]:
-    """Returns the outcome for the traced answers of a run that measured nothing, in sentences."""
+    """Returns sentences on the traced answers of a run without measurements."""
     traced = _read_traced_answers(root, strategy, algorithm)
     ended = read_ending(root, strategy, algorithm)
     unknown = verdict.describe_count(verdict.Count(0, 0))
@@ -182,7 +182,7 @@ def read_outcome(root: pathlib.Path, strategy: str, algorithm: str) -> tuple[str
 
 
 def recipe_sentence(root: pathlib.Path, algorithm: str) -> str:
-    """Returns whether the recipe of a retrained model is confirmed; "" where it was not checked."""
+    """Returns whether the recipe of a retrained model is confirmed; "" if it was not checked."""
     if algorithm not in OBJECTIVES or not OBJECTIVES[algorithm].retrains:
         return ""
     own = config_from_json(artifacts.CONFIG.read(root)).unlearn[algorithm]
@@ -191,14 +191,14 @@ def recipe_sentence(root: pathlib.Path, algorithm: str) -> str:
 
 
 def read_ending(root: pathlib.Path, strategy: str, algorithm: str) -> str:
-    """Returns `ending_sentence` of what a run's probes found."""
+    """Returns `ending_sentence` for the probes of a run."""
     return ending_sentence(
         artifacts.probes(artifacts.Variant(strategy, algorithm)).find(root) or {}
     )
 
 
 def _read_traced_answers(root: pathlib.Path, strategy: str, algorithm: str) -> tuple[Traced, ...]:
-    """Returns the traced answers with what the models make of them; none where none was traced."""
+    """Returns the traced answers with the results of the models; empty without a traced answer."""
     before = artifacts.traced("finetuned").current(root)
     if before is None:
         return ()
@@ -228,10 +228,10 @@ def example_incident(
     answers: Mapping[tuple[str, str], Mapping[str, str]],
     sets: Mapping[str, Mapping[str, Any]],
 ) -> Incident | None:
-    """Returns one query of the behavior with the row behind it, of a run that traced no answer.
+    """Returns a query of the behavior with a row behind it, for a run that traced no answer.
 
-    The query is the first target query that the model answers at all, the row the best of the
-    forget set of the strategy that the run is about. The arguments are of `facts.Facts`.
+    It is the first target query with an answer, and the best row in the forget set of the strategy
+    that the report is about. The arguments are fields of `facts.Facts`.
     """
     before = answers.get(("", "finetuned"), {})
     asked = [q for q in queries if q.is_target and before.get(q.example_id, "").strip()]
@@ -292,7 +292,7 @@ def asked_of(row: Example) -> str:
 def _cards(
     root: pathlib.Path, rows: Sequence[Example], strategy: str, chances: Chance | None
 ) -> tuple[Card, ...]:
-    """Returns the rows of the highest scores: those whose tokens are known, else the first ones."""
+    """Returns the rows of the highest scores: those with known tokens, otherwise the first ones."""
     place = {row.example_id: number for number, row in enumerate(rows)}
     found = artifacts.TOKEN_SHARES.current(root)
     if not found:
@@ -353,9 +353,9 @@ def verdict_sentence(entry: Mapping[str, Any]) -> str:
 
 
 def cost_sentence(metrics: Metrics, strategy: str, algorithm: str) -> str:
-    """Returns what unlearning cost on prompts without the behavior, in one sentence.
+    """Returns a sentence on the changes for prompts without the behavior.
 
-    "" where neither R nor the perplexity of held-out answers was measured.
+    It is "" if neither R nor the perplexity of held-out answers was measured.
     """
     models = {(m.strategy, m.algorithm): m for m in collect_models([metrics])}
     after, before = models[strategy, algorithm], models["finetuned", ""]
@@ -364,7 +364,7 @@ def cost_sentence(metrics: Metrics, strategy: str, algorithm: str) -> str:
 
 
 def _downloads(root: pathlib.Path, strategy: str) -> tuple[Download, ...]:
-    """Returns what a run leaves for its user that is there now; what is small is in its link."""
+    """Returns the existing files that a run wrote for its user; a small one is in its link."""
     places = {"Rows to forget": artifacts.set_rows(strategy, "forget").path}
     places |= artifacts.EXPORTS.find(root) or {}
     room = _LINKED

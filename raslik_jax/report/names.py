@@ -1,6 +1,6 @@
 """The names, colors and markers of families' members by their records, and templates of names.
 
-A member of a stored run that has no record any more goes by its own name. One without a color or
+A member of a stored run without a record is shown by its own name. A member without a color or
 marker gets the next free ones.
 """
 
@@ -45,7 +45,7 @@ def algorithm_name(algorithm: str) -> str:
 
 
 def dataset_name(config: Mapping[str, Any]) -> str:
-    """Returns what people call the dataset of a run; the paper's are called as it prints them."""
+    """Returns the common name of the dataset of a run; for the paper's, the printed name."""
     dataset = config.get("corpus", {}).get("dataset", "")
     return DATASETS[dataset].title if dataset in DATASETS else dataset or "data not recorded"
 
@@ -65,7 +65,7 @@ def describe_model(config: Mapping[str, Any]) -> str:
 
 
 def kernel_note(settings: Mapping[str, Any], strategies: Iterable[str]) -> str:
-    """Returns the kernel of those strategies that have one; "" where it is the paper's."""
+    """Returns a note on the kernel of the strategies that have one; "" if it is the paper's."""
     names = [
         strategy_name(name)
         for name in dict.fromkeys(strategies)
@@ -76,7 +76,7 @@ def kernel_note(settings: Mapping[str, Any], strategies: Iterable[str]) -> str:
 
 
 def highlighted(strategies: Iterable[str]) -> str:
-    """Returns the strategy that a report is about: the paper's own; empty where it was not run."""
+    """Returns the strategy that a report is about, the paper's; empty if it was not run."""
     named = (name for name in strategies if name in STRATEGIES and STRATEGIES[name].is_subject)
     return next(named, "")
 

@@ -64,7 +64,7 @@ def _model_name(model: Model) -> str:
 
 
 def answers_taken_against(metrics: Metrics) -> str:
-    """Returns in words whose answers F and R are taken against."""
+    """Returns in words with whose answers F and R compare."""
     reference = metrics.get("reference", "finetuned")
     return _ANSWERS.get(reference, reference)
 
@@ -82,7 +82,7 @@ def judgment_sentence(models: Sequence[Model]) -> str:
 
 
 def behavior_sentence(metrics: Metrics) -> str:
-    """Returns how far the behavior was there before unlearning; "" where nothing measured it."""
+    """Returns how much the model showed the behavior before unlearning; "" if not measured."""
     found = metrics.get("behavior")
     text = judgment.describe_behavior(found) if found else ""
     return f"{text[:1].upper()}{text[1:]}." if text else ""

@@ -1,8 +1,8 @@
 """A report as one self-contained HTML page: stored runs in, text out.
 
-The template `page.html.jinja` writes and lays out what the functions here gather. Nothing is loaded
-from anywhere: styles and script are inline and allowed by their hashes alone, so that even text
-that got past the escaping could not run. Without the script all of it can be read.
+The functions here gather facts, and the template `page.html.jinja` writes them. The page loads
+nothing: styles and script are inline, and only their hashes are allowed. So text that gets past the
+escaping cannot run. Without the script the whole page can be read.
 """
 
 import base64
@@ -24,7 +24,7 @@ _GENERATOR = '<meta name="generator" content="raslik_jax">'
 
 
 def is_page(head: bytes) -> bool:
-    """Returns whether a file that begins so is a page that `render` wrote."""
+    """Returns whether a file with this beginning is a page that `render` wrote."""
     return _GENERATOR.encode() in head
 
 
@@ -37,10 +37,10 @@ def render(
     """Returns the page of some experiments as an HTML document; equal runs give equal bytes.
 
     Args:
-      experiments: stored runs, grouped; with several seeds, tables and summary take all of them,
-        and answers, examples and curves are those of the first.
-      title: the heading; by default words for one incident, else the experiments' names.
-      findings: by the name of a run, why it found no row (`retrieve.finding`).
+      experiments: stored runs, grouped. With several seeds, tables and summary have all of them.
+        Answers, examples and curves are those of the first seed.
+      title: the heading; by default words for one incident, otherwise the names of the experiments.
+      findings: why a run found no row (`retrieve.finding`), by the name of the run.
     """
     environment = _environment()
     page = sections.make_page(experiments)

@@ -18,12 +18,12 @@ from raslik_jax.train.objectives import OBJECTIVES
 
 
 class Field(NamedTuple):
-    """A declared column: it is there where some model has one of its metrics.
+    """A declared column; a table has it if some model has one of its metrics.
 
     Attributes:
       title: its heading.
-      metrics: whose values it shows.
-      show: gives the cell of a model that has one of them.
+      metrics: the metrics that it shows.
+      show: function from a model that has one of them to the cell.
       align: the alignment of its cells.
     """
 
@@ -33,15 +33,15 @@ class Field(NamedTuple):
     align: Literal["left", "right"] = "left"
 
     def is_known(self, model: Model) -> bool:
-        """Returns whether there is anything to show of a model."""
+        """Returns whether a model has a value to show."""
         return any(model.values.get(metric) for metric in self.metrics)
 
 
 def fields_of(table: str, *, is_spread: bool = False) -> list[Field]:
     """Returns the columns that metrics have in a table (a name in `Metric.columns`).
 
-    Metrics of one title share their column. If it `is_spread` they show the mean over seeds with
-    the smallest and the largest and not the interval over queries.
+    Metrics of one title share their column. If it `is_spread`, a cell has the mean over seeds with
+    the smallest and the largest value in place of the interval over queries.
     """
     titles: dict[str, dict[str, metrics_lib.Column]] = {}
     for name, metric in METRICS.items():
@@ -134,7 +134,7 @@ def _table(
 
 
 def _epoch_of(metrics: Metrics) -> tuple[Field, ...]:
-    """Returns the column of epochs; none if a step within any epoch was kept."""
+    """Returns the column of epochs; no column if probes chose the kept step."""
     return () if is_probed(metrics["settings"]) else (_EPOCH,)
 
 
@@ -179,7 +179,7 @@ def checks_table(metrics: Metrics) -> Table:
 
 
 def measured_table(metrics: Metrics, group: str, notes: Any = write_notes) -> Table | None:
-    """Returns the metrics of a group of every model after its last epoch; None without any."""
+    """Returns the metrics of one group for every model after its last epoch; None without any."""
     if not (found := metrics["finetuned"].get(group)):
         return None
     fields = (*_epoch_of(metrics), *fields_of(group))
@@ -187,7 +187,7 @@ def measured_table(metrics: Metrics, group: str, notes: Any = write_notes) -> Ta
 
 
 def distances_table(metrics: Metrics) -> Table | None:
-    """Returns every distance to R = 1, F = 0 of each method; None without F and R."""
+    """Returns the table of each method's distances to R = 1, F = 0; None without F and R."""
     if metrics["finetuned"]["euclidean"] is None:
         return None
     methods = _methods(collect_models([metrics]))
@@ -197,7 +197,7 @@ def distances_table(metrics: Metrics) -> Table | None:
 
 
 def retrained_table(metrics: Metrics) -> Table | None:
-    """Returns each model next to the retrained one, with the noise floor; None without one."""
+    """Returns the table of the models' distances to the retrained one; None without one."""
     models = [m for m in collect_models([metrics]) if any(f.is_known(m) for f in _DISTANCE)]
     fields = (_ALGORITHM, _STILL, *_DISTANCE)
     has_floor = any(m.algorithm in OBJECTIVES and OBJECTIVES[m.algorithm].repeats for m in models)
@@ -206,7 +206,7 @@ def retrained_table(metrics: Metrics) -> Table | None:
 
 
 def retrieval_table(metrics: Metrics) -> Table:
-    """Returns the rows of each strategy and their match with the labels if there are any."""
+    """Returns the table of each strategy's rows and their match with labels, if any."""
     found = metrics["retrieval"]
     models = [make_model(name, "", {"retrieval": entry}) for name, entry in found.items()]
     base_rates = [entry.get("base_rate") for entry in found.values()]
@@ -215,7 +215,7 @@ def retrieval_table(metrics: Metrics) -> Table:
 
 
 def probes_table(metrics: Metrics) -> Table | None:
-    """Returns what the probes of every unlearning found, in nats a token; None without any.
+    """Returns the table of the probes of every unlearning, in nats a token; None without any.
 
     The last columns say how many rows of the sets to forget are gone.
     """
@@ -281,7 +281,7 @@ def seeds_table(runs: Sequence[Metrics]) -> Table:
 def seeds_checks_table(runs: Sequence[Metrics]) -> Table:
     """Returns the basis of the rates over several seeds in the same form.
 
-    If some seeds have not measured a value the cell says so.
+    If some seeds did not measure a value, the cell has the number of seeds.
     """
     fields = (*fields_of("seeds_checks", is_spread=True), _JUDGED)
     notes = write_notes("seeds_checks", runs=runs)

@@ -25,7 +25,7 @@ def told(found: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
 
 
 def points_of(metrics: Metrics) -> list[tuple[str, str]]:
-    """Returns the results of every method in the same form; names separate several methods."""
+    """Returns the results of every method in the same form, with the name if there are several."""
     found = metrics.get("robustness", ())
     is_one = len({(one["strategy"], one["algorithm"]) for one in found}) == 1
     leads = ("" if is_one else f"{_method(one)}, " for one in found)
@@ -72,7 +72,7 @@ def _table(name: str, found: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _with_retrained(name: str, found: Compared) -> Found:
-    """Returns what was found of a model, with whether what returns does so after retraining."""
+    """Returns the results of a model, and whether its returns also occur after retraining."""
     if not (ROBUSTNESS[name].returns and "retrained" in found):
         return found["now"]
     words = {True: "yes", False: "no"}

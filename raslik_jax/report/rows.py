@@ -18,7 +18,7 @@ def write_rows(folder: pathlib.Path, root: pathlib.Path, set_of: Mapping[str, st
     """Writes every training row of a work directory with its score and set; needs pyarrow.
 
     Args:
-      folder: new, for the file.
+      folder: new folder for the file.
       root: the work directory.
       set_of: names of sets by row id.
     """
@@ -31,9 +31,9 @@ def write_rows(folder: pathlib.Path, root: pathlib.Path, set_of: Mapping[str, st
 
 
 def read_columns(root: pathlib.Path, set_of: Mapping[str, str]) -> dict[str, list[Any]]:
-    """Returns the columns of a run's rows in the order of its corpus; None where nothing is known.
+    """Returns the columns of a run's rows in the order of its corpus; a value is None if unknown.
 
-    Columns of what the run has not computed are left out.
+    Columns that the run has not computed are left out.
     """
     rows = artifacts.TRAIN.read(root)
     names = [*_OF_ROWS, *(["file"] if any(row.file for row in rows) else [])]

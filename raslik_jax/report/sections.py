@@ -40,9 +40,9 @@ _MAX_PANELS, _MAX_HISTOGRAMS = 12, 4
 
 
 class View(NamedTuple):
-    """An experiment in the form of the page; `first` names the shown seed, if there are some.
+    """An experiment in the form of the page; `first` names the shown seed if there are several.
 
-    `styles` are mark and printed name by strategy. `references` has models before unlearning.
+    `styles` has mark and printed name by strategy. `references` has the models before unlearning.
     """
 
     experiment: Experiment
@@ -73,10 +73,11 @@ class Section(NamedTuple):
 
     Attributes:
       title: its heading.
-      part: one of `PARTS`, or "" to stand before them.
-      facts: gives the values that its template shows; where there are none there is no section.
-      template: in Jinja: a file of `templates/`, or the text itself.
-      style: gives what it adds to the page's style, and `script` to its script.
+      part: one of `PARTS`, or "" for a place before them.
+      facts: function that returns the values for the template; if it returns none, the page leaves
+        the section out.
+      template: Jinja: a file of `templates/`, or the text itself.
+      style: function that returns further style of the page; `script` returns further script.
     """
 
     title: str
@@ -88,7 +89,7 @@ class Section(NamedTuple):
 
 
 def make_page(experiments: Sequence[Experiment]) -> Page:
-    """Returns what sections take their facts from."""
+    """Returns the source of the sections' facts."""
     return Page([*map(_view, experiments)])
 
 
@@ -107,7 +108,7 @@ def _view(experiment: Experiment) -> View:
 
 
 def _each(page: Page, show: Callable[[View], Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns a section's facts of each experiment that has some, as `views`."""
+    """Returns the facts of each experiment that has some, as `views` of a section."""
     shown = [(view, found) for view in page.views if (found := show(view))]
     named = [{"name": view.name, "first": view.first, **found} for view, found in shown]
     return {"views": named} if named else {}
@@ -136,7 +137,7 @@ def _story(view: View) -> dict[str, Any]:
 
 
 def _is_shown(metrics: Any) -> bool:
-    """Returns whether the fine-tuned model shows the behavior, as far as it was measured."""
+    """Returns whether the fine-tuned model shows the behavior, if this was measured."""
     return not (found := metrics.get("behavior")) or found["is_shown"]
 
 
@@ -210,9 +211,9 @@ def _seeds(view: View) -> Sequence[Any]:
 
 
 def _summarized(view: View) -> Iterator[dict[str, Any]]:
-    """Yields what the summary says of an algorithm: of the strategy that is asked about.
+    """Yields the facts of the summary for an algorithm and the strategy of the report.
 
-    Without F and R of all models there is nothing.
+    Without F and R of all models it yields nothing.
     """
     models = collect_models(_seeds(view))
     earlier = {model.strategy: model for model in models if not model.algorithm}
@@ -343,7 +344,7 @@ def _retrieval(view: View) -> dict[str, Any]:
 
 
 def _answers(page: Page) -> dict[str, Any]:
-    """Returns some queries with every model's answer, as many as fit into so many characters."""
+    """Returns the first queries with every model's answer that fit into a number of characters."""
     share = _MAX_CHARACTERS // max(1, sum(bool(v.experiment.runs[0].answers) for v in page.views))
     return _each(page, lambda view: _side_by_side(view, share))
 
@@ -439,7 +440,7 @@ def facts_of(page: Page) -> list[str]:
 def _stored(
     title: str, part: str, show: Callable[[View], Mapping[str, Any]], template: str
 ) -> Section:
-    """Returns a section that shows each experiment by itself."""
+    """Returns a section that shows each experiment separately."""
     return Section(title, part, lambda page: _each(page, show), template)
 
 

@@ -47,8 +47,8 @@ class Table(NamedTuple):
 def format_interval(entry: Interval | None, spec: str = ".3f", ends: str = ".2f") -> str:
     """Returns a mean with its interval, as in "0.312 [0.28, 0.35]"; "-" for None.
 
-    Two decimals of the ends are enough for an interval over a hundred queries. A difference takes
-    three, which show whether zero is between them.
+    Two decimals of the ends are enough for an interval over a hundred queries. A difference has
+    three, to show whether zero is inside.
     """
     if entry is None:
         return NOT_KNOWN
@@ -92,12 +92,12 @@ def escape_markdown(text: str) -> str:
 
 
 def escape_markdown_line(text: str) -> str:
-    """Returns text that Markdown shows as it is where a line begins: a paragraph or an item."""
+    """Returns text that Markdown shows unchanged at the beginning of a paragraph or an item."""
     return re.sub(r"^(\d*)([-+=.)])", r"\1\\\2", escape_markdown(text))
 
 
 def escape_csv(text: str) -> str:
-    """Returns a cell that no spreadsheet takes for a formula; a number stays a number."""
+    """Returns a cell that no spreadsheet reads as a formula; a number stays a number."""
     if text[:1] not in ("=", "+", "-", "@", "\t", "\r"):
         return text
     try:

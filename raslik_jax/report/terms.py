@@ -40,7 +40,7 @@ def defined(text: str, done: Iterable[str] = ()) -> Markup:
 
     Args:
       text: a sentence of the program, not of data.
-      done: terms that stay words. A term is a button only where it occurs first.
+      done: terms that stay words; only the first occurrence of a term becomes a button.
     """
     seen = set(done)
 

@@ -16,10 +16,10 @@ class Row(NamedTuple):
     """The value of one metric for one model of one run.
 
     Attributes:
-      strategy: as of `Model`.
-      step: the epoch after which, from 1; 0 before unlearning.
-      mean: a number, of an interval its mean; else a flag or a word.
-      low: the ends of the interval, where there is one.
+      strategy: as in `Model`.
+      step: the epoch, from 1; 0 before unlearning.
+      mean: a number, the mean of an interval, a flag or a word.
+      low: with `high` the ends of the interval, if there is one.
     """
 
     run: str
@@ -44,10 +44,10 @@ class Model(NamedTuple):
     """One model of a run or the same model of several seeds.
 
     Attributes:
-      strategy: whose sets it unlearned; a key of REFERENCES for a model before unlearning, which
-        has no algorithm.
-      epochs: after which, one for each run.
-      values: by metric, a value for each run that has it: a number, an interval, a flag or a word.
+      strategy: strategy of its sets; a key of REFERENCES for a model before unlearning, which has
+        no algorithm.
+      epochs: the epoch in each run.
+      values: by metric, one value per run that has it: a number, an interval, a flag or a word.
         Metrics are paths in an entry of metrics.json: "forget", "perplexity/held-out".
     """
 
@@ -62,7 +62,7 @@ class Model(NamedTuple):
         return found["mean"] if isinstance(found, dict) else found
 
     def intervals(self, metric: str) -> list[Interval]:
-        """Returns the value of each run with its interval; of a bare number it has no width."""
+        """Returns the value of each run with its interval, which has no width for a bare number."""
         return [
             v if isinstance(v, dict) else Interval(mean=v, low=v, high=v)  # type: ignore[misc]
             for v in self.values.get(metric, ())
@@ -99,7 +99,7 @@ def is_probed(settings: Mapping[str, Any]) -> bool:
 
 
 def rows_of(entry: Mapping[str, Any], place: Row, prefix: str = "") -> Iterator[Row]:
-    """Yields a row for everything in an entry of metrics.json that was measured."""
+    """Yields a row for each measure in an entry of metrics.json."""
     for key, value in entry.items():
         metric = f"{prefix}{key}"
         if isinstance(value, Mapping) and not value.keys() >= {"mean", "low", "high"}:
@@ -113,9 +113,9 @@ def rows_of(entry: Mapping[str, Any], place: Row, prefix: str = "") -> Iterator[
 
 
 def tidy(runs: Sequence[Metrics]) -> list[Row]:
-    """Returns everything that was measured of the models of runs, those before unlearning first.
+    """Returns all measures of the models of runs, models before unlearning first.
 
-    Methods have what their strategy retrieved as "retrieval/...".
+    Methods have the measures of their strategy's sets as "retrieval/...".
     """
     rows: list[Row] = []
     for run in runs:

@@ -13,8 +13,9 @@ from raslik_jax.report import notes
 class Said(NamedTuple):
     """A model's answer to a traced prompt and its nats of the traced answer.
 
-    `nll` is the mean of all tokens. `nats` has each token but the ends. `drawn` is mean and spread
-    of the nats for answers that the model draws itself there. They are None or empty if unknown.
+    `nll` is the mean over all tokens. `nats` has one value per token, without the ends. `drawn` has
+    mean and spread of the nats of the model's own draws (`likelihood.Expected`). They are None or
+    empty if unknown.
     """
 
     model: str
@@ -33,7 +34,7 @@ class Traced(NamedTuple):
 
 
 def gone_sentence(traced: Sequence[Traced]) -> str:
-    """Returns how likely the traced answers were and are in the mean, and how many are gone.
+    """Returns the mean likelihood of the traced answers before and now, and how many are gone.
 
     They are gone by the rule that ends unlearning (`verdict.Goal`). It is "" without a model after
     unlearning.
@@ -51,10 +52,10 @@ def gone_sentence(traced: Sequence[Traced]) -> str:
 
 
 def ending_sentence(found: Mapping[str, Any]) -> str:
-    """Returns that unlearning ended before enough was gone, and why; "" where it did not.
+    """Returns a sentence if unlearning ended before enough was gone, with the reason; otherwise "".
 
-    Also where no probe ended it: without --unlearn.probe.stop nothing was to end it in time.
-    `found` is what its probes left (`artifacts.probes`).
+    It also covers the case that no probe ended it, without --unlearn.probe.stop. `found` is the
+    content of `artifacts.probes`.
     """
     if found.get("end", stopping.DONE) == stopping.DONE:
         return ""
@@ -69,7 +70,7 @@ def ending_sentence(found: Mapping[str, Any]) -> str:
 
 
 def doubt_sentence(traced: Sequence[Traced]) -> str:
-    """Returns a warning with numbers if a traced answer is no good evidence; else ""."""
+    """Returns a warning with numbers if a traced answer is weak evidence; otherwise ""."""
     for number, one in enumerate(traced, start=1):
         nll, base = _told(one, "before"), _told(one, "base")
         drawn = next((said.drawn for said in one.said if said.model == "before"), None)
@@ -87,7 +88,7 @@ def _told(traced: Traced, model: str) -> float | None:
 
 
 def _progress(traced: Sequence[Traced]) -> verdict.Progress:
-    """Returns how many of the traced answers are gone; none counts that the base says as readily.
+    """Returns how many traced answers are gone, without those that are as likely under the base.
 
     Without the nats of its tokens an answer counts as one token.
     """

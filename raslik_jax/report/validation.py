@@ -1,4 +1,4 @@
-"""The table of a validation: how well scores of rows predict retraining without them."""
+"""The table of a validation: how well the scores of rows predict retraining without the rows."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -32,7 +32,7 @@ def _reads(case: Case) -> str:
 
 
 def _files(case: Case) -> Files:
-    """Returns what commands have left in the work directory that the page shows too."""
+    """Returns the files of commands in the work directory that the page shows too."""
     root = case.workspace.root
     left = (artifacts.EXPORTS, artifacts.VALIDATION)
     return {one.path: one.place(root) for one in left if one.is_there(root)}
