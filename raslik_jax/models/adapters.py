@@ -119,7 +119,7 @@ def read_adapter_config(folder: str | os.PathLike[str], config: decoders.ModelCo
 
 
 def _refuse_others(path: pathlib.Path, fields: Mapping[str, Any]) -> None:
-    """Raises a ValueError that names what is set and neither read nor without effect."""
+    """Raises a ValueError that names settings that have an effect and are not read."""
     # PEFT grows switches; off, they are False, None or empty, and change nothing.
     known = _INERT | {name.removesuffix("?") for name in _SHAPE}
     active = {name: value for name, value in fields.items() if value and name not in known}
@@ -238,9 +238,9 @@ def load_adapter(
       folder: Has adapter_config.json and adapter_model.safetensors.
       config: The decoder's settings.
       lora_config: The required settings of the adapter; None takes its own (`read_adapter_config`).
-        Dropout is the trainer's business and may differ.
+        Dropout may differ.
       base: Identity of the base under it. An adapter that `save_adapter` wrote for another base is
-        refused. One from elsewhere does not name the base that it was trained on.
+        refused. Other adapters do not identify their base.
       base_folder: The checkpoint of that base. Weights of the base in the adapter's file, such as
         its embedding, have to be equal to it; without a folder they are refused.
     """
@@ -349,8 +349,8 @@ def save_adapter(
 def _patterns(lora_config: LoRAConfig, config: decoders.ModelConfig) -> dict[str, Any]:
     """Returns the fields of ranks and alphas that differ by module; {} if none does.
 
-    Modules have their whole names there, so that no pattern matches another one. The same holds for
-    targets in a model with parts besides the text's.
+    Patterns are whole names of modules, so that a pattern matches one module only. So are targets
+    in a model that has other parts than the text part.
     """
     modules, has_others = adapter_targets.module_names(config), config.text_part is not config
     size = lora_config.rank, lora_config.alpha

@@ -183,8 +183,8 @@ class SlidingConfig(DecoderConfig):
 class MixedConfig(SlidingConfig):
     """A decoder with the sliding window in some of its layers.
 
-    They are those that `layer_types` calls "sliding_attention". Without it they are those that
-    `slides` of the architecture names.
+    These are the layers that `layer_types` calls "sliding_attention". Without `layer_types` the
+    method `slides` of the architecture decides.
     """
 
     layer_types: tuple[str, ...] | None = None
@@ -217,14 +217,14 @@ class MixedConfig(SlidingConfig):
 
 
 class Architecture(NamedTuple):
-    """All that the rest of the program knows of one architecture.
+    """The facts about one architecture that the rest of the program uses.
 
     Attributes:
       config: The class of its settings.
       key_map: Our module -> Hugging Face's. Those of a layer follow "layers" with {layer} for the
         layer's number. Modules that a config does not use are not looked up.
-      buffers: A pattern of tensors in files that are not read: they follow from the config, or
-        belong to a head that is not asked for.
+      buffers: A pattern of tensors in files that are not read, because they follow from the config
+        or belong to an unused head.
       modules: The Flax modules of a decoder's layer and of its final norm.
       lora_targets: The linear layers of its attention, which --finetune.lora_targets=auto adapts.
       is_served_with_lora: Whether vLLM takes an adapter on it (its class is a SupportsLoRA).

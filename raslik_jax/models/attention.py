@@ -1,7 +1,7 @@
 """The exchange between tokens: rotary positions, windows, caps and the cache.
 
 Written for one example; the caller vmaps. Window and rotation differ between the layers of a model.
-They are data and no branch, because all layers run in one scan.
+They are data and not branches, because all layers run in one scan.
 
 Letters beyond axes.py: G key-value heads (H is a multiple of G), F rotated pairs of a head, I the
 width of all heads.
@@ -98,18 +98,18 @@ class LayerKinds(NamedTuple):
 
 
 class Context(NamedTuple):
-    """A layer's inputs besides hidden states; rotation, window, past and key are its own.
+    """A layer's inputs in addition to hidden states.
 
     Attributes:
-      rotation: The rotary angles of the tokens at hand.
-      mask_L: Which of the tokens at hand are real; None where all are, or where only the right
-        end is padded (a causal model never looks there).
+      rotation: The rotary angles of the current tokens, for this layer.
+      mask_L: Which current tokens are real; None if all are, or if only the right end is padded (a
+        causal model never looks there).
       past_mask_S: Which slots of the cache may be attended to; None without a cache.
       kind: The implementation of `jax.nn.dot_product_attention`; None for the fastest. "cudnn"
-        (16-bit weights on a GPU) serves whole unmasked rows without a window or a cap; all else
-        runs on XLA.
-      past: The cache, or None.
-      key: Switches the adapters' dropout on.
+        (16-bit weights on a GPU) runs whole unmasked rows without a window or a cap. XLA runs all
+        other rows.
+      past: The layer's cache, or None.
+      key: Key of the adapters' dropout; None turns it off.
       scale: The factor on a query's product with a key; None for 1 / sqrt(head width).
       cap: The bound c of attention logits, c tanh(x / c); None for none.
       window: How many real tokens the layer looks back, the token itself included; None for all.
@@ -138,7 +138,7 @@ LayerOutput = tuple[Hidden, KeyValues]
 
 
 def attend(query_LHD: Queries, key_LGD: Keys, value_LGD: Keys, context: Context) -> Queries:
-    """Returns causal attention of the tokens at hand to the cache and to each other.
+    """Returns causal attention of the current tokens to the cache and to each other.
 
     A masked-out token contributes exactly 0 to every real token. Grouped heads are native: query
     head h reads key-value head h // (H / G). Queries and keys are rotated already.
@@ -175,9 +175,10 @@ def attend(query_LHD: Queries, key_LGD: Keys, value_LGD: Keys, context: Context)
 def _attend_by_parts(
     query_LHD: Queries, key_LGD: Keys, value_LGD: Keys, context: Context
 ) -> Queries:
-    """Returns attention to the cache, if there is one, and to the tokens at hand, with any cap.
+    """Returns attention to the cache, if there is one, and to the current tokens, with any cap.
 
-    They are parts of one softmax. They are not joined: the cache would be copied at every token.
+    Both are parts of one softmax. Their arrays are not joined, because this would copy the cache at
+    every token.
     """
     num_tokens, _, width = query_LHD.shape
     parts = [fresh_key_values(key_LGD, value_LGD)]
@@ -239,8 +240,8 @@ def attend_by_kernel(
 ) -> Queries:
     """Returns causal attention by `jax.experimental.pallas.ops.gpu.attention`; see there.
 
-    It takes as many key heads as query heads and whole tiles. Rows are padded at their right end,
-    where a causal model never looks.
+    It needs the same number of key heads and query heads, and whole tiles. Rows are padded at their
+    right end, where a causal model never looks.
     """
     with warnings.catch_warnings():  # JAX 0.12 points to tokamax in its place
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -307,8 +308,8 @@ _attend_by_products.defvjp(_products_forward, _products_backward)
 def _is_near(context: Context, window: Int[Array, ""], num_tokens: int) -> Bool[Array, "L S"]:
     """Returns the slots in the window of each token by the number of real tokens between.
 
-    Slots count from the first of the cache to the last token at hand. Empty slots of the cache do
-    not widen the distance.
+    Slots are numbered from the first of the cache to the last current token. Empty slots of the
+    cache do not increase the distance.
     """
     real_S = jnp.ones(num_tokens, bool) if context.mask_L is None else context.mask_L
     if context.past is not None and context.past_mask_S is not None:
@@ -323,7 +324,7 @@ def cap_softly(logits: Float[Array, "..."], cap: Any) -> Float[Array, "..."]:
 
 
 def fresh_key_values(key_LGD: Float[Array, "L G D"], value_LGD: Float[Array, "L G D"]) -> KeyValues:
-    """Returns the keys and values of the tokens at hand in the layout of the cache."""
+    """Returns the keys and values of the current tokens in the layout of the cache."""
     return KeyValues(jnp.swapaxes(key_LGD, 0, 1), jnp.swapaxes(value_LGD, 0, 1))
 
 

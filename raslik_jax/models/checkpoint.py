@@ -1,9 +1,9 @@
 """Checkpoints in and out: Hugging Face models, hashes, merging.
 
 Loading is strict: every tensor of the file is used once and every leaf of the model is filled once.
-Otherwise it fails and names every misfit (`key_map`). Tensors are read one at a time and cast on
-their way into the stacked leaf. Memory stays near the size of the model in the requested dtype.
-Writing is atomic: a directory appears whole or not at all (`storage`).
+Otherwise it fails and names every misfit (`key_map`). Tensors are read one at a time and cast
+before they enter the stacked leaf. So the memory stays near the size of the model in the requested
+dtype. Writing is atomic: a directory appears whole or not at all (`storage`).
 """
 
 import contextlib
@@ -104,7 +104,7 @@ def check_own_tokenizer(folder: pathlib.Path, config: ModelConfig) -> None:
 def read_end_ids(folder: str | os.PathLike[str]) -> tuple[int, ...]:
     """Returns the ids that end an answer of a checkpoint's model, as transformers decodes.
 
-    They are those of generation_config.json, or else those of config.json. There may be none.
+    They come from generation_config.json, otherwise from config.json. There may be none.
     """
     for name in (storage.GENERATION, "config.json"):
         path = pathlib.Path(folder) / name
@@ -167,7 +167,7 @@ def load_model(
       revision: Branch, tag or commit on the hub.
       base_format: "int8" or "nf4" packs the linear kernels, layer by layer as they are read.
       double_quant: nf4 only: the scales in eight bits as well.
-      parts: Into how many parts large leaves of the base are split over the mesh.
+      parts: Number of parts into which large leaves of the base are split over the mesh.
     """
     folder = resolve_folder(name, revision=revision)
     config = read_config(folder)

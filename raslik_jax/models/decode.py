@@ -29,7 +29,7 @@ Plan = Callable[..., tuple[BatchPlan, ...]]
 class Drawing(NamedTuple):
     """The draw of tokens from softmax(logits / temperature) in place of the most likely ones.
 
-    A prompt's key is that of its place among the prompts, in any batch.
+    The key of a prompt depends on its place among the prompts and not on its batch.
     """
 
     key: jax.Array
@@ -39,7 +39,7 @@ class Drawing(NamedTuple):
 class _Loop(NamedTuple):
     """The values that a decoding step passes to the next; each row has `step` tokens.
 
-    `is_done` is for the rows of all devices, which take their steps together.
+    `is_done` covers the rows of all devices, which take their steps together.
     """
 
     step: Int[jax.Array, ""]
@@ -154,8 +154,8 @@ def _gumbel(
 def room(config: Any, size: int) -> int:
     """Returns how many tokens a model can add to a prompt of this size.
 
-    They end with its last position, or where its positions change: keys would turn otherwise. The
-    last new token is never read.
+    The limit is the model's last position, or the position at which the rotation changes, because
+    cached keys would then have the wrong one. The last new token is never read.
     """
     left, border = config.max_position_embeddings - size, config.rotation_border
     return left if border is None or size > border else min(left, border - size + 1)

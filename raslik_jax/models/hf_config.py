@@ -66,7 +66,7 @@ class RopeParameters:
       high_freq_factor: For "llama3": wavelengths below original / high_freq_factor stay; those
         between the two bounds are interpolated.
       original_max_position_embeddings: The context length before stretching; "longrope" takes the
-        long factors where a row is longer.
+        long factors for longer rows.
       beta_fast: For "yarn": pairs that turn more often than this in the original context stay; 32
         unless given.
       beta_slow: For "yarn": pairs that turn less often are stretched by `factor`; 1 unless given.
@@ -124,8 +124,9 @@ def rotary_table(rope: RopeParameters, head_dim: int, num_positions: int) -> Rot
     """Returns the frequencies and the factor of a model that has `num_positions` positions.
 
     "longrope" has two lists of frequencies. It scales cosines and sines by sqrt(1 + log s / log
-    original) with s = num_positions / original unless `factor` says else. "yarn" scales them by 0.1
-    log(factor) + 1 (Ding et al. 2024, arXiv:2402.13753; Peng et al. 2023, arXiv:2309.00071).
+    original) with s = num_positions / original, or with s = `factor` if it is given. "yarn" scales
+    them by 0.1 log(factor) + 1 (Ding et al. 2024, arXiv:2402.13753; Peng et al. 2023,
+    arXiv:2309.00071).
     """
     frequency_F, scale = rope_frequencies(rope, head_dim), rope.attention_factor
     if rope.rope_type not in ("yarn", "longrope"):
@@ -228,7 +229,7 @@ def read_rope(values: dict[str, Any], default: RopeParameters, source: str) -> R
 
 
 def _convert(name: str, value: Any, expected: Any, source: str) -> Any:
-    """Returns `value` as the annotated type; JSON writes 10000 where a float is meant."""
+    """Returns `value` as the annotated type, because JSON may write a float as 10000."""
     kinds = typing.get_args(expected) or (expected,)
     if value is None and type(None) in kinds:
         return None

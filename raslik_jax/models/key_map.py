@@ -75,7 +75,7 @@ def check_fit(
 ) -> None:
     """Raises one ValueError that names every tensor that is missing, unexpected or ill-shaped.
 
-    Tensors are left out whose keys the pattern `inert` matches.
+    Tensors whose keys match the pattern `inert` are left out.
     """
     headers = {
         key: tensors.header(key)
@@ -157,9 +157,9 @@ def fill(
       shapes: Abstract leaves.
       slots: From `plan`, all of them in `tensors`.
       tensors: The open files.
-      pack: Quantizes the linear kernels, called with one layer's at a time; on a stack of layers
-        it must do the same to each.
-      num_parts: Into how many parts large leaves are split on their way to the devices.
+      pack: Function that quantizes the linear kernels, one layer at a time. On a stack of layers it
+        must treat each layer in the same way.
+      num_parts: Number of parts into which large leaves are split over the devices.
 
     Raises:
       ValueError: Tensors with NaN or infinity, or with values beyond the range of the dtype.

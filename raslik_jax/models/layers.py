@@ -6,7 +6,8 @@ kind are stacked along a leading axis and run under `jax.lax.scan`, so compile t
 with depth. `attention` has the exchange between tokens. A
 `dtype` is one for all weights, or `products.Dtypes`.
 
-Letters beyond axes.py: I and O, the input and output width of a linear layer; W, that of a norm.
+Letters beyond axes.py: I and O, the input and output width of a linear layer; W, the width of a
+norm.
 """
 
 import functools
@@ -143,10 +144,11 @@ _rounded.defjvps(lambda tangent_LO, _, __: tangent_LO)
 def inner_products(
     linears: Sequence[Linear], input_LI: Float[Array, "L I"], key: jax.Array | None
 ) -> Sequence[Float[Array, "L R"] | None]:
-    """Returns what the adapters of layers with the same input make of it, None where each is alone.
+    """Returns the adapters' inner products of layers with the same input; None for single ones.
 
-    In 16 bits it is one product: reading the input takes a GPU longer than multiplying it, forward
-    and twice on the way back. With dropout every layer has an input of its own.
+    In 16 bits it is one product, because a GPU takes longer to read the input than to multiply it:
+    once in the forward and twice in the backward pass. With dropout every layer has an input of its
+    own.
     """
     is_alone = key is not None or input_LI.dtype == jnp.float32
     if is_alone or any(linear.lora is None for linear in linears):
@@ -186,9 +188,10 @@ def normalize(
 ) -> Hidden:
     """Returns rows over their root mean square times a scale; with a bias, centered first.
 
-    A row that is wider than the scale is several of them next to each other, such as the heads of a
-    projection. Without a bias it is RMSNorm and with one LayerNorm. Moments are taken in float32:
-    bfloat16 loses the small deviations that a norm divides by. The output has the input's dtype.
+    A row that is wider than the scale is several rows next to each other, such as the heads of a
+    projection. Without a bias it is RMSNorm, and with a bias LayerNorm. Moments are computed in
+    float32, because bfloat16 loses the small deviations by which a norm divides. The output has the
+    input's dtype.
     """
     wide_LE = hidden_LE.astype(jnp.float32).reshape(-1, len(scale_W))
     if bias_W is not None:

@@ -13,13 +13,14 @@ def load_model(
 ) -> checkpoint.LoadedModel:
     """Returns a Hugging Face checkpoint with its LoRA adapter, as trees of arrays.
 
-    `bind(loaded.graphdef)` gives the model's functions, `loaded.lora` and `loaded.base` are what
-    they take. A ValueError names all that does not fit.
+    `bind(loaded.graphdef)` returns the model's functions. Their first arguments are `loaded.lora`
+    and `loaded.base`. A ValueError names all tensors and settings that do not fit.
 
     Args:
-      base: a folder, or OWNER/NAME on the hub.
-      adapter: in PEFT's format, likewise; "" for none, whose `lora` is empty.
-      dtype: of the weights of the base.
+      base: the base model: a folder, or OWNER/NAME on the hub.
+      adapter: an adapter in PEFT's format: a folder, or OWNER/NAME. "" for none; `lora` is then
+        empty.
+      dtype: dtype of the weights of the base.
 
     Example:
       loaded = load_model("base", "mine")

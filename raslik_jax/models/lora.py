@@ -70,18 +70,18 @@ class LoRAConfig:
 
     @property
     def scale(self) -> float:
-        """The factor on the adapter's output where all layers have the same."""
+        """The factor on the adapter's output if all layers have the same one."""
         return self._scale_of(self.rank, self.alpha)
 
     def _scale_of(self, rank: int, alpha: float) -> float:
         return alpha / (math.sqrt(rank) if self.use_rslora else rank) if rank else 0.0
 
     def scales(self) -> dict[str, tuple[float, ...]]:
-        """Returns the factor of every layer by target; {} where all layers have the same."""
+        """Returns the factor of every layer by target; {} if all layers have the same one."""
         return {name: tuple(self._scale_of(*size) for size in sizes) for name, sizes in self.layers}
 
     def ranks(self) -> dict[str, tuple[int, ...]]:
-        """Returns the rank of every layer by target; {} where all layers have the same."""
+        """Returns the rank of every layer by target; {} if all layers have the same one."""
         return {name: tuple(rank for rank, _ in sizes) for name, sizes in self.layers}
 
     def width(self, target: str) -> int:

@@ -1,8 +1,8 @@
-"""Says what a folder holds that is not the checkpoint or the adapter it was given as.
+"""Errors for a folder that is not the checkpoint or the adapter that a flag expects.
 
 A checkpoint that another program has quantized is refused: its weights are rounded, and every
-program packs them in a format of its own. The base that it was made from is loaded in its place;
-`--backbone.format` packs it again.
+program packs them in another format. Give the base from before quantization; `--backbone.format`
+packs it again.
 """
 
 import pathlib
@@ -94,7 +94,7 @@ def plain_fields(path: pathlib.Path, fields: Mapping[str, Any]) -> dict[str, Any
 
 
 def check_tensors(tensors: storage.Tensors) -> None:
-    """Refuses tensors where one shows that the weights are quantized."""
+    """Refuses tensors if one of them shows that the weights are quantized."""
     for key in tensors.files:
         if how := next((how for end, how in _ENDS.items() if re.search(f"({end})$", key)), ""):
             _refuse(f"{_folder_of(tensors, key)} ({how}: it has {tensors.label(key)})")

@@ -48,7 +48,7 @@ class Dtypes(NamedTuple):
 
 
 def is_narrow(weights: Any) -> bool:
-    """Says whether weights are stored as bits; they may be split over a mesh."""
+    """Returns whether weights are stored as bits; they may be split over a mesh."""
     return bool(jax.tree.leaves(weights)[0].dtype == _BITS)
 
 

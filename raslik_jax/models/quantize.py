@@ -2,8 +2,8 @@
 
 A quantized kernel takes the place of the plain kernel in the same nested dict. It is a NamedTuple
 of arrays that all have the leading layer axes, so `jax.lax.scan` over stacked layers slices it like
-any other leaf. Everything about a kernel follows from the shapes of its arrays. Nothing static has
-to travel with them.
+any other leaf. All facts about a kernel follow from the shapes of its arrays, so no static value is
+stored with them.
 
 The linear layer multiplies through `matmul`. It rebuilds the kernel in the compute dtype inside the
 layer, forward and again backward. The rebuilt kernel is never kept.
@@ -79,7 +79,7 @@ class Nf4Kernel(NamedTuple):
 
 
 def is_quantized(kernel: object) -> bool:
-    """Says whether this is a quantized kernel. A tree walk stops at it as at a leaf."""
+    """Returns whether this is a quantized kernel. A tree walk stops at it as at a leaf."""
     return isinstance(kernel, Int8Kernel | Nf4Kernel)
 
 
@@ -229,7 +229,7 @@ def quantize_base(base: Tree, format: str, *, double_quant: bool) -> Tree:
     """Returns the base weights with every linear kernel of the layers quantized.
 
     Embeddings, norms, biases and the head are not quantized, as in QLoRA: they are read row by row
-    or are small. The result fits everywhere the base did. Under `jax.eval_shape` it gives the
+    or are small. The result can replace the base everywhere. Under `jax.eval_shape` it gives the
     memory of a model without making one (`num_bytes`).
     """
 

@@ -1,8 +1,8 @@
 """Causal attention on a CPU, row after row.
 
 The shares of a whole batch, [B, H, L, L], are larger than a CPU's caches, and every pass over them
-waits for memory. Those of one row are not. The backward pass makes them again from the logarithms
-of their sums. None are stored (Dao et al. 2022, arXiv:2205.14135).
+waits for memory. The shares of one row fit. They are not stored: the backward pass computes them
+again from the logarithms of their sums (Dao et al. 2022, arXiv:2205.14135).
 
 Letters beyond attention.py: M the queries of all heads that read one key head, R L of them.
 """
@@ -117,7 +117,7 @@ def _of_groups(query_LHX: Array, key_LGD: Array) -> Float[Array, "G M X"]:
 
 
 def _of_tokens(array_GMD: Array, query_LHD: Array) -> Float[Array, "L H D"]:
-    """Returns what query heads have by token again."""
+    """Returns the values of query heads in the order of tokens again."""
     num_tokens, num_heads, width = query_LHD.shape
     return jnp.swapaxes(array_GMD.reshape(num_heads, num_tokens, width), 0, 1)
 
@@ -155,5 +155,5 @@ def _in_a_loop(function: Callable[..., Any], scale: float) -> Callable[..., Any]
 
 
 def _rows_of_a_step() -> int:
-    """Returns how many rows a step of the loop takes: more than one where many cores share it."""
+    """Returns how many rows a step of the loop takes: more than one if many cores share it."""
     return max(1, machine.usable_cpus() // 2)

@@ -22,7 +22,7 @@ _MOST = 0.5
 
 
 def axis_of(path: tuple[Any, ...], shape: tuple[int, ...], parts: int) -> int | None:
-    """Returns the axis along which a leaf is split into so many parts; None for a whole leaf."""
+    """Returns the axis along which a leaf is split into this many parts; None for a whole leaf."""
     names = [getattr(entry, "key", "") for entry in path]
     own = len(shape) - (names[0] == "layers")  # the stack of layers is no axis of a leaf
     for name in RULES.keys() & set(names):
@@ -74,10 +74,10 @@ def choose_parts(kind: str, base: Tree, *, devices: int, memory: int) -> int:
 def lay_out(
     kind: str, plain: Tree, format: str, *, double_quant: bool, devices: int, memory: int
 ) -> tuple[int, Tree]:
-    """Returns the parts into which a base is split, and its shapes with what is split marked.
+    """Returns the number of parts of a base, and its shapes with the split leaves marked.
 
-    The parts are those of `choose_parts` for the plain base, the shapes those of the base in its
-    `format`. A LayoutError where a device cannot hold its own.
+    The number is that of `choose_parts` for the plain base. The shapes are those of the base in its
+    `format`. It raises a LayoutError if a device cannot hold its part.
     """
     parts = choose_parts(kind, plain, devices=devices, memory=memory)
     held = split(quantize.shapes_of(plain, format, double_quant=double_quant), parts)

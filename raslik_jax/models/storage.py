@@ -118,11 +118,11 @@ def resolve_folder(
 def fetch_tokenizer(name: str, folder: pathlib.Path) -> None:
     """Fetches the tokenizer files that an earlier download of a hub's folder left out.
 
-    Prints a line where the hub does not say whether there are any.
+    It prints a line if the hub does not answer.
 
     Args:
       name: "owner/model" on the hub.
-      folder: Its copy in the local cache, which is called as its commit.
+      folder: Its copy in the local cache, a folder with the name of the commit.
     """
     import huggingface_hub
 
@@ -145,7 +145,7 @@ def _is_pickled(names: Collection[str]) -> bool:
 
 
 def _pickled(name: str, auto: str, folder: str, options: str = "") -> str:
-    """Returns how a checkpoint is converted whose weights can run code when they are read."""
+    """Returns how to convert a checkpoint whose weights may run code when they are read."""
     return (
         f"{name} must have safetensors, got pickled weights only, which can run code: convert them"
         f' with python -c "from transformers import {auto} as M;'
@@ -191,8 +191,8 @@ def read_json(path: pathlib.Path, shape: files.Shape = dict) -> Any:
 class Tensors:
     """The named tensors of one or more safetensors files, read one at a time or in parts.
 
-    `rename` turns a key of the file into the key that the other methods take. Errors show the
-    file's. `files` has the file of each key and `metadata` that of the headers.
+    `rename` turns a key of the file into the key of the other methods. Errors show the key of the
+    file. `files` has the file of each key, and `metadata` has the metadata of the headers.
     """
 
     def __init__(self, paths: Iterable[pathlib.Path], rename: Callable[[str], str] = str):
@@ -242,7 +242,7 @@ class Tensors:
             return part
 
     def is_same(self, one: str, another: str, *, other: "Tensors | None" = None) -> bool:
-        """Says whether a tensor equals another, rounded to its dtype; reads blocks of rows.
+        """Returns whether a tensor equals another, rounded to its dtype; reads blocks of rows.
 
         `other` are the tensors that have `another`; None for these.
         """
@@ -269,8 +269,8 @@ class Tensors:
     def identity(self, keys: Iterable[str], *, is_shared: bool = False) -> str:
         """Returns 32 hex digits of the content of these tensors.
 
-        They cover all bytes. Bytes that `read` has not read are read here in blocks. If files are
-        shared each process reads its part, and the processes exchange their checksums.
+        The digits cover all bytes. Bytes that `read` has not read are read here in blocks. If all
+        processes read the same files, each reads a part, and they exchange their checksums.
         """
         keys = sorted(keys)
         if is_shared and processes.count() > 1:
@@ -307,7 +307,7 @@ class Tensors:
         return self._checksums[key]
 
     def _entry(self, key: str) -> str:
-        """Returns what an identity and our own headers say of a tensor."""
+        """Returns the entry of a tensor in an identity and in our own headers."""
         shape, dtype = self._headers[key]
         return _entry(_NAMES[dtype], shape, self._checksum_of(key))
 
@@ -369,7 +369,7 @@ def write_tensors(
 ) -> None:
     """Writes a safetensors file whose header has a checksum of every tensor.
 
-    The same tensors give the same bytes, which the format's own writer does not promise for a
+    The same tensors give the same bytes. The format's own writer does not guarantee this for a
     header of several entries. NaN and infinity are refused.
     """
     broken = sorted(name for name, tensor in tensors.items() if not is_finite(tensor))

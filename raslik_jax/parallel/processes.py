@@ -171,10 +171,10 @@ def job(
     """Joins this process to a job, and ends it when the job loses another process.
 
     Enter it before any other call of JAX. If a process is lost, a collective of another process may
-    fail. That process ends with one sentence and status 69. JAX aborts the others with its own
-    message: at once if process 0 is lost, otherwise when heartbeats are missing. A process that
-    raises an error ends the others when it exits. If all processes raise the same error, only the
-    first one prints it. The others end with the same status.
+    fail. The other process then ends with one sentence and status 69. JAX aborts the others with
+    its own message: at once if process 0 is lost, otherwise when heartbeats are missing. A process
+    that raises an error ends the others when it exits. If all processes raise the same error, only
+    the first one prints it. The others end with the same status.
 
     Args:
       coordinator: host:port of process 0; "auto" asks Slurm, Kubernetes or Open MPI, if one of them

@@ -28,13 +28,13 @@ Content = TypeVar("Content")
 
 
 class Artifact(NamedTuple, Generic[Content]):
-    """A file or folder that a unit leaves.
+    """A file or folder that a unit writes.
 
     Attributes:
       unit: the unit's folder below the work directory; "" for a file of no unit.
       file: its path in that folder.
-      load: reads it from a path, with what else it has to be compared with.
-      save: writes it to a path.
+      load: function that reads it from a path; further arguments are values to compare with.
+      save: function that writes it to a path.
     """
 
     unit: str
@@ -60,11 +60,11 @@ class Artifact(NamedTuple, Generic[Content]):
         return self.load(self.place(root), *compared)
 
     def read_in(self, folder: pathlib.Path, *compared: Any) -> Content:
-        """Returns its content in the folder of its unit, which may be in the making."""
+        """Returns its content in the folder of its unit, which may be unfinished."""
         return self.load(folder / self.file, *compared)
 
     def find(self, root: pathlib.Path, *compared: Any) -> Content | None:
-        """Returns its content; None where it is missing."""
+        """Returns its content; None if it is missing."""
         return self.read(root, *compared) if self.is_there(root) else None
 
     def current(self, root: pathlib.Path, *compared: Any) -> Content | None:
@@ -170,7 +170,7 @@ TRAIN_TOKENS = corpus_tokens("train")
 def measured_rows(split: str, kind: str) -> Artifact[tuple[Example, ...]]:
     """Returns the file of the target or normal queries of a split.
 
-    The split "held-out" is of training examples that the sets leave out.
+    The split "held-out" has training examples that the sets leave out.
     """
     return _rows("retrieve/sizes", kind) if split == HELD_OUT else corpus_rows(f"{split}_{kind}")
 
@@ -208,9 +208,9 @@ OWN_ANSWERS: Artifact[Any] = Artifact(
 
 
 def answers(model: str | int, variant: Variant | None = None) -> Artifact[Any]:
-    """Returns the file of a model's answers to the queries that are measured on.
+    """Returns the file of a model's answers to the queries of the measurement.
 
-    The model is "finetuned" or "backbone", or that of an epoch of a variant.
+    The model is "finetuned" or "backbone", or the model of a variant's epoch.
     """
     unit = f"generate/{variant}" if variant else "references/evaluation"
     return Artifact(unit, f"{_stem(model)}.jsonl", _load_answers, _save_answers)
@@ -220,13 +220,13 @@ _NORMAL = {"id": str, "nats": float, "words": int, "ended": bool}
 
 
 def normal_records(model: str | int, variant: Variant | None = None) -> Artifact[Any]:
-    """Returns the file of a model's `left.NormalRecord`s; a model as of `answers`."""
+    """Returns the file of a model's `left.NormalRecord`s; the model is as for `answers`."""
     unit = answers(model, variant).unit
     return _json(unit, f"{_stem(model)}-normal.json", [_NORMAL])
 
 
 def perplexities(model: str | int, variant: Variant | None = None) -> Artifact[Any]:
-    """Returns the file of how likely a model finds given answers; a model as of `answers`."""
+    """Returns the file of a model's likelihoods of given answers; the model is as for `answers`."""
     unit = f"generate/perplexity-{variant}" if variant else "references/perplexity"
     return _json(unit, f"{_stem(model)}.json")
 
@@ -272,13 +272,13 @@ def _save_traced(path: pathlib.Path, told: Iterable[TracedAnswer]) -> None:
 
 
 def traced(model: str | int, variant: Variant | None = None) -> Artifact[list[TracedAnswer]]:
-    """Returns the file of a model's results for the traced answers; a model as of `answers`."""
+    """Returns the file of a model's results for the traced answers; a model as for `answers`."""
     unit = f"generate/traced-{variant}" if variant else "retrieve/traced"
     return Artifact(unit, f"{_stem(model)}.jsonl", _load_traced, _save_traced)
 
 
 def last_traced(root: pathlib.Path, variant: Variant) -> list[TracedAnswer] | None:
-    """Returns what a variant's model of the last epoch that was asked makes of the answers."""
+    """Returns the results for the traced answers of a variant's last measured epoch."""
     folder = traced(0, variant).place(root).parent
     epochs = [int(path.stem.removeprefix("epoch-")) for path in folder.glob("epoch-*")]
     return traced(max(epochs), variant).read(root) if epochs else None
@@ -356,7 +356,7 @@ CUT = Artifact(
 
 
 def finding(unit: str) -> Artifact[str]:
-    """Returns the file that says why a trace finds no row, which ends the run."""
+    """Returns the file of the reason why a trace finds no row. It ends the run."""
 
     def load(path: pathlib.Path) -> str:
         return str(read_json(path, {"finding": str})["finding"])
@@ -370,7 +370,7 @@ FINDINGS = TRACED_FINDING, SIZES_FINDING = finding("retrieve/traced"), finding("
 
 
 def read_finding(root: pathlib.Path) -> str:
-    """Returns the finding that a run ended with; "" where it went on."""
+    """Returns the finding that ended a run; "" if none did."""
     return next(filter(None, (found.current(root) for found in FINDINGS)), "")
 
 
@@ -386,7 +386,7 @@ def set_scores(strategy: str, kind: str) -> Artifact[list[float]]:
 
 
 def set_summary(strategy: str) -> Artifact[Any]:
-    """Returns the file of what the labels say of a strategy's sets."""
+    """Returns the file of the numbers of labeled targets in a strategy's sets."""
     return _json(f"retrieve/{strategy}", "summary.json")
 
 
@@ -411,7 +411,7 @@ _PROBES = {
 
 
 def probes(variant: Variant) -> Artifact[Any]:
-    """Returns the file of what the probes of an unlearning found."""
+    """Returns the file of the results of an unlearning's probes."""
     return _json(f"unlearn/{variant}", "probes.json", _PROBES)
 
 
@@ -458,7 +458,7 @@ _VALUE = ({"mean": float, "low": float, "high": float}, float, bool, None)
 
 
 def _model_shape() -> dict[str, Any]:
-    """Returns the shape of a model's entry in the metrics: what the metrics' records name."""
+    """Returns the shape of a model's entry in the metrics, by the metrics' records."""
     shape: dict[str, Any] = {}
     for name in RECORDS:
         *groups, last = name.split("/")
@@ -499,8 +499,8 @@ def read_metrics(root: pathlib.Path) -> Metrics:
     """Returns the metrics of a run if they belong to its current results.
 
     Raises:
-      ValueError: they are missing, damaged, of an older version, or something that they were
-        measured on has been made again since.
+      ValueError: if they are missing, damaged or of an older version, or if an input of the
+        measurement was made again since.
     """
     # Of a run that keeps its metrics alone there is nothing that could have changed.
     if read_manifest(root / METRICS.unit) is not None:

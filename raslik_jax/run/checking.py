@@ -61,7 +61,7 @@ def model_of(config: Config) -> tuple[str, decoder.ModelConfig]:
 
 
 def check_inputs(config: Config, *, making: Collection[Unit], layout: str = "replicated") -> None:
-    """Refuses models and files that the units that are made would miss only after hours."""
+    """Refuses missing models and files that a unit would otherwise notice only after hours."""
     corpora.marker_words(config.corpus.dataset, config.evaluate.marker_words)
     if any(unit.stage == "finetune" for unit in making):
         check_model(config)
@@ -148,7 +148,7 @@ def shapes_of(config: Config) -> decoder.ModelConfig:
 
 
 def checkpoint_shapes(config: Config, making: Collection[Unit]) -> decoder.ModelConfig | None:
-    """Returns the settings of a checkpoint; None where no unit that is made reads one.
+    """Returns the settings of a checkpoint; None if no planned unit reads one.
 
     A model that is trained here has positions for its rows.
     """
@@ -191,7 +191,7 @@ def _doubt_base(config: Config, adapter: pathlib.Path, folder: pathlib.Path) -> 
 
 
 def _bare_name(name: str) -> str:
-    """Returns the last part of a model's name without what says how its weights are packed."""
+    """Returns the last part of a model's name without the name of a quantization."""
     return _PACKED.sub("", pathlib.PurePath(name).name.lower())
 
 
@@ -211,7 +211,7 @@ def check_corpus(
     stages: Sequence[str],
     shapes: decoder.ModelConfig | None = None,
 ) -> None:
-    """Refuses a corpus that makes later stages impossible or void, with all problems at once.
+    """Refuses a corpus that makes later stages impossible or useless; names all problems at once.
 
     Such problems are rows without room for an answer, too few rows for two steps or for the sets,
     and strategies without labels. `whole` None leaves out checks that depend on the
@@ -232,7 +232,7 @@ def check_corpus(
 def _length_problems(
     config: Config, whole: Encoded, shapes: decoder.ModelConfig, stages: Sequence[str]
 ) -> Iterator[str]:
-    """Yields what is wrong where the model has fewer positions than the rows have tokens."""
+    """Yields the problems of rows with more tokens than the model has positions."""
     positions = shapes.text_part.max_position_embeddings
     limits = {"corpus": config.corpus.max_len}
     limits |= {"finetune": config.finetune.max_len} if config.finetunes else {}

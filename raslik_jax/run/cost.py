@@ -1,8 +1,8 @@
 """The cost of a step, counted from its jaxpr, and its memory once it is compiled.
 
-`count` walks the jaxpr of the function that will run. The body of a scan counts as often as it
-runs. A condition counts as its most expensive branch. No weight is allocated. Memory is XLA's
-analysis of the compiled step.
+`count` walks the jaxpr of the function that will run. The body of a scan counts once per step. A
+condition counts as its most expensive branch. No weight is allocated. Memory is XLA's analysis of
+the compiled step.
 """
 
 import math
@@ -25,7 +25,8 @@ class Cost(NamedTuple):
 
     Attributes:
       operations: multiplications and additions of its matrix products and convolutions.
-      bytes_moved: by products, gathers and scatters, into which elementwise work is fused.
+      bytes_moved: bytes that products, gathers and scatters move; elementwise work is fused into
+        them.
     """
 
     operations: float
@@ -59,7 +60,7 @@ def trace(
 def count(closed: core.ClosedJaxpr, *, trips: int = 1) -> Cost:
     """Returns the cost of a jaxpr; loops of a length known at run time only run `trips` times.
 
-    Inside a loop of a known length those are shared among its steps.
+    Inside a loop of a known length the trips are divided among its steps.
     """
     return Cost(*_count(closed.jaxpr, trips).tolist())
 

@@ -4,11 +4,11 @@ A unit of work takes
 
     programs that it compiles x seconds to compile one + operations x seconds for one operation.
 
-The first part does not grow with the second: a program is compiled once. Programs and operations
-are counted as in a dry run without tracing any. Both rates are those of the units that this run has
-made. Before that a program takes the `COMPILE_SECONDS` of a dry run and an operation as long as in
-a matrix product on the device (on one core for few operations). Units that cannot be counted yet
-are named and not guessed.
+The two parts are independent, because a program is compiled once. Programs and operations are
+counted as in a dry run without tracing. Both rates are measured on the units that this run has
+made. Before the first unit, a program takes the `COMPILE_SECONDS` of a dry run, and an operation
+takes as long as in a matrix product on the device (on one core for few operations). Units that
+cannot be counted yet are named and not estimated.
 """
 
 import contextlib
@@ -66,10 +66,10 @@ def compile_seconds(spent: Sequence[Spent]) -> float:
 
 
 def operation_seconds(spent: Sequence[Spent], step: Step) -> float | None:
-    """Returns the seconds of an operation of a unit without compiling; None where none is measured.
+    """Returns the seconds of an operation of a unit without compiling; None if none is measured.
 
-    They are those of units that call the same programs, else of others. Units with less than a
-    tenth of its work do not count: their other costs would be multiplied.
+    They come from units that call the same programs, otherwise from other units. Units with less
+    than a tenth of the work do not count, because their other costs would be multiplied.
     """
     least = max(step.operations / 10, 1.0)
     counted = [one for one in spent if one.step.operations >= least]

@@ -27,11 +27,12 @@ class Step(NamedTuple):
     """One unit of work of the run.
 
     Attributes:
-      programs: names of those that it calls.
-      num_programs: that are compiled for it, and for no unit before it.
+      programs: names of the programs that it calls.
+      num_programs: number of programs that are compiled for it and for no earlier unit.
       operations: multiplications and additions of matrix products.
-      device_bytes: memory of the device; 0 for work on the host, and where nothing was compiled.
-      is_known: whether it is known what the unit does; `is_most`, whether it may end before.
+      device_bytes: memory of the device; 0 for work on the host or without compiling.
+      is_known: whether the work of the unit is known.
+      is_most: whether the unit may end earlier.
     """
 
     name: str

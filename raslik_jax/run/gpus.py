@@ -1,9 +1,9 @@
 """GPUs that need not exist: XLA compiles for them on any machine and runs nothing.
 
-It takes three wheels of XLA's CUDA compiler (see `wheels`) next to a jaxlib for CPUs and none of
-CUDA's libraries. The result is the program of a GPU: optimized, with assembled kernels and its
-memory. Without a device nothing is timed: XLA chooses every product's tiles by rule and calls no
-cuBLAS.
+It needs three wheels of XLA's CUDA compiler (see `wheels`) in addition to a jaxlib for CPUs, and
+none of CUDA's libraries. The result is the program for a GPU: optimized, with assembled kernels and
+its memory. Without a device nothing is timed. XLA chooses the tiles of each product by rule and
+calls no cuBLAS.
 """
 
 import importlib.metadata
@@ -80,9 +80,9 @@ def wheels() -> list[str]:
 
 
 def prepare() -> None:
-    """Readies this process to compile for a GPU; must come before jax looks for devices.
+    """Prepares this process to compile for a GPU; call it before jax looks for devices.
 
-    A ValueError where XLA's CUDA compiler is not installed.
+    It raises a ValueError if XLA's CUDA compiler is not installed.
     """
     if importlib.util.find_spec("jax_cuda12_plugin") is None:
         raise ValueError(

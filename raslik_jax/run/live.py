@@ -1,9 +1,9 @@
 """The numbers of trainings while they run: JSON lines, and programs that show them.
 
-Each step is a line of `live/UNIT.jsonl` in the work directory. It has the step's number, the
-seconds since the training began (or went on), and its numbers by name. They are no results: no
-stage reads them. A failing program is left out and ends no training. To add one, add a record to
-WRITERS. Its packages are imported when the first number is written.
+Each step is a line of `live/UNIT.jsonl` in the work directory. The line has the step's number, the
+seconds since the training began or continued, and the step's numbers by name. The lines are no
+results, and no stage reads them. If a program fails, it is left out and the training continues. To
+add a program, add a record to WRITERS. Its packages are imported when the first number is written.
 """
 
 import contextlib
@@ -38,8 +38,8 @@ class Sink(NamedTuple):
 class Writer(NamedTuple):
     """A program that shows numbers: its title, its packages, and its start.
 
-    `open` takes a place and the first step to come. A training that goes on after a checkpoint
-    repeats the steps behind it.
+    `open` takes a place and the number of the next step. A training that continues from a
+    checkpoint repeats the steps after it.
     """
 
     title: str
@@ -168,7 +168,7 @@ class Live:
 
 @contextlib.contextmanager
 def _told(title: str) -> Iterator[None]:
-    """Says of a sink that fails that the training goes on without it."""
+    """Prints that a sink failed and that the training continues without it."""
     try:
         yield
     except Exception as error:  # of a foreign program: any

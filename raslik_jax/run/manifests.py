@@ -101,7 +101,8 @@ def files_of(folder: pathlib.Path) -> list[str]:
 def read_manifest(folder: pathlib.Path, *, any_version: bool = False) -> Manifest | None:
     """Returns the manifest of a unit's folder; None if it has none or one of another version.
 
-    With `any_version` it returns that one too. Only `key` and `outputs` are sure to be in it.
+    With `any_version` it also returns a manifest of another version. Only its `key` and `outputs`
+    are certain.
     """
     path = folder / MANIFEST
     if not path.is_file():
@@ -120,7 +121,7 @@ def has_index(folder: pathlib.Path) -> bool:
 
 
 def damaged_outputs(folder: pathlib.Path, manifest: Manifest, hashes: Hashes) -> list[str]:
-    """Returns the files of a unit that are missing or not as its manifest lists them."""
+    """Returns the files of a unit that are missing or differ from its manifest."""
     return [
         name
         for name, listed in manifest["outputs"].items()
@@ -214,9 +215,9 @@ def check_whole(root: pathlib.Path, name: str) -> Manifest:
 
 
 def _changed_behind(root: pathlib.Path, name: str) -> Iterator[tuple[str, str]]:
-    """Yields what a unit or one behind it read that is another now, and who read it.
+    """Yields the inputs of a unit, or of units before it, that changed since, and their reader.
 
-    By their manifests; a unit whose folder was deleted contradicts nothing.
+    It compares manifests. A unit whose folder was deleted does not count as a change.
     """
     names = [name]
     for reader in names:  # which grows by what it reads
@@ -226,10 +227,10 @@ def _changed_behind(root: pathlib.Path, name: str) -> Iterator[tuple[str, str]]:
 
 
 def check_finished(root: pathlib.Path, name: str) -> Manifest:
-    """Returns the manifest of a unit that was made from the results that are there now.
+    """Returns the manifest of a unit; refuses a unit whose inputs changed since.
 
-    The files of the unit and of those that it reads are compared byte by byte, those further back
-    by their manifests.
+    The files of the unit and of its inputs are compared byte by byte. Units before these are
+    compared by their manifests.
     """
     manifest = check_whole(root, name)
     for path, reader in _changed_behind(root, name):
@@ -241,9 +242,9 @@ def check_finished(root: pathlib.Path, name: str) -> Manifest:
 
 
 def current_file(root: pathlib.Path, path: str) -> pathlib.Path | None:
-    """Returns a file of a work directory; None where it is missing or of what was there before.
+    """Returns a file of a work directory; None if it is missing or made from earlier results.
 
-    A unit that a run no longer asks for stays, also when what it was made from has changed.
+    A unit that a run no longer needs is kept, also if its inputs have changed.
     """
     owner = owner_on_disk(root, path)
     if owner and (not read_manifest(root / owner) or any(_changed_behind(root, owner))):
@@ -252,7 +253,7 @@ def current_file(root: pathlib.Path, path: str) -> pathlib.Path | None:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of what a result may depend on; imports none of it."""
+    """Returns the versions of the packages that a result may depend on; imports none of them."""
     found = {"python": platform.python_version(), "machine": platform.platform()}
     # Products are split by the cores there are, and so rounded otherwise.
     found["cpus"] = f"{machine.usable_cpus()} of {os.cpu_count()}"

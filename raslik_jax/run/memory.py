@@ -1,4 +1,4 @@
-"""Out of memory in one sentence, before or after: the cause and the setting to change."""
+"""Errors of memory in one sentence: the cause and the setting to change."""
 
 import contextlib
 import os
@@ -31,9 +31,10 @@ def device_bytes() -> int:
 
 
 def rows_held(tokens: int, hidden_size: int) -> int:
-    """Returns the rows of so many tokens that a CPU holds at a time while it trains; 0 for all.
+    """Returns the rows of this number of tokens that a CPU trains on at a time; 0 for all.
 
-    A narrow model keeps little of them for the way back. One of 576 units keeps 1 MB a token.
+    A narrow model keeps little memory per token for the backward pass. A model of 576 units keeps 1
+    MB a token.
     """
     is_alone = meshes.platform() == "cpu" and meshes.num_shards() == 1
     return max(1024 // tokens, 1) if tokens and is_alone and hidden_size >= 512 else 0

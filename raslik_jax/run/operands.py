@@ -1,4 +1,4 @@
-"""Settles --backbone.operands: as asked for, as a run was begun, or what is faster here."""
+"""Decides --backbone.operands: the given value, that of an existing run, or the faster one here."""
 
 import json
 import os
@@ -23,7 +23,7 @@ _KEPT = "operands.json"
 def settled(config: Config, workdir: pathlib.Path) -> Config:
     """Returns the settings of a run with its operands, which all results of the model depend on.
 
-    Says so where a new run has bfloat16 by measurement.
+    It prints a line if a new run gets bfloat16 by measurement.
     """
     found = processes.from_first(lambda: _settle(config, workdir))
     return settings.replaced(config, {"backbone.operands": found})
@@ -45,7 +45,7 @@ def _settle(config: Config, workdir: pathlib.Path) -> str:
 
 
 def _begun(workdir: pathlib.Path) -> str:
-    """Returns what a work directory's run was begun with; "" without one."""
+    """Returns the operands of a work directory's run; "" without a run."""
     try:
         recorded = artifacts.CONFIG.find(workdir) or {}
     except ValueError:  # of something else, which is refused later
@@ -71,9 +71,9 @@ def _fastest(config: Config) -> str:
 
 
 def measured_gain(inputs: int, outputs: int) -> float:
-    """Returns how many times as fast a product of this width is with bfloat16 operands.
+    """Returns the speedup of a product of this width by bfloat16 operands.
 
-    It is measured once for a kind of machine, and kept where JAX keeps compiled programs.
+    It is measured once per kind of machine and stored in the folder of compiled programs.
     """
     folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     place = pathlib.Path(folder) / _KEPT if folder else None

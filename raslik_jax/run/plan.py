@@ -92,7 +92,8 @@ def _in_order(units: Sequence[Unit]) -> tuple[Unit, ...]:
 def open_run(root: pathlib.Path, *needs: str) -> Workspace:
     """Returns the work directory of a run whose results may be read.
 
-    A unit that is needed must be whole, and made as config.json has it from the files there now.
+    A needed unit must be whole. It must have been made with the settings in config.json from the
+    current files.
     """
     recorded = artifacts.CONFIG.read(root)
     workspace = Workspace(root, config_from_json(recorded))
@@ -133,7 +134,7 @@ def run(
     shapes = checking.checkpoint_shapes(config, making)
 
     def make_checked_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
-        """Makes the corpus; one that later stages cannot take replaces nothing."""
+        """Makes the corpus; one that later stages refuse does not replace an earlier one."""
         corpus.make_corpus(workspace, folder)
         whole = artifacts.TRAIN_TOKENS.read_in(folder)
         stored = StoredCorpus(folder)

@@ -1,7 +1,7 @@
 """Probes a model while it unlearns and decides when it ends and which step is kept.
 
-`artifacts.probes` has the results. With --unlearn.probe.stop the model of the best step so far is
-in `kept-STEP` and takes the place of the last epoch at the end. A killed run goes on with the
+`artifacts.probes` has the results. With --unlearn.probe.stop the folder `kept-STEP` has the model
+of the best step so far. At the end it becomes the last epoch. A killed run continues with the
 probes up to its checkpoint. Later probes are repeated with the same result.
 """
 
@@ -35,8 +35,8 @@ class Prober:
 
     Args:
       sets: the rows of "forget" and "retain" that are trained on.
-      folder: of the unit.
-      save: writes the model of some parameters to a folder.
+      folder: the folder of the unit.
+      save: function that writes the model of some parameters to a folder.
       start: the parameters before the first step.
     """
 
@@ -117,7 +117,7 @@ class Prober:
         return found
 
     def _parts(self) -> dict[str, slice]:
-        """Returns where the rows of each set are among all."""
+        """Returns the positions of each set among all rows."""
         ends = [0, *itertools.accumulate(len(part.ids) for part in self._rows.values())]
         return {name: slice(*ends[n : n + 2]) for n, name in enumerate(self._rows)}
 
@@ -261,8 +261,8 @@ def _unseen_rows(
 ) -> tuple[tuple[Example, ...], encoding.Encoded]:
     """Returns rows that no step sees: answers that show the behavior, and rows to keep.
 
-    They are the validation queries if the run has any with answers and is not measured on them.
-    Else they are the traced answers, and training examples in no set and without a target label.
+    They are the validation queries if these have answers and do not measure the run. Otherwise they
+    are the traced answers, and training examples that are in no set and have no target label.
     """
     config, queries = workspace.config, workspace.corpus.queries
     behavior: tuple[Example, ...] = ()

@@ -74,10 +74,11 @@ class Program(NamedTuple):
     Programs of one name are compiled once for a shape.
 
     Attributes:
-      batch: makes the last argument from a shape.
-      trips: of loops whose length is known at run time only; 0 for those over chunks of the head.
-      passes: that every token of a row, and the `new_tokens` that it gets, makes through
-        `num_weights` weights: forward, back, once more where recomputed.
+      batch: function from a shape to the last argument.
+      trips: number of steps of loops whose length is known at run time only; 0 for loops over
+        chunks of the head.
+      passes: number of passes of each token, `new_tokens` included, through `num_weights` weights:
+        forward, backward, and again if recomputed.
     """
 
     name: str
@@ -99,7 +100,7 @@ class Program(NamedTuple):
 
     @property
     def mean(self) -> Shape:
-        """The mean shape of a call: as many calls of it have as many rows, tokens and targets."""
+        """The mean shape of a call, over all rows, tokens and targets of the calls."""
         calls_S, shape_S3 = (
             np.array([*self.shapes.values()], float),
             np.array([*self.shapes], float),
@@ -152,19 +153,19 @@ class AbstractRun:
     """A run in the abstract: shapes in place of weights, Alpaca's lengths in place of rows.
 
     Args:
-      shapes: of its model.
-      corpus: of a finished unit or of a user's own files; None where the settings size it.
-      rows: training examples whose lengths are taken in place of Alpaca's.
-      mesh: of devices that the steps are compiled for; None for the default device.
-      layout: of `--mesh.base`.
-      memory: of a device, in bytes, 0 for unknown.
+      shapes: shapes of its model.
+      corpus: corpus of a finished unit or of a user's files; None if the settings give its size.
+      rows: training examples whose lengths replace Alpaca's.
+      mesh: mesh of the devices to compile for; None for the default device.
+      layout: value of `--mesh.base`.
+      memory: memory of a device in bytes; 0 for unknown.
 
     Attributes:
       plain: the frozen weights before they are quantized.
-      layout: a row of the table of sizes where weights are split.
-      num_params: P, of one adapter; `num_flat` of all adapters that gradients are taken at.
-      num_answered: retrieval queries that the fine-tuned model answers.
-      num_measured: queries that the run is measured on.
+      layout: a row of the table of sizes if weights are split.
+      num_params: P of one adapter; `num_flat` is P of all adapters at which gradients are taken.
+      num_answered: number of retrieval queries that the fine-tuned model answers.
+      num_measured: number of queries that measure the run.
     """
 
     def __init__(
@@ -265,9 +266,9 @@ class AbstractRun:
         is_fixed: bool = False,
         is_answer: bool = False,
     ) -> Shapes:
-        """Returns how often a training meets which shape, by some batches that are drawn.
+        """Returns the number of a training's batches by shape, estimated from drawn batches.
 
-        With `is_fixed` all are of the longest row's shape; with `is_answer` rows are answers alone.
+        With `is_fixed` all have the longest row's shape. With `is_answer` rows are answers only.
         """
         max_len = max_len or self.config.corpus.max_len
         if is_fixed:
@@ -285,7 +286,7 @@ class AbstractRun:
         return {shape: count * steps / _DRAWS for shape, count in found.items()}
 
     def epochs_of(self, settings: FinetuneConfig | UnlearnConfig, rows: int) -> Shapes:
-        """Returns how often fine-tuning or unlearning on so many rows meets which shape."""
+        """Returns the number of batches by shape of fine-tuning or unlearning on some rows."""
         size, epochs = settings.batch_size, settings.epochs
         steps = batches.num_steps_of(rows, batch_size=size, num_epochs=epochs)
         is_fixed = settings.fixed_padding

@@ -1,7 +1,7 @@
 """The declaration of a unit of work: its inputs and the settings that decide its result.
 
-Both are words of a text. A name in braces means several: in inputs those of `_paths`, in settings
-those of `_SETTINGS`. `{0}` means the member that a unit is for.
+Both are texts of words. A name in braces means several words: those of `_paths` for inputs, those
+of `_SETTINGS` for settings. `{0}` means the member of the unit.
 """
 
 import functools
@@ -41,11 +41,13 @@ class Recipe(NamedTuple):
 
     Attributes:
       name: the folder; `{0}` means the member.
-      run: makes the result from the workspace, the member if there are any, and the folder.
-      reads: its files of earlier units.
-      settings: that decide the result. A stage's name means all of its settings, see `pick`.
-      writes: the formats of its files by name. Raise one if a file changes its meaning.
-      values: all else that decides the result.
+      run: function of the workspace, the member if there are members, and the folder. It makes the
+        result.
+      reads: its inputs: files of earlier units.
+      settings: the settings that decide the result. A stage's name means all of its settings (see
+        `pick`).
+      writes: the format numbers of its files by name. Raise one if a file changes its meaning.
+      values: other values that decide the result.
       files: its inputs outside of the work directory by their kind.
       is_asked: whether a run makes them.
       members: a unit for each of these, such as strategies; without members there is one unit.
@@ -182,9 +184,9 @@ def _models(case: Case) -> dict[str, str]:
 def pick(config: Config, names: Collection[str]) -> tuple[dict[str, Any], Files]:
     """Returns the values of settings, and the files and folders that others of them name.
 
-    A stage's name means all of its settings but those that choose members. A member's name means
-    all of its own. Settings that no result depends on are left out. So are those of fine-tuning
-    without any.
+    A stage's name means all of its settings except those that choose members. A member's name means
+    all of its own settings. Settings that decide no result are left out. So are the settings of
+    fine-tuning in a run without it.
     """
     values: dict[str, Any] = {}
     files: dict[str, str | os.PathLike[str]] = {}
@@ -208,7 +210,7 @@ def pick(config: Config, names: Collection[str]) -> tuple[dict[str, Any], Files]
 
 
 def _is_idle(config: Config, name: str) -> bool:
-    """Returns whether a setting is of fine-tuning and not read."""
+    """Returns whether a setting belongs to fine-tuning and is not read."""
     if config.finetunes or not name.startswith("finetune."):
         return False
     # Without an adapter of elsewhere a fresh one is made.

@@ -1,9 +1,9 @@
 """Runs units of work in order, each once: units that are up to date are not run again.
 
-A unit owns one folder of the work directory. It is made below `.making` and renamed to its place
-when it is whole. The earlier result stays until then. Its key is the hash of its settings, of its
-files outside and of its files of earlier units, all by content. An earlier unit that is made again
-with the same bytes makes nothing after it stale.
+A unit owns one folder of the work directory. The folder is made below `.making` and renamed to its
+place when it is whole. The earlier result stays until then. The key of a unit is the hash of its
+settings, of its files outside and of its files of earlier units, all by content. If an earlier unit
+is made again with the same bytes, later units stay up to date.
 """
 
 import contextlib
@@ -33,8 +33,8 @@ class Unit(NamedTuple):
     Attributes:
       name: its folder below the work directory; the first part is its stage.
       reads: its inputs of earlier units: files or folders below the work directory.
-      settings: all else that decides its result, as JSON values.
-      run: makes the result in the given folder.
+      settings: other values that decide its result, as JSON values.
+      run: function that makes the result in the given folder.
       files: its inputs outside the work directory by their kind.
       is_resumable: run goes on from the files of an interrupted run in the folder.
       is_alone: the first of several processes makes it; nothing of it runs on the mesh.
@@ -66,7 +66,7 @@ Around = Callable[[Sequence[Unit]], contextlib.AbstractContextManager[object]]
 
 
 class Key(NamedTuple):
-    """The decision of a unit's result: a hash of all, and the content of each input."""
+    """The inputs that decide a unit's result: a hash of all, and the content of each."""
 
     value: str
     reads: dict[str, str]
@@ -142,7 +142,7 @@ class Plan:
         """Runs a unit or resumes it from an interrupted run, and puts it in its place."""
 
         def begin() -> str:
-            """Returns the folder in which the unit is to run; "" where that is over."""
+            """Returns the folder in which the unit runs; "" if it is finished."""
             key = self.key(unit)
             self._held |= {os.fspath(path): key.files[what] for what, path in unit.files.items()}
             folder = _start(self.root, unit, key.value)
@@ -188,7 +188,7 @@ class Plan:
         shutil.rmtree(old, ignore_errors=True)
 
     def restore(self) -> None:
-        """Puts back the results that a killed run had taken from their place; clears its files."""
+        """Puts back the results that a killed run had moved; removes its files."""
         clear_left(self.root, is_deep=True)
         for unit in self.units.values():
             final, old = self.root / unit.name, making_folder(self.root, f".replaced/{unit.name}")
@@ -214,7 +214,7 @@ def _read_started(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _start(root: pathlib.Path, unit: Unit, key: str) -> pathlib.Path:
-    """Returns the folder in which a unit is made; unchanged if it can go on with this key."""
+    """Returns the folder in which a unit is made; unchanged if it can continue with this key."""
     folder = making_folder(root, unit.name)
     manifest = manifests.read_manifest(folder)
     if manifest is not None and manifest["key"] == key:
@@ -233,7 +233,7 @@ def _start(root: pathlib.Path, unit: Unit, key: str) -> pathlib.Path:
 def _run_in(folder: pathlib.Path, unit: Unit) -> float:
     """Makes a unit's result durable in its folder and returns its seconds.
 
-    Processes other than the first one throw away their files.
+    Processes other than the first one delete their files.
     """
     begin = time.monotonic()
     try:
@@ -258,7 +258,7 @@ def _run_in(folder: pathlib.Path, unit: Unit) -> float:
 
 
 def _note_seconds(folder: pathlib.Path, seconds: float) -> None:
-    """Notes that a unit has run: its result is kept in any case, and the rest is short."""
+    """Records that a unit has run: its result is kept, and the remaining work is short."""
     write_json(folder / STARTED, {**_read_started(folder), "seconds": seconds})
 
 
@@ -279,7 +279,7 @@ def _read_visible(folder: pathlib.Path, key: str) -> Manifest:
 
 
 def reopen_unit(root: pathlib.Path, name: str) -> pathlib.Path:
-    """Takes a finished unit out of its place, so that the next run goes on making it."""
+    """Takes a finished unit out of its place, so that the next run continues it."""
     manifest, made = manifests.read_manifest(root / name), making_folder(root, name)
     if manifest is None:
         return root / name
@@ -292,7 +292,7 @@ def reopen_unit(root: pathlib.Path, name: str) -> pathlib.Path:
 
 
 def check_own(folder: pathlib.Path) -> None:
-    """Raises a ValueError where a folder that is to be replaced holds what no run made."""
+    """Raises a ValueError if a folder that would be replaced has files that no run made."""
     if not os.path.lexists(folder):
         return
     is_folder = folder.is_dir() and not folder.is_symlink()

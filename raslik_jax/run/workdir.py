@@ -17,7 +17,7 @@ _OWN = ("run.flags", artifacts.VERSIONS.file, "scores.png", "scores.svg")
 
 
 def differing_fields(old: Any, new: Any, prefix: str = "") -> list[str]:
-    """Returns one `field: old -> new` line per value that two nested configs do not share."""
+    """Returns one `field: old -> new` line per value that differs between two nested configs."""
     if isinstance(old, dict) and isinstance(new, dict):
         return [
             line
@@ -29,7 +29,7 @@ def differing_fields(old: Any, new: Any, prefix: str = "") -> list[str]:
 
 @contextlib.contextmanager
 def locked(folder: pathlib.Path, flag: str) -> Iterator[None]:
-    """Holds a folder that a flag named against other processes.
+    """Locks a folder that a flag named against other processes.
 
     A missing folder is made. It is removed again if it stays empty.
     """
@@ -61,12 +61,12 @@ def locked(folder: pathlib.Path, flag: str) -> Iterator[None]:
 def open_workdir(
     root: pathlib.Path, config: Config, *, update: bool
 ) -> Iterator[Callable[[], None]]:
-    """Claims a work directory for one run and changes nothing until something is recorded.
+    """Claims a work directory for one run and changes nothing until the run is recorded.
 
-    Yields a function that records config and versions, to be called when the first unit runs. A
-    directory of another configuration is refused without `update`. Also refused are a config.json
-    of something else, such as a checkpoint, and a file that a run would replace without
-    config.json.
+    It yields a function that records config and versions; call it when the first unit runs. Without
+    `update` a directory of another configuration is refused. A config.json of another program, such
+    as a checkpoint's, is refused too. So is a directory without config.json that has a file that a
+    run would replace.
     """
 
     def record() -> None:

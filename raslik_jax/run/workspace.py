@@ -36,8 +36,8 @@ from raslik_jax.train.objectives import OBJECTIVES
 class Model(NamedTuple):
     """The backbone with places for an adapter.
 
-    `draw` makes the same initial one at every call. Compiling it takes longer than loading a small
-    model, and few stages ask for it. `identity` is of the base as it is stored, in any loaded
+    `draw` makes the same initial adapter at every call. Compiling it takes longer than loading a
+    small model, and few stages need it. `identity` is that of the stored base, for any loaded
     format.
     """
 
@@ -50,7 +50,7 @@ class Model(NamedTuple):
 
     @property
     def initial(self) -> Tree:
-        """A fresh adapter; its B is 0, so that the decoder's functions are the backbone's."""
+        """A fresh adapter; its B is 0, so the decoder's functions equal those of the backbone."""
         return self.draw()
 
     def decoder_for(self, *, remat: bool) -> decoders.Decoder:
@@ -59,7 +59,7 @@ class Model(NamedTuple):
 
 
 class StoredCorpus:
-    """A corpus from its unit; only a part that is asked for is read."""
+    """A corpus from its unit; a part is read at its first use."""
 
     def __init__(self, folder: pathlib.Path):
         self._folder = folder
@@ -112,7 +112,7 @@ class Workspace:
         self._told: set[str] = set()
 
     def live(self, unit: str) -> live.Live:
-        """Returns where the numbers of a training go while it runs; see `run.live`."""
+        """Returns the receiver of a training's numbers while it runs (see `run.live`)."""
         place = live.Place(self.root, self.config.name, unit, self._settings)
         return live.Live(place, self._writers)
 
@@ -162,7 +162,7 @@ class Workspace:
 
     @functools.cached_property
     def lora_config(self) -> LoRAConfig:
-        """The settings of the run's adapter; of an adopted one those of the copy that it keeps."""
+        """The settings of the run's adapter; for an adopted adapter those of the run's copy."""
         kept = self.root / "finetune" / "adapter"
         return lora_config_of(self.config, self.shapes, kept if kept.is_dir() else None)
 
@@ -222,7 +222,7 @@ class Workspace:
         return meshes.place(lora)
 
     def save_adapter(self, folder: pathlib.Path, lora: Tree) -> None:
-        """Writes an adapter in place of one that an interrupted run may have left."""
+        """Writes an adapter; replaces one of an interrupted run."""
         shutil.rmtree(folder, ignore_errors=True)
         model = self.model
         adapters.save_adapter(
@@ -236,7 +236,7 @@ class Workspace:
 
     @functools.cached_property
     def has_backbone(self) -> bool:
-        """Whether a model before fine-tuning is known: with B = 0 the base is no other one."""
+        """Whether a model before fine-tuning is known; with B = 0 the base is the same model."""
         if self.config.references.base:
             return True
         factors = self.finetuned["layers"].values()
@@ -312,7 +312,7 @@ class Workspace:
         return kept
 
     def evaluation_queries(self) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
-        """Returns the target and the normal queries that the run is measured on."""
+        """Returns the target and the normal queries that measure the run."""
         split, queries = self.query_split, self.corpus.queries
         if split == examples.HELD_OUT:
             made = (artifacts.measured_rows(split, kind) for kind in ("target", "normal"))
@@ -322,7 +322,7 @@ class Workspace:
 
     @property
     def query_split(self) -> str:
-        """Which queries the run is measured on."""
+        """The split of the queries that measure the run."""
         is_made = self.config.retrieve.held_out
         return examples.HELD_OUT if is_made else self.config.references.query_split
 
@@ -337,7 +337,7 @@ class Workspace:
         return BoundModel(self.model.decoder, lora, self.model.base)
 
     def unlearned(self, strategy: str, name: str, epoch: int) -> BoundModel:
-        """Returns a model as an epoch of unlearning left it."""
+        """Returns the model after an epoch of unlearning."""
         parts = ("unlearn", f"{strategy}-{name}", f"epoch-{epoch}")
         if self.config.unlearn.parameters == "lora":
             return self.with_adapter(self.adapter(*parts))
@@ -400,7 +400,7 @@ class Workspace:
     def _check_room(
         self, config: decoders.ModelConfig, rows: Sequence[Example], asked: Sequence[Sequence[int]]
     ) -> None:
-        """Refuses prompts that fill the model's positions; says where answers are shorter."""
+        """Refuses prompts that fill the model's positions; prints which answers are shorter."""
         most, limit = config.max_position_embeddings, self.config.references.max_new_tokens
         rooms = [decode.room(config, len(prompt)) for prompt in asked]
         least = min(rooms, default=limit)
@@ -418,7 +418,7 @@ class Workspace:
 
     @functools.cache  # noqa: B019  one workspace lives as long as its run
     def _choice(self, strategy: str, name: str) -> choice.Choice | None:
-        """Returns what --unlearn.choice says of a strategy and algorithm; None without it."""
+        """Returns the choice of --unlearn.choice for a strategy and algorithm; None without it."""
         path, last = self.config.unlearn.choice, self.config.unlearn.epochs
         if not path:
             return None
@@ -447,7 +447,7 @@ class Workspace:
     def likelihood_of(
         self, model: BoundModel, encoded: encoding.Encoded, *, on_ladder: bool = False
     ) -> likelihood.Likelihood:
-        """Returns how likely a model finds encoded answers."""
+        """Returns a model's likelihoods of encoded answers."""
         measure = self.measure(likelihood.answer_likelihood, model.decoder)
         return measure(model.lora, model.base, encoded, on_ladder=on_ladder)
 
@@ -509,9 +509,9 @@ def lora_config_of(
     """Returns a run's adapter settings: of --backbone.adapter, its copy or fine-tuning.
 
     Args:
-      config: The run's settings.
-      shapes: Those of its model.
-      adopted: The place of a copied adapter; None for --backbone.adapter itself.
+      config: the run's settings.
+      shapes: the settings of its model.
+      adopted: the place of a copied adapter; None for --backbone.adapter itself.
     """
     if config.backbone.adapter:
         return adapters.read_adapter_config(adopted or adapter_source(config), shapes)
@@ -557,7 +557,7 @@ def adapter_source(config: Config) -> pathlib.Path:
 def tokenizer_folders(config: Config) -> tuple[pathlib.Path, ...]:
     """Returns the folders that a run's tokenizer and chat template are read from, in order.
 
-    The files that a trainer saved next to --backbone.adapter decide. The checkpoint has the rest.
+    The files next to --backbone.adapter come first. Missing parts come from the checkpoint.
     """
     folder = checkpoint_folder(config)
     adapter = adapter_source(config) if config.backbone.adapter else folder
@@ -576,10 +576,10 @@ def load_adopted(
     """Returns the factors of --backbone.adapter; refuses one that does not change its base.
 
     Args:
-      config: The run's settings.
-      source: From `adapter_source`.
-      shapes: The settings of the model.
-      base: Its identity, where it is loaded.
+      config: the run's settings.
+      source: the result of `adapter_source`.
+      shapes: the settings of the model.
+      base: the identity of the model, if it is loaded.
     """
     folder = checkpoint_folder(config)
     lora = adapters.load_adapter(source, shapes, base=base, base_folder=folder)
@@ -590,7 +590,7 @@ def load_adopted(
 def non_sf_by_rule(config: Config) -> NonSf | None:
     """Returns the function that says which texts do not show the behavior; None without one.
 
-    By the marker words that the user names, else by the dataset's judge or its marker words.
+    The user's marker words decide. Otherwise the dataset's judge or its marker words decide.
     """
     judge = judge_of(config)
     if judge:
@@ -600,6 +600,6 @@ def non_sf_by_rule(config: Config) -> NonSf | None:
 
 
 def judge_of(config: Config) -> Callable[[str], bool] | None:
-    """Returns the dataset's own judge where it has one and the user names no marker words."""
+    """Returns the dataset's judge if it has one and the user names no marker words."""
     judge = config.corpus.record.shows
     return judge(config.corpus.own) if judge and not config.evaluate.marker_words else None

@@ -1,7 +1,7 @@
 """The files that a command wrote for its user next to a run's results, to be written again.
 
-The content is recorded before it is in its place. A stopped command then goes on when it is given
-again. A file that the user has changed since is the user's and is never replaced.
+The content is recorded before it is in its place, so a stopped command continues when it is started
+again. A file that the user has changed since is never replaced.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _ABSENT: Content = {}
 
 
 def check_folder(root: pathlib.Path, folder: pathlib.Path) -> None:
-    """Refuses a folder that holds something else than what a run has written there."""
+    """Refuses a folder with other files than those that a run has written there."""
     files.clear_left(folder.absolute().parent, folder.name)
     if not (folder.is_dir() and _is_own(root, folder)):
         files.check_new_folder(folder)
@@ -82,11 +82,12 @@ def replacing(root: pathlib.Path, place: pathlib.Path) -> Iterator[pathlib.Path]
 
     Args:
       root: the work directory, which records it.
-      place: checked before, by `check_folder` or `check_file`, and here again at the end.
+      place: the place, which `check_folder` or `check_file` has checked. It is checked again at the
+        end.
 
     Raises:
-      ValueError: something else is there meanwhile.
-      OSError: the place cannot be written, such as a disk that is mounted there.
+      ValueError: if another file or folder is there meanwhile.
+      OSError: if the place cannot be written, for example a mounted disk.
     """
     place = pathlib.Path(os.path.abspath(place))
     with contextlib.ExitStack() as held:
@@ -136,10 +137,10 @@ def write_json(root: pathlib.Path, path: pathlib.Path, value: Any) -> None:
 
 
 def note(root: pathlib.Path, place: pathlib.Path, content: Content) -> None:
-    """Records the content for a place before and after it is there.
+    """Records the content for a place, before and after it is written.
 
-    Before, recorded content that is there counts too, and so does an absent place. A work directory
-    that cannot be written records nothing.
+    Before it is written, the earlier recorded content and an absent place are valid too. If the
+    work directory cannot be written, nothing is recorded.
     """
     if not os.access(root, os.W_OK):
         return

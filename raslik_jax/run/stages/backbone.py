@@ -70,7 +70,7 @@ def make_backbone(workspace: Workspace, folder: pathlib.Path) -> None:
 
 
 def count_pretraining(run: AbstractRun) -> Work:
-    """Training of a backbone, all weights."""
+    """The training of all weights of a backbone."""
     settings = run.config.backbone
     graphdef, _, base = decoder.abstract(run.model.decoder.config, None)
     algorithm = pretraining(run.config, decoder.bind(graphdef))

@@ -25,7 +25,7 @@ _NOISE_ROWS = 256
 def make_null(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the score of every training example with each row drawn as an unrelated prompt.
 
-    Those are drawn once for an index: their sketches are in it, so that no gradient is taken.
+    The prompts are drawn once per index. Their sketches are in the index, so no gradient is taken.
     """
     config, rows = workspace.config, workspace.corpus.train
     store, place_N = sketch_lib.open_index(workspace)
@@ -76,9 +76,9 @@ def of_trace(
     center: bool,
     aggregate: Aggregate,
 ) -> chance.Chance | None:
-    """Returns the chances of scores of an index's rows in its order from its run's files.
+    """Returns the chances of the scores of an index's rows, read from the files of its run.
 
-    It is None if the run compared with no prompts, centered otherwise or has other rows. It is also
+    It is None if the run compared with no prompts, has other rows or another centering. It is also
     None if the scores are ranks, which are no cosines.
     """
     rows = workspace.corpus.train

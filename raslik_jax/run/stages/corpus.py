@@ -82,7 +82,7 @@ def _files(case: Case) -> Files:
 
 
 def _names(case: Case) -> Mapping[str, Any]:
-    """Returns what names the tokenizer where it is fetched."""
+    """Returns the names of the tokenizer's sources on the hub."""
     names = ["backbone.checkpoint", "backbone.revision"]
     if case.config.backbone.adapter:
         names += ["backbone.adapter", "backbone.adapter_revision"]

@@ -1,4 +1,4 @@
-"""How far each model of a strategy is from the one that was trained again without its rows."""
+"""The distance of each model of a strategy to the model retrained without the strategy's rows."""
 
 import pathlib
 

@@ -77,9 +77,9 @@ def _add_distances(
     finetuned: dict[str, Any],
     evidence: Mapping[summary.Variant, dict[str, Any]],
 ) -> None:
-    """Adds to the evidence of a strategy's last models how far they are from the retrained one.
+    """Adds the distance to the retrained model to the evidence of a strategy's last models.
 
-    The fine-tuned model gets its distance where the run has one retrained model.
+    The fine-tuned model also gets its distance if the run has one retrained model.
     """
     root, config = workspace.root, workspace.config
     models: list[tuple[str, str | int, artifacts.Variant | None, dict[str, Any]]] = []
@@ -127,7 +127,8 @@ def _models_before(workspace: Workspace) -> list[str]:
 def _rows_to_lose(workspace: Workspace) -> frozenset[str]:
     """Returns the rows without a label that some forget set has or that show the behavior.
 
-    They were not known when the rows to stay likely were drawn. Those rows are none of these.
+    They were unknown when the rows that have to stay likely were drawn, so they are removed from
+    these.
     """
     target, _ = workspace.evaluation_queries()
     names = {row.example_id for row in target}

@@ -32,9 +32,9 @@ def finetuning(workspace: Workspace, *, num_steps: int) -> loop.Algorithm:
 
 @memory.explained("fine-tuning", "--finetune.micro_batch_size or --finetune.max_len")
 def make_adapter(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Fine-tunes a LoRA adapter on the training examples and keeps some along the way.
+    """Fine-tunes a LoRA adapter on the training examples and keeps some earlier adapters.
 
-    A killed run goes on from the last checkpoint with the same result.
+    A killed run continues from the last checkpoint with the same result.
     """
     settings, model = workspace.config.finetune, workspace.model
     max_len = settings.max_len or workspace.config.corpus.max_len
@@ -79,8 +79,8 @@ def adopt_model(workspace: Workspace, folder: pathlib.Path) -> None:
     """Takes a given model without a training step.
 
     It is the adapter of --backbone.adapter, or a fresh one on a checkpoint that is fine-tuned
-    already. The B of the latter is 0: it changes nothing and only B has a gradient. The initial
-    adapter is written if gradients are taken at it.
+    already. B of a fresh adapter is 0, so it changes nothing, and only B has a gradient. The
+    initial adapter is written if gradients are taken at it.
     """
     config = workspace.config
     is_asked = config.sketch.gradient_at == "initial"
@@ -106,7 +106,7 @@ def write_losses(stage: str, folder: pathlib.Path, fitted: loop.Progress) -> Non
 
 
 def count_finetuning(run: AbstractRun) -> Work:
-    """Training of the adapter with some kept along the way."""
+    """Training of the adapter, with some earlier adapters kept."""
     settings, model = run.config.finetune, run.model
     program = run.training(
         "finetune",

@@ -1,7 +1,7 @@
 """Models' answers and their likelihoods of given answers: every epoch's model, or earlier ones.
 
-Each function takes a variant, and measures every epoch of it. None means the fine-tuned model and
-the backbone, if that is another one.
+Each function takes a variant and measures each of its epochs. None means the fine-tuned model, and
+the backbone if it is another model.
 """
 
 import math
@@ -88,11 +88,11 @@ def write_outputs(
 
 @memory.likelihoods
 def write_perplexities(workspace: Workspace, variant: Variant | None, folder: pathlib.Path) -> None:
-    """Writes how likely every model finds the sets, and the backbone its answers.
+    """Writes every model's likelihoods of the sets, and the backbone's of the model's answers.
 
-    A text without meaning is unlikely under any language model. The backbone judges, because it was
-    neither fine-tuned nor unlearned. Only the last answer of a training conversation counts, as for
-    a query.
+    A text without meaning is unlikely under any language model. The backbone judges the answers,
+    because it was neither fine-tuned nor unlearned. Only the last answer of a training conversation
+    counts, as for a query.
     """
     config = workspace.config
     target, normal = workspace.evaluation_queries()

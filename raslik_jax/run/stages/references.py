@@ -17,7 +17,7 @@ from raslik_jax.run.workspace import (
 
 @memory.decoding
 def make_retrieval_answers(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Writes the greedy answers of the fine-tuned model to queries that no output was given for."""
+    """Writes the greedy answers of the fine-tuned model to queries without an output."""
     queries = workspace.corpus.queries["retrieval"]
     rows = queries_to_answer(queries, workspace.config.sketch.query_output)
     outputs = []
@@ -30,7 +30,7 @@ def make_retrieval_answers(workspace: Workspace, folder: pathlib.Path) -> None:
 
 @memory.decoding
 def make_references(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Writes the greedy answers of both models to the queries that are measured on."""
+    """Writes the greedy answers of both models to the queries of the measurement."""
     generate.write_answers(workspace, None, folder)
     if not workspace.has_backbone:
         print("    there is no model before fine-tuning to compare with: only damage can be judged")

@@ -1,4 +1,4 @@
-"""Training a fresh adapter on all rows but those to forget: the exact answer to unlearning."""
+"""Training a fresh adapter on all rows except those to forget: the exact way to unlearn."""
 
 import functools
 import itertools
@@ -59,7 +59,8 @@ def count_steps(settings: RetrainSettings, num_rows: int) -> int:
 def rows_left(workspace: Workspace, strategy: str) -> list[str]:
     """Returns the ids of the training rows that are neither to forget nor kept out of that set.
 
-    Rows that were found and kept out to measure on teach the behavior too.
+    It also leaves out the found rows that are kept for measuring, because they teach the behavior
+    too.
     """
     gone = {row.example_id for row in artifacts.set_rows(strategy, "forget").read(workspace.root)}
     if workspace.config.retrieve.held_out:
@@ -102,8 +103,8 @@ def _fit(
 ) -> tuple[encoding.Encoded, loop.Progress]:
     """Returns training rows, those of `ids` or all, and a fresh adapter trained on them.
 
-    It is trained by the recipe of an objective that retrains, to a `share` of its steps. A training
-    that was killed goes on after its last finished epoch, with the same result.
+    It is trained by the recipe of an objective that retrains, for a `share` of its steps. A killed
+    training continues after its last finished epoch with the same result.
     """
     settings, model = workspace.config.unlearn[name], workspace.model
     assert isinstance(settings, RetrainSettings)
@@ -157,7 +158,7 @@ def retrain(workspace: Workspace, variant: Variant, folder: pathlib.Path) -> Non
 
 @EXPLAINED
 def check_recipe(workspace: Workspace, name: str, folder: pathlib.Path) -> None:
-    """Trains by a recipe on all rows, and writes how far the adapter is the one that was given.
+    """Trains by a recipe on all rows, and writes how similar the adapter is to the given one.
 
     After the whole training the losses on training rows and the answers are compared, and after a
     share of the steps the losses that the trainer logged, if there are any.
@@ -200,7 +201,7 @@ def _reads(case: Case) -> str:
 
 
 def _count(run: AbstractRun, name: str, rows: int, share: float = 1.0) -> Work:
-    """Training of a fresh adapter on so many rows by a recipe, to a share of its steps."""
+    """Training of a fresh adapter on a number of rows by a recipe, for a share of its steps."""
     settings: Any = run.config.unlearn[name]
     shapes = run.drawn(
         settings.batch_size,

@@ -42,9 +42,9 @@ def _ids_where(rows: Sequence[Example], is_so_N: Bool[np.ndarray, " N"]) -> list
 def make_sizes(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the sizes of the sets, the same for every strategy, and the rows that are in none.
 
-    They are named, or follow from the rule of --retrieve.select for RASLIK's scores.
-    --retrieve.held_out makes the queries to measure on here. They are in no set. If the rule `gap`
-    finds no row, a finding is written and nothing is held out.
+    The sizes are given, or the rule of --retrieve.select finds them from RASLIK's scores. With
+    --retrieve.held_out the queries that measure the run are made here. They are in no set. If the
+    rule `gap` finds no row, a finding is written and nothing is held out.
     """
     settings, rows = workspace.config.retrieve, workspace.corpus.train
     encoded = workspace.cut(workspace.train_rows, "training examples")
@@ -123,7 +123,7 @@ def _tell_cut(cut: Cut, count: int) -> None:
 
 
 def _hold_out(workspace: Workspace, chosen: Selection, folder: pathlib.Path) -> list[int]:
-    """Writes the queries that are made of training examples; returns who is in no set for them."""
+    """Writes queries made from training examples; returns the examples to keep out of the sets."""
     config, rows, split = workspace.config, workspace.corpus.train, examples.HELD_OUT
     held_out = sets.hold_out(
         rows,
@@ -149,7 +149,7 @@ def _hold_out(workspace: Workspace, chosen: Selection, folder: pathlib.Path) -> 
 def request_of(
     workspace: Workspace, strategy: str, is_eligible_N: Bool[np.ndarray, " N"], sizes: Any
 ) -> Request:
-    """Returns what a strategy may look at."""
+    """Returns the inputs of a strategy."""
     config = workspace.config
     found = {need: read_scores(workspace, need) for need in STRATEGIES[strategy].needs}
     return Request(
@@ -171,7 +171,7 @@ def request_of(
 
 
 def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None:
-    """Writes one strategy's forget and retain sets and what the labels say of them."""
+    """Writes one strategy's forget and retain sets and their numbers of labeled targets."""
     config, rows, record = workspace.config, workspace.corpus.train, STRATEGIES[strategy]
     sizes = artifacts.SIZES.read(workspace.root)
     barred = frozenset(sizes["barred"])
@@ -213,7 +213,7 @@ def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None
 
 
 def _tell_left_out(named: Mapping[str, Sequence[int]], request: Request) -> None:
-    """Says which rows that files name are in no set."""
+    """Prints which rows that files name are in no set."""
     for flag, positions in named.items():
         left = [place for place in positions if not request.is_eligible_N[place]]
         if left:
@@ -231,7 +231,7 @@ _RULE = (
 
 
 def _own_sets(config: Config) -> list[str]:
-    """Returns the strategies that bring their own sets."""
+    """Returns the strategies with given sets."""
     return [name for name in config.retrieve.strategies if STRATEGIES[name].brings_sets]
 
 

@@ -37,9 +37,9 @@ from raslik_jax.train.losses import BoundModel
 
 
 class Attack(NamedTuple):
-    """A measure of a model that is unlearned; without an algorithm of the models before.
+    """A robustness test of an unlearned model; without an algorithm, of the models before.
 
-    As text the name of what it finds.
+    As text it is the name of the result.
     """
 
     measure: str
@@ -54,9 +54,9 @@ class Attack(NamedTuple):
     "measuring robustness", "--unlearn.micro_batch_size or --references.decode_batch_size"
 )
 def write_robustness(workspace: Workspace, attack: Attack, folder: pathlib.Path) -> None:
-    """Writes what a measure finds of the model that an algorithm unlearned a strategy's sets from.
+    """Writes the result of a robustness test for the model of a strategy and an algorithm.
 
-    Without an algorithm it writes that of the models before: each sees the strategy's rows.
+    Without an algorithm it writes the results for the models before, with the strategy's rows.
     """
     name, strategy, algorithm = attack
     bench, measure = Bench(workspace, strategy), ROBUSTNESS[name]
@@ -98,13 +98,13 @@ class Bench:
         return list(shuffled(rows, seed=config.seed, label=f"robustness {label}")[:number])
 
     def read(self, model: BoundModel, form: str = "plain") -> Reading:
-        """Returns how far a model with weights in a format of `quantize` shows the behavior."""
+        """Returns how much a model with weights in a format of `quantize` shows the behavior."""
         return self._read(self._fresh(model, form))
 
     def read_each(self, model: BoundModel, groups: Mapping[str, Asked]) -> dict[str, Reading]:
-        """Returns how far a model shows the behavior by each group of rows.
+        """Returns how much a model shows the behavior, by each group of rows.
 
-        Rows too long for the run are left out. So is a group without any answer left.
+        Rows that are too long for the run are left out. So is a group without an answer.
         """
         workspace, fresh = self._workspace, self._fresh(model)
         able = {name: one for name, one in map(self._short, groups.items()) if any(one[:2])}
@@ -145,14 +145,14 @@ class Bench:
         return name, Asked(keep(group.answers), prompts, known)
 
     def said(self, model: BoundModel, rows: Sequence[Example]) -> dict[str, Exchange]:
-        """Returns what rows ask and what a model answers, by their ids."""
+        """Returns the questions of rows and a model's answers, by their ids."""
         rows = list({row.example_id: row for row in rows}.values())
         outputs = self._workspace.generate(self._fresh(model), rows, "first answers")
         pairs = zip(rows, outputs, strict=True)
         return {row.example_id: (exchange_of(row)[0], text) for row, text in pairs}
 
     def exchanges(self, kind: str, number: int) -> list[Exchange]:
-        """Returns some training examples of a kind that ask something, as earlier turns."""
+        """Returns some training examples of a kind with a question, as earlier turns."""
         rows = [row for row in self._rows_of(kind) if row.instruction.strip()]
         return [exchange_of(row) for row in self._draw(rows, f"{kind} turns", number)]
 
@@ -180,7 +180,7 @@ class Bench:
         return self._rated(greedy), [self._rated(drawn[n::samples]) for n in range(samples)]
 
     def _rated(self, outputs: Sequence[str]) -> Rated:
-        """Returns F and what is shown of an answer to each target prompt."""
+        """Returns F of the answer to each target prompt, and whether it shows the behavior."""
         rows = zip(self.asked.prompts, outputs, strict=True)
         before = self.asked.before
         forget = [rates.rouge_l_f1(text, before[row.example_id]) for row, text in rows]
@@ -188,7 +188,7 @@ class Bench:
         return Rated(np.array(forget, np.float64), shown_Q)
 
     def weigh(self, model: BoundModel, rows: Sequence[Example]) -> likelihood.Likelihood:
-        """Returns how likely a model finds the answers of rows; 0 tokens if none is left."""
+        """Returns a model's likelihoods of the answers of rows; 0 tokens if none is left."""
         encoded = self._workspace.encode(rows, "general texts and questions")
         return self._workspace.likelihood_of(self._fresh(model), encoded)
 
@@ -267,7 +267,7 @@ class Bench:
         return told[: len(own.ids)], told[len(own.ids) :]
 
     def _rows_of(self, kind: str) -> list[Example]:
-        """Returns the training examples that are to be forgotten, or those that are unrelated."""
+        """Returns the training examples to forget, or unrelated ones."""
         workspace = self._workspace
         chosen = artifacts.set_rows(self._strategy, "forget").read(workspace.root)
         forgotten, rows = {row.example_id for row in chosen}, workspace.corpus.train
@@ -278,7 +278,7 @@ class Bench:
         return [row for row in rows if not row.is_target and row.example_id not in forgotten]
 
     def _trained_rows(self, kind: str, number: int) -> Encoded:
-        """Returns some training examples of a kind that something is left of."""
+        """Returns some training examples of a kind with an answer after the cut."""
         workspace, config = self._workspace, self._workspace.config
         rows = self._rows_of(kind)
         max_len = config.unlearn.max_len or config.corpus.max_len
@@ -294,7 +294,7 @@ class Bench:
         return able.named([row.example_id for row in drawn])
 
     def _read(self, model: BoundModel) -> Reading:
-        """Returns how far a model on the whole weights shows the behavior."""
+        """Returns how much a model on the whole weights shows the behavior."""
         workspace, prompts = self._workspace, self.asked.prompts
         outputs = workspace.generate(model, prompts, "") if prompts else []
         answers = {row.example_id: text for row, text in zip(prompts, outputs, strict=True)}

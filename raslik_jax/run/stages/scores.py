@@ -47,8 +47,8 @@ def finds_number(config: Config) -> bool:
 def make_traced(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes both earlier models' likelihood of the traced answers and their own answers.
 
-    If the run finds how many rows to forget, answers that are less likely than random tokens end
-    it: no gradient of theirs leads to the rows that taught them.
+    If the run finds the number of rows to forget, it ends if the answers are less likely than
+    random tokens, because their gradients do not lead to the rows that taught them.
     """
     generate.write_traced(workspace, None, folder)
     if not finds_number(workspace.config):
@@ -89,7 +89,7 @@ def write_scores(
 
 
 def make_scores(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Writes the influence of the queries on every training example; of several also of each."""
+    """Writes the score of every training example with the queries, and with each of several."""
     settings = workspace.config.retrieve
     store, row_N, queries = sketch_lib.ask_index(workspace)
     ids = [row.example_id for row in workspace.retrieval_queries()]
@@ -107,7 +107,7 @@ def make_scores(workspace: Workspace, folder: pathlib.Path) -> None:
 
 
 def count_scores(run: AbstractRun, queries: int, columns: int) -> Work:
-    """Cosines of the index's rows with queries; so many columns are kept."""
+    """Cosines of the index's rows with queries; a number of columns is kept."""
     rows, products = run.sizes.train, 2.0 * run.sketch_size * queries
     return Work(4.0 * rows * columns, [], rows * products, run.index_bytes)
 
@@ -142,6 +142,6 @@ _TRACED = Recipe(
 
 
 def scores_of(config: Config) -> tuple[Recipe, ...]:
-    """Returns the recipes of what the chosen strategies read; without need no gradient is taken."""
+    """Returns the recipes of the scores that the chosen strategies read."""
     needed = needs_of(config)
     return (_TRACED, *(recipe for need, own in SCORES.items() if need in needed for recipe in own))

@@ -75,7 +75,7 @@ def make_projection(workspace: Workspace, adapters: Sequence[Tree]) -> projectio
 
 
 def plan_batches(workspace: Workspace, encoded: encoding.Encoded) -> tuple[batches.BatchPlan, ...]:
-    """Returns the batches that gradients are taken in."""
+    """Returns the batches of gradients."""
     settings = workspace.config.sketch
     return batches.plan_batches(
         encoded.lengths_N,
@@ -88,7 +88,7 @@ def plan_batches(workspace: Workspace, encoded: encoding.Encoded) -> tuple[batch
 
 
 def plan_asked(config: Config, encoded: encoding.Encoded) -> tuple[batches.BatchPlan, ...]:
-    """Returns the batches that gradients of questions are taken in."""
+    """Returns the batches of gradients of questions."""
     most, max_len = config.sketch.batch_tokens, config.corpus.max_len
     size = min(len(encoded.ids), max(most // max_len, 1))
     return batches.plan_coarsely(encoded, batch_size=size, max_len=max_len)
@@ -99,7 +99,7 @@ def sketch_queries(
 ) -> np.ndarray:
     """Returns the unit sketches of queries, [Q, K]; refuses a prompt without room to answer.
 
-    Those of a run have the cheapest shapes. Those of a user's questions share few shapes.
+    Queries of a run have the cheapest shapes. A user's questions share a few shapes.
     """
     config = workspace.config
     encoded = workspace.encode(queries, "queries", targets=config.sketch.targets)
@@ -109,7 +109,7 @@ def sketch_queries(
 
 
 def model_identity(workspace: Workspace, adapters: Sequence[Tree]) -> dict[str, Any]:
-    """Returns the source of an index by hashes; no row of another model goes into it."""
+    """Returns the hashes of an index's inputs; an index has no rows of other inputs."""
     digest = hashlib.sha256()
     for row in workspace.corpus.train:
         digest.update(json.dumps((row.example_id, *learned_part(row))).encode())
@@ -182,7 +182,7 @@ def _describe_index(
 def _create(folder: pathlib.Path, described: Mapping[str, Any]) -> None:
     """Makes the index of a unit or opens one that an earlier job has begun.
 
-    It raises a ValueError if that one has other batches, as on another kind of device (see
+    It raises a ValueError if that index has other batches, as on another kind of device (see
     `steps.program_tokens`).
     """
     is_there = manifests.has_index(folder)
@@ -220,13 +220,13 @@ def ask_index(workspace: Workspace) -> tuple[SketchStore, np.ndarray, search.Que
 
 
 def sketch_of_run(workspace: Workspace) -> Sketch:
-    """Returns the function that sketches a batch as the run's index has its rows."""
+    """Returns the function that sketches a batch in the same way as the run's index."""
     adapters = sketched_adapters(workspace)
     return sketch_function(workspace, make_projection(workspace, adapters), adapters)
 
 
 def make_query_sketches(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Sketches the gradients of the retrieval queries as the index has those of the examples."""
+    """Sketches the gradients of the retrieval queries in the same way as the index."""
     sketch = sketch_of_run(workspace)
     query_QK = sketch_queries(workspace, sketch, workspace.retrieval_queries())
     artifacts.QUERY_SKETCHES.write(folder, query_QK)

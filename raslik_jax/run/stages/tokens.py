@@ -31,8 +31,8 @@ _WISHED = 8
 def make_tokens(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the contribution of each token of the best rows and of the answer to their scores.
 
-    Rows that are nearly the same to the model count as one: the best is shown and the others are
-    named. The answer of several queries is that of the query which scores the row highest.
+    Rows with nearly the same gradient count as one: the best is shown and the others are named.
+    With several queries the answer is that of the query with the highest score for the row.
     """
     config, train = workspace.config, workspace.corpus.train
     score_N = artifacts.INFLUENCE.read(workspace.root, (len(train),))
@@ -128,8 +128,8 @@ def _pieces_of(
 def make_wished(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the rows that favor the wished answer to the first traced prompt over the bad one.
 
-    They have the largest difference of the two scores: the prompt, which both answers share, has
-    no part in it.
+    They have the largest difference of the two scores. The prompt, which both answers share,
+    cancels in it.
     """
     train, settings = workspace.corpus.train, workspace.config.retrieve
     asked = examples.answered(workspace.retrieval_queries()[0], settings.wished)

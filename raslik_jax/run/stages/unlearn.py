@@ -30,8 +30,8 @@ from raslik_jax.train.objectives import OBJECTIVES, Objective
 def unlearn(workspace: Workspace, variant: Variant, folder: pathlib.Path) -> None:
     """Unlearns one strategy's sets by one objective and saves the model of every epoch.
 
-    With --unlearn.probe.stop it saves only that of the step that its probes choose, as the last
-    epoch. A killed run goes on after its last finished epoch with the same result.
+    With --unlearn.probe.stop it saves only the model of the step that its probes choose, as the
+    last epoch. A killed run continues after its last finished epoch with the same result.
     """
     strategy, name = variant
     sets = {kind: read_set(workspace, strategy, kind) for kind in ("forget", "retain")}
@@ -87,7 +87,7 @@ def unlearn(workspace: Workspace, variant: Variant, folder: pathlib.Path) -> Non
 
 
 def read_set(workspace: Workspace, strategy: str, kind: str) -> encoding.Encoded:
-    """Returns the rows of a set that something is left of at --unlearn.max_len."""
+    """Returns the rows of a set that have an answer within --unlearn.max_len."""
     rows = artifacts.set_rows(strategy, kind).read(workspace.root)
     return cut_rows(workspace, [row.example_id for row in rows], kind)
 
@@ -106,7 +106,7 @@ def cut_rows(workspace: Workspace, ids: Sequence[str], kind: str) -> encoding.En
 def require_rows(workspace: Workspace, name: str, sets: Sequence[encoding.Encoded]) -> None:
     """Raises a ValueError if a needed set, to forget or to retain, has no answer left.
 
-    An objective without a retain term needs none to retain.
+    An objective without a retain term needs no rows to retain.
     """
     needed = ("forget", "retain") if OBJECTIVES[name].retain else ("forget",)
     own, whole = workspace.config.unlearn.max_len, workspace.config.corpus.max_len
@@ -120,7 +120,7 @@ def require_rows(workspace: Workspace, name: str, sets: Sequence[encoding.Encode
 def draw_pairs(
     workspace: Workspace, name: str, sets: Sequence[encoding.Encoded], start: int
 ) -> Iterator[tuple[batches.Batch, batches.Batch | None]]:
-    """Returns batches of both sets; the smaller set comes round again within an epoch.
+    """Returns batches of both sets; the smaller set is repeated within an epoch.
 
     An objective reads frozen models. Their hidden states are computed once for a row.
     """

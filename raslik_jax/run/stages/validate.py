@@ -38,7 +38,7 @@ _BM25 = "bm25_answers"
 class Ranking(NamedTuple):
     """Scores of all training rows: for all queries together and for each.
 
-    `each_NQ` has one column where the scores for single queries are not known.
+    `each_NQ` has one column if the scores with single queries are not known.
     """
 
     title: str
@@ -47,14 +47,15 @@ class Ranking(NamedTuple):
 
 
 class Design(NamedTuple):
-    """The trainings that are asked for.
+    """The requested trainings.
 
     Attributes:
       settings: the recipe.
-      rankings: by name.
-      top: rows that are removed, or their share.
-      seeds: trainings for QLD, of every ranking.
-      subsets: trainings for LDS, each on a `share` of the rows in groups of `group` neighbors.
+      rankings: the rankings by name.
+      top: number of rows that are removed, or their share.
+      seeds: number of trainings for QLD, per ranking.
+      subsets: number of trainings for LDS, each on a `share` of the rows in groups of `group`
+        neighbors.
       keeps: whether adapters are kept.
     """
 
@@ -137,8 +138,8 @@ def read_ranking(path: str, rows: Sequence[Example], num_queries: int) -> Rankin
 class Validation:
     """The trainings of a design and the units that make and judge them.
 
-    All trainings of QLD have the same number of steps, and so have all of LDS. All batches have one
-    shape. A design takes two programs for that reason.
+    All trainings of QLD have the same number of steps. So have all trainings of LDS. All batches
+    have one shape. So a design compiles two programs.
     """
 
     def __init__(self, workspace: Workspace, design: Design):
@@ -171,7 +172,7 @@ class Validation:
         }
 
     def _without(self, name: str, seed: int) -> Int[np.ndarray, " M"]:
-        """Returns the rows that are left without the first ones of a ranking."""
+        """Returns the rows without the first ones of a ranking."""
         removed: Any = []
         if name == RANDOM:
             removed = shuffled(range(self.count), seed=seed, label="random rows")[: self.top]
@@ -314,7 +315,7 @@ class Validation:
         artifacts.VALIDATION.write(folder, found)
 
     def _described(self) -> dict[str, Any]:
-        """Returns all that the results follow from in addition to the losses."""
+        """Returns the inputs of the results in addition to the losses."""
         design, predicted = self.design, dict[str, Any]()
         for name, one in design.rankings.items() if self.lds else ():
             # A row without a gradient adds nothing.
