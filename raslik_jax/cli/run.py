@@ -1,8 +1,8 @@
 """From one bad generation to an unlearned model and a report.
 
-Finds the training examples that taught a behavior and others that are far from it (RASLIK and its
-baselines). Forgets the first set while training on the second. Measures the forgotten behavior and
-the other answers.
+The command finds the training examples that taught a behavior, and others that are far from it
+(RASLIK and its baselines). It forgets the first set while training on the second. It measures the
+forgotten behavior and the other answers.
 
   raslik run --flagfile=experiments/flags/demo.flags
 

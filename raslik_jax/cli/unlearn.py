@@ -3,11 +3,11 @@
   raslik unlearn --run=runs/incident --out=clean
 
 The command continues the run of `raslik trace`. On the found rows the model moves toward its base.
-On other rows it stays as it is. A model without an adapter unlearns by gradient ascent. The command
-measures the model on rows of no set and on the traced prompt. It writes the adapter with a card to
---out, the training file without the found rows, and the report. --forget_file and --retain_file
-take other sets: training rows by their id, place or text. The run keeps these sets until
---retrieve.strategies names another one.
+On other rows it stays close to the model before unlearning. A model without an adapter unlearns by
+gradient ascent. The command measures the model on rows of no set and on the traced prompt. It
+writes the adapter with a card to --out, the training file without the found rows, and the report.
+--forget_file and --retain_file take other sets: training rows by their id, place or text. The run
+keeps these sets until --retrieve.strategies names another one.
 
 --dry_run prints the time and memory of unlearning and of retraining, and recommends one of them.
 

@@ -7,7 +7,8 @@ each ranking of the rows: the scores of the trace, BM25 on prompts and answers, 
 --scores.
 
 QLD: how much the loss of the traced answer rises after retraining without the top rows (--top),
-compared with retraining without as many random rows. The interval is Student's over --seeds.
+compared with retraining without the same number of random rows. The interval is Student's over
+--seeds.
 LDS: the rank correlation of the likelihood of the traced answer with the sum of the scores of the
 rows that are left, over retrainings on random subsets. The interval is a bootstrap over subsets and
 queries.

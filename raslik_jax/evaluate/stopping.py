@@ -26,7 +26,7 @@ End = Literal["", "forgotten", "others lose too much", "no progress", "diverged"
 # The words for an end. The verdict is for a model and not for its training.
 SAID: dict[End, str] = {
     "forgotten": "enough is gone",
-    "others lose too much": "other rows lost too much",
+    "others lose too much": "the loss of other rows rose too far",
     "no progress": f"in {_NEWEST} probes no further row was gone and the others hardly moved",
     "diverged": "the training diverged",
     "": "its epochs ended",

@@ -168,9 +168,9 @@ def _base_of(config: Config, manifest: Manifest) -> _Base:
     fields = storage.read_json(folder / "config.json", {"_name_or_path?": (str, None)})
     own = fields.get("_name_or_path") or ""
     own = own if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", own) else ""
-    loaded = f"was loaded from {own} and may have been trained since"
-    says = loaded if own else "does not say where it came from"
-    return _Base(folder, "", f"the local folder {folder.resolve().name}, which {says}")
+    loaded = f"loaded from {own} and perhaps trained since"
+    origin = loaded if own else "of unknown origin"
+    return _Base(folder, "", f"the local folder {folder.resolve().name}, {origin}")
 
 
 def _adapter_origin(config: Config) -> str:

@@ -319,11 +319,7 @@ def rows_text(workdir: pathlib.Path, forget: frozenset[str], top: int) -> str:
     told = chance.sentence(chances) if chances else ""
     sigma_N = artifacts.read_sigma(workdir, len(rows))
     heading = "rows that make the answer likelier (score{}, place in the training file)"
-    what = (
-        (" +- noise of its sketch, unrelated prompts that score the row as high, p, q")
-        if told
-        else ""
-    )
+    what = (" +- noise of the sketch, unrelated prompts with as high a score, p, q") if told else ""
     lines = ["", heading.format(what)]
     best = np.argsort(-score_N, kind="stable")[:top]
     best = best[score_N[best] > -np.inf]  # a row without a gradient has no effect

@@ -220,7 +220,7 @@ def _told(
     if config.retrieve.held_out and (asked := held_out.read(root)):
         before = artifacts.answers("finetuned").read(root)
         after = artifacts.answers(epoch, artifacts.Variant(*variant)).read(root)
-        yield f"\n{len(asked)} prompts of rows like these that no step saw, before and after"
+        yield f"\n{len(asked)} held-out prompts of such rows, before and after"
         for row in asked[:_ASKED]:
             yield f"asked   {one_line(f'{row.instruction} {row.input}', 160)}"
             yield f"said    {one_line(before[row.example_id], 160)}"
@@ -301,7 +301,7 @@ def describe_sets(config: Config, strategy: str) -> str:
     """Returns a line on the source of the sets. Sets of files stay with the run."""
     record, own = STRATEGIES[strategy], config.retrieve[strategy]
     if not record.brings_sets:
-        return f"what the trace found ({record.title})"
+        return f"the rows of the trace ({record.title})"
     named = " and ".join(shown(path, 120) for path in dataclasses.astuple(own) if path)
     return f"the rows of {named}; --retrieve.strategies=raslik takes those of the trace"
 

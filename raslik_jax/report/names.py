@@ -72,7 +72,8 @@ def kernel_note(settings: Mapping[str, Any], strategies: Iterable[str]) -> str:
         if name in STRATEGIES and STRATEGIES[name].is_by_gradients
     ]
     kernel = kernel_name(settings)
-    return f"Kernel of {', '.join(names)}, not the paper's: {kernel}." if names and kernel else ""
+    differs = f"The kernel of {', '.join(names)} differs from the paper's: {kernel}."
+    return differs if names and kernel else ""
 
 
 def highlighted(strategies: Iterable[str]) -> str:

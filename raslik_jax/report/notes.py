@@ -78,6 +78,8 @@ def judgment_sentence(models: Sequence[Model]) -> str:
             epoch = f" epoch {model.epochs[0]}" if names.count(name) > 1 else ""
             named.setdefault(state, []).append(name + epoch)
     parts = [f"{v}: {', '.join(named[v])}" for v in verdict.DEFINITIONS if v in named]
+    if len(models) == 1 and named:
+        return f"Judgment of {names[0]}: {next(iter(named))}."
     return f"Judgment: {'; '.join(parts)}." if parts else ""
 
 

@@ -237,4 +237,5 @@ def sentence(chance: Chance) -> str:
         return f"{compared}, no row has q <= {LEVEL:g} ({lowest})"
     # Not "stands out": this phrase is for the gap in the scores.
     rows = "1 row has" if finds.found == 1 else f"{finds.found:,} rows have"
-    return f"{compared}, {rows} q <= {LEVEL:g}. About {finds.expected:.2g} is expected by chance"
+    by_chance = f"By chance about {finds.expected:.2g} rows would have such a q"
+    return f"{compared}, {rows} q <= {LEVEL:g}. {by_chance}"

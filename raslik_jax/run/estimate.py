@@ -110,14 +110,14 @@ def describe(left: Left, elapsed: float) -> str:
     """Returns a line about a run's duration, `elapsed` seconds after its start."""
     unknown = some_of(left.unknown, 3, quoted=False)
     if not left.seconds and unknown:
-        return f"whole run: not known yet, because of {unknown}"
+        return f"whole run: not known yet ({unknown})"
     most = "at most " if left.is_most else ""
     line = f"whole run: {most}about {format_seconds(elapsed + left.seconds)}"
     line += f", {format_seconds(left.seconds)} left" if elapsed >= 1 else ""
     if left.num_programs:
         plural = "programs" if left.num_programs > 1 else "program"
         line += f", compiling {left.num_programs} {plural} included"
-    return line + (f"; not known yet, and not counted: {unknown}" if unknown else "")
+    return line + (f", without {unknown} (not known yet)" if unknown else "")
 
 
 def count_left(run: AbstractRun, units: Sequence[Unit]) -> list[Step]:

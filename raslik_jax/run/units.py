@@ -156,7 +156,7 @@ class Plan:
         self.done[unit.name] = _read_visible(self.root / unit.name, key)
 
     def _finish_unit(self, unit: Unit) -> str:
-        """Writes the manifest of what has run and puts it in its place; returns its key."""
+        """Writes the manifest of a unit and puts the unit in its place; returns its key."""
         key, folder = self.key(unit), making_folder(self.root, unit.name)
         if (folder / STARTED).is_file():
             started = _read_started(folder)

@@ -107,8 +107,8 @@ class ExportTest(FolderTest):
         )
 
     @parameterized.parameters(
-        (True, "", "the local folder base, which does not say where it came from"),
-        (False, "owner/tiny", "which was loaded from owner/tiny and may have been trained since"),
+        (True, "", "the local folder base, of unknown origin"),
+        (False, "owner/tiny", "loaded from owner/tiny and perhaps trained since"),
     )
     def test_files_of_the_checkpoint_are_carried_through(self, merged, name, origin):
         """How a model is prompted and stopped is no less part of it than its weights."""

@@ -251,7 +251,7 @@ def test_the_line_that_repeats_a_trace_measures_no_more_than_it(tmp_path):
 
 
 def test_unlearning_says_which_sets_it_takes():
-    assert unlearn.describe_sets(Config(), "raslik") == "what the trace found (RASLIK)"
+    assert unlearn.describe_sets(Config(), "raslik") == "the rows of the trace (RASLIK)"
     own = {"retrieve.strategies": ("given",), "retrieve.given.forget_file": "mine.jsonl"}
     config = replaced(Config(), own)
     said = unlearn.describe_sets(config, "given")

@@ -174,7 +174,7 @@ def test_the_page_of_a_trace_opens_with_what_was_asked_said_and_is_said_now(root
         )
     parts["cost"] = re.sub("<[^>]*>", "", parts["cost"])
     assert "moved 95% toward the base" in parts["cost"]
-    assert "likelihood: the answer is gone." in parts["cost"]
+    assert "if that is nearer: the answer is gone." in parts["cost"]
     assert "cleaned.jsonl" in parts["files"]
     assert sample_run.HOSTILE not in text
 

@@ -180,8 +180,8 @@ class TellingTest(parameterized.TestCase):
         return chance.Chance(0 * q_N, 0 * q_N + 231, 0 * q_N + 0.01, q_N)
 
     @parameterized.parameters(
-        ([0.01, 0.04, 0.2], "2 rows have q <= 0.05. About 0.08 is expected by chance"),
-        ([0.01, 0.5], "1 row has q <= 0.05. About 0.01 is expected by chance"),
+        ([0.01, 0.04, 0.2], "2 rows have q <= 0.05. By chance about 0.08 rows would have such a q"),
+        ([0.01, 0.5], "1 row has q <= 0.05. By chance about 0.01 rows would have such a q"),
         ([0.3, 0.5], "no row has q <= 0.05 (the lowest is 0.3)"),
     )
     def test_the_sentence_says_how_many_and_how_many_by_chance(self, q_N, expected):

@@ -65,14 +65,14 @@ def test_what_is_not_known_is_named_and_not_counted():
         (
             Left(0.0, 0, tuple("abcd"), False),
             9.0,
-            "whole run: not known yet, because of a, b, c and 1 more",
+            "whole run: not known yet (a, b, c and 1 more)",
         ),
         (Left(50.0, 0, (), True), 70.0, "whole run: at most about 2 min, 50 s left"),
         (
             Left(2e4, 1, ("evaluate", "unlearn/a", "unlearn/b"), False),
             1e4,
-            "whole run: about 8.3 h, 5.6 h left, compiling 1 program included; "
-            "not known yet, and not counted: evaluate, unlearn/a, unlearn/b",
+            "whole run: about 8.3 h, 5.6 h left, compiling 1 program included, without evaluate, "
+            "unlearn/a, unlearn/b (not known yet)",
         ),
     ],
 )
@@ -107,10 +107,9 @@ def test_a_run_is_followed_by_its_clock():
     with watch(parts[2:]):  # the last line is no 15 seconds old
         pass
     assert said == [
-        "    whole run: about 26 s, compiling 3 programs included; not known yet, and not counted: "
-        "report",
-        "    whole run: about 52 s, 12 s left, compiling 1 program included; not known yet, and "
-        "not counted: report",
+        "    whole run: about 26 s, compiling 3 programs included, without report (not known yet)",
+        "    whole run: about 52 s, 12 s left, compiling 1 program included, without report (not "
+        "known yet)",
     ]
 
 

@@ -25,7 +25,7 @@ def make_retrieval_answers(workspace: Workspace, folder: pathlib.Path) -> None:
         model = workspace.with_adapter(workspace.finetuned)
         outputs = workspace.generate(model, rows, "queries")
     generate.write_outputs(artifacts.OWN_ANSWERS, folder, rows, outputs)
-    print(f"    {len(rows):,} of {len(queries):,} queries answered by the model, the others given")
+    print(f"    the model answers {len(rows):,} of {len(queries):,} queries. The others have one")
 
 
 @memory.decoding

@@ -160,8 +160,8 @@ def retrain(workspace: Workspace, variant: Variant, folder: pathlib.Path) -> Non
 def check_recipe(workspace: Workspace, name: str, folder: pathlib.Path) -> None:
     """Trains by a recipe on all rows, and writes how similar the adapter is to the given one.
 
-    After the whole training the losses on training rows and the answers are compared, and after a
-    share of the steps the losses that the trainer logged, if there are any.
+    After the whole training it compares the losses on training rows and the answers. After a share
+    of the steps it compares the losses that the trainer logged, if there are any.
     """
     settings = workspace.config.unlearn[name]
     share = settings.check_recipe
