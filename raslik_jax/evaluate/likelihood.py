@@ -224,7 +224,7 @@ def _few_shapes(encoded: Encoded, batch_tokens: int) -> tuple[BatchPlan, ...]:
 
 
 def _of_rows(of_batch: Callable[[Batch], Any], encoded: Encoded, plans: Sequence[BatchPlan]) -> Any:
-    """Returns what a function finds of every row in float64; refuses NaN and infinity."""
+    """Returns a function's result for every row in float64; refuses NaN and infinity."""
     found = map_rows(of_batch, encoded, plans)
     for part in jax.tree.leaves(found):
         bad = np.flatnonzero(~np.isfinite(part.reshape(len(part), -1)).all(axis=1))

@@ -40,9 +40,9 @@ def export_model(
     """Writes one unlearned model of a run with tokenizer and card to a new folder, and returns it.
 
     Only the merge is computed, on the processor, whose memory has to hold the weights. Only the run
-    and its base checkpoint, if it has one, are read. If the run has not measured, the card says so.
-    Results that were made again since unlearning or measuring are refused. Without an epoch the
-    last one is written.
+    and its base checkpoint, if it has one, are read. If the run has no measurements, the card says
+    this. Results that were made again since unlearning or measuring are refused. Without an epoch
+    the last one is written.
     """
     name = f"unlearn/{strategy}-{algorithm}"
     config, metrics, entries = _read_run(root, name)

@@ -245,10 +245,10 @@ class LayerNorm(RMSNorm):
 class GatedBlock(nnx.Module):
     """Llama's attention with grouped heads and its gated MLP, down(silu(gate(x)) * up(x)).
 
-    Class attributes say what a family has: `norms`, the names of the norms before and after
-    attention and before and after the MLP, "" for none; `norm`, their class; `head_norm`, whether
-    queries and keys are normalized by head ("each") or before they are cut into heads ("all");
-    `qkv_bias`, whether queries, keys and values have a bias (as the output has unless given).
+    Class attributes describe a family: `norms`, the names of the norms before and after attention
+    and before and after the MLP, "" for none; `norm`, their class; `head_norm`, whether queries and
+    keys are normalized by head ("each") or before they are cut into heads ("all"); `qkv_bias`,
+    whether queries, keys and values have a bias (as the output has unless given).
     """
 
     norms: tuple[str, str, str, str] = ("", "", "", "")

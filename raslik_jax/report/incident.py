@@ -265,14 +265,14 @@ def example_incident(
 
 
 def _shown_entry(metrics: Metrics) -> Mapping[str, Any]:
-    """Returns the last entry of the model that the page opens with: of the strategy it is about."""
+    """Returns the last entry of the model that the page opens with."""
     methods = last_epochs(metrics["methods"])
     about = highlighted(entry["strategy"] for entry in methods)
     return next((e for e in methods if e["strategy"] == about), methods[0])
 
 
 def _which_sentence(metrics: Metrics, entry: Mapping[str, Any]) -> str:
-    """Returns which unlearned model a page opens with; "" where there is one."""
+    """Returns a sentence on the unlearned model that a page opens with; "" if there is only one."""
     if (number := len(last_epochs(metrics["methods"]))) < 2:
         return ""
     name = f"{strategy_name(entry['strategy'])} with {algorithm_name(entry['algorithm'])}"

@@ -237,8 +237,9 @@ def perplexities(model: str | int, variant: Variant | None = None) -> Artifact[A
 class TracedAnswer(NamedTuple):
     """A model's view of a traced answer.
 
-    `nats` are of each token of the answer but its ends, and `nll` is the mean of all. `output` is
-    the model's own answer. `expected` and `spread` are None for models other than the traced one.
+    `nats` has one value per token of the answer, without the ends. `nll` is the mean over all
+    tokens. `output` is the model's own answer. `expected` and `spread` are None for models other
+    than the traced one.
     """
 
     id: str

@@ -121,10 +121,10 @@ def run(
 
     Returns the finding with which the run ends before its sets are chosen; "" without.
 
-    The corpus comes first: its problems for later stages are reported before they run. Without
-    queries to measure on, or if not `is_measured`, the stages that measure are left out. The
-    numbers of trainings also go to the `writers` of `live.WRITERS`. `layout` is --mesh.base. See
-    `run_units` for `on_start` and `around`, which does not see the corpus.
+    The corpus is made first, so that its problems for later stages are reported before they run.
+    Without queries to measure on, or if not `is_measured`, the stages that measure are left out.
+    The numbers of trainings also go to the `writers` of `live.WRITERS`. `layout` is --mesh.base.
+    See `run_units` for `on_start` and `around`. `around` is not called for the corpus.
     """
     workspace = Workspace(workdir, config, writers=writers, layout=layout)
     units = plan_units(config, workspace, is_measured=is_measured, more=more)

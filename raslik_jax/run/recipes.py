@@ -50,10 +50,12 @@ class Recipe(NamedTuple):
       values: other values that decide the result.
       files: its inputs outside of the work directory by their kind.
       is_asked: whether a run makes them.
-      members: a unit for each of these, such as strategies; without members there is one unit.
-      measures: no set and no model depends on them.
-      work: of a unit, from a run in the abstract and the member; None for work of the host.
-      is_resumable, is_alone: as of `Unit`.
+      members: function that returns the members, such as strategies; each has a unit. By default
+        there is one unit without a member.
+      measures: whether they only measure: no set and no model depends on them.
+      work: function from an abstract run and the member to the work of a unit; None for work of the
+        host.
+      is_resumable, is_alone: as in `Unit`.
     """
 
     name: str
@@ -120,7 +122,7 @@ def variants_of(
 
 
 def distant_variants(config: Config) -> Sequence[Variant]:
-    """Returns the retrained models that other models of a run are compared with."""
+    """Returns the retrained models with which other models of a run are compared."""
     return variants_of(config, retrains=True, repeats=False)
 
 

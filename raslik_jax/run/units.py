@@ -36,9 +36,9 @@ class Unit(NamedTuple):
       settings: other values that decide its result, as JSON values.
       run: function that makes the result in the given folder.
       files: its inputs outside the work directory by their kind.
-      is_resumable: run goes on from the files of an interrupted run in the folder.
-      is_alone: the first of several processes makes it; nothing of it runs on the mesh.
-      work: its work, from a run in the abstract; None for work of the host alone.
+      is_resumable: whether `run` continues from the files of an interrupted run in the folder.
+      is_alone: whether only the first of several processes makes it, without the mesh.
+      work: function from an abstract run to its work; None for work of the host.
     """
 
     name: str
@@ -319,11 +319,12 @@ def run_units(
 
     Args:
       root: work directory.
-      units: all of them, each after those it reads.
-      stages: to run; what they read must be up to date already or run here too.
-      log: receives a line for each unit.
-      on_start: called when nothing is left to refuse, before the first unit runs.
-      around: entered around each unit that is made, with it and those that may be made after it.
+      units: all units, each after those it reads.
+      stages: the stages to run. Units that they read must be up to date or in these stages.
+      log: function that gets a line for each unit.
+      on_start: function that is called after all checks, before the first unit runs.
+      around: context that is entered around each unit that is made, with the unit and those that
+        may follow.
     """
 
     def refuse(unit: Unit, missing: Sequence[str]) -> None:
