@@ -240,10 +240,14 @@ class ExportTest(FolderTest):
             (given | {"config": own}, "The retain set has random other rows", "number of the best"),
             ({"metrics": metrics | {"corpus": held_out}}, "47 held-out normal queries. Non", ""),
             ({"metrics": metrics | {"non_sf": {"by": "x", "note": "y"}}}, "Non-SF: mean prob", ""),
-            ({"entry": unmarked}, "An F below that of the base", "Non-SF: "),
+            ({"entry": unmarked}, "An F clearly below the base's F", "Non-SF: "),
             ({"metrics": metrics | {"finetuned": bare}}, "", "F and R: mean"),
             # The base is at F = 1 where F is taken against its own answers.
-            ({"metrics": metrics | {"reference": "backbone"}}, "", "An F below that of the base"),
+            (
+                {"metrics": metrics | {"reference": "backbone"}},
+                "",
+                "An F clearly below the base's F",
+            ),
         ):
             card = _plain(card_lib.render_card(facts._replace(**changes)))
             self.assertIn(said, card)
@@ -262,7 +266,7 @@ class ExportTest(FolderTest):
         out = export_model(run.root, self.folder / "out", **_NAMES)
         intro, *_ = (out / "README.md").read_text().split("## What was removed")
         self.assertEqual(
-            "Not forgotten: unlearning ended because other rows lost" in intro, is_told
+            "Not forgotten: unlearning ended because the loss of other rows" in intro, is_told
         )
 
     @parameterized.parameters(
