@@ -31,8 +31,8 @@ _ABOVE = {
     "base": 1184,
     "train": 1412,
     "evaluate": 3449,
-    "run": 7832,
-    "report": 3522,
+    "run": 7_848,
+    "report": 3_532,
     "incident": 2170,
 }
 
