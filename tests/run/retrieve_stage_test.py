@@ -29,9 +29,9 @@ _TINY = (
 _STRATEGIES = "random,random_anywhere,bm25,embedding,oracle,cr,cr_25,raslik_f,raslik,exact"
 
 
-def _run(workdir, stages, *arguments):
+def _run(workdir, stages, *arguments, start=("experiments/run.py",)):
     flags = (f"--workdir={workdir}", f"--stages={stages}", "--update", *arguments)
-    return tiny.run_script("experiments/run.py", *_TINY.split(), *flags)
+    return tiny.run_script(*start, *_TINY.split(), *flags)
 
 
 def _sets(workdir, strategy):
@@ -166,6 +166,7 @@ def test_every_strategy_and_ranks_as_scores(tmp_path):
         first,
         f"--retrieve.strategies={_STRATEGIES}",
         f"--retrieve.embedding.checkpoint={bge}",
+        start=("experiments/studies/raslik.py", "run"),
     )
     assert done.returncode == 0, done.stderr
     for strategy in _STRATEGIES.split(","):

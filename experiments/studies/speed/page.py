@@ -146,6 +146,7 @@ def page_tables() -> Mapping[str, Callable[[], str]]:
     """Returns what makes the tables of the study, by name."""
     return {
         "times": time_table,
+        "times of Pythia-14m": lambda: time_table("pythia-14m"),
         "goals": bars_table,
         "turns": turns_table,
     }

@@ -28,6 +28,8 @@ def test_the_stored_answers_and_distances_are_those_of_the_cases():
     found = json.loads((_STUDY / "results.json").read_text())
     for name, result in found.items():
         case = measure.cases()[name.split("/")[0]]
+        if result.get("finding") == "no row stands out":
+            continue
         asked = [row["behavior"] for row in case.rows("held_out")]
         for way in ("before", *measure.WAYS):
             assert result[way]["prompts"] == asked.count(case.behavior)

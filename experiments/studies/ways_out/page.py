@@ -58,7 +58,7 @@ def _rows(named: Iterable[tuple[str, Sequence[Any]]]) -> Iterator[list[str]]:
     for name, cells in named:
         measured = [cell for cell in cells if "finding" not in cell]
         if not measured:
-            yield [name, cells[0]["finding"], *_answers(cells, "before"), "", "", ""]
+            yield [name, cells[0]["finding"], *[""] * 7]
             continue
         for title, way, model in _MODELS:
             yield [name, title, *_answers(measured, way), *_distances(measured, model)]
@@ -86,7 +86,7 @@ def costs_table() -> str:
         took = [cell["commands"] for cell in cells if "finding" not in cell]
         if not took:
             continue
-        parts = [[one[part] for one in took] for part in _PARTS]
+        parts = [[one[part] for one in took if part in one] for part in _PARTS]
         rows.append(
             [
                 name,
@@ -100,6 +100,25 @@ def costs_table() -> str:
     return markdown_table(["case", "trace", "unlearn", "retrain twice"], rows)
 
 
+# In the order of the table: titles, and names in the curves.
+_TRAINED = {"unlearned": "cap_klr", "retrained": "retrain", "base": "backbone"}
+
+
+def relearn_table() -> str:
+    """Returns nats a token of target answers along steps on forgotten rows, by case and model."""
+    rows = []
+    for name, cell in _cells().items():
+        if "relearn" in cell:
+            curves = [cell["relearn"][model] for model in _TRAINED.values()]
+            rows.append([name, *(", ".join(f"{n:.2f}" for n in one.values()) for one in curves)])
+    return markdown_table(["case/seed", *_TRAINED], rows)
+
+
 def page_tables() -> Mapping[str, Callable[[], str]]:
     """Returns what makes the tables of the study, by name."""
-    return {"cases": cases_table, "costs": costs_table, "cells": cells_table}
+    return {
+        "cases": cases_table,
+        "costs": costs_table,
+        "relearning": relearn_table,
+        "cells": cells_table,
+    }
