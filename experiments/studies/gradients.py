@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Float, Int
 
+from experiments.studies import exact
 from experiments.studies.corpora import paper
 from experiments.studies.kernels import Grams, gram_matrices
 from experiments.studies.rankings import Labels
@@ -117,7 +118,8 @@ class RunGradients:
     def __init__(
         self, options: Options, root: pathlib.Path, folder: pathlib.Path, *, needs_own: bool = True
     ):
-        paper.register()  # a run may be of one of these corpora
+        paper.register()  # a run may have one of these corpora, or this strategy
+        exact.register()
         self.workspace = open_run(root, "corpus", "finetune", "references/retrieval")
         self._folder, self._batch_tokens = folder / "passes", options.batch_tokens
         self._dtype = np.dtype(getattr(ml_dtypes, options.store_dtype, options.store_dtype))

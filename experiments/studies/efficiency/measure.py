@@ -35,6 +35,7 @@ import numpy as np
 
 from experiments.bench import harness
 from experiments.bench.harness import Line
+from experiments.studies import exact
 from experiments.studies.corpora import paper
 from experiments.studies.encoders import checkpoint, encoder
 from experiments.studies.encoders.embedding import embed_texts
@@ -68,7 +69,8 @@ class Bench:
 
     def __init__(self, options: Options):
         self.options, self.workdir = options, pathlib.Path(options.workdir)
-        paper.register()  # a run may be of one of these corpora
+        paper.register()  # a run may have one of these corpora, or this strategy
+        exact.register()
         self.workspace = open_run(self.workdir, "corpus", "finetune", "references/retrieval")
         self.config, self.rows = self.workspace.config, self.workspace.corpus.train
         self.query = self.workspace.retrieval_queries()[0]

@@ -64,7 +64,7 @@ def test_answers_of_an_adapter_that_was_trained_again_are_refused(tmp_path):
 
 def test_both_experiments_on_a_finished_run(tmp_path):
     stages = "--stages=corpus,backbone,finetune,references,sketch,retrieve"
-    _run("run.py", *_TINY.split(), f"--workdir={tmp_path / 'tiny'}", stages)
+    _run("studies/raslik.py", "run", *_TINY.split(), f"--workdir={tmp_path / 'tiny'}", stages)
     default = "finetuned/unshifted/all"
     options = (
         f"--runs={tmp_path / 'tiny'}",

@@ -218,12 +218,12 @@ def answer_table() -> str:
         ["", "`--sketch.loss=next_token`", trigger, seconds("next_token/all")],
         ["", hidden, group("hidden last/all"), seconds("hidden last/all")],
         ["", "sum of three cosines", group(_SUM), seconds(_SUM)],
-        ["", "BM25 with answers", group("BM25, answers"), "below 1"],
+        ["", "BM25 with answers", group("BM25, answers"), "0.01"],
         ["predict a removal", default, removal("raslik"), seconds(DEFAULT)],
-        ["", "BM25 with answers", removal("BM25, prompt and answer"), "below 1"],
+        ["", "BM25 with answers", removal("BM25, prompt and answer"), "0.01"],
         ["", "embeddings of prompts", removal("embeddings"), "-"],
         ["", "`raslik retrain`", "the removal itself", "a training"],
-        ["explain a token", "`--retrieve.token_rows`", "shares whose sum is the score", "a few"],
+        ["explain a token", "`--retrieve.token_rows`", "shares whose sum is the score", "-"],
     ]
     return markdown_table(["task", "method", "quality", "seconds for 1,000 rows"], rows)
 
