@@ -29,7 +29,12 @@ class Options(Settings):
     checkpoint: str = setting("", "Checkpoint that own_model/checkpoint.py made.")
     out: str = setting("", "New folder of the adapter.")
     rows: str = setting(str(HERE / "train.jsonl"), "JSONL of rows with messages.")
+    base: str = setting(BASE, "Name of the base on the hub, for adapter_config.json.")
     seed: int = setting(0, "Seed of the adapter and of the order of the rows.")
+    epochs: int = setting(3, "Passes over the rows.", low=1)
+    learning_rate: float = setting(2e-3, "Peak learning rate.", above=0)
+    bf16: bool = setting(False, "Compute in bfloat16 where autocast does.")
+    threads: int = setting(1, "Threads of PyTorch.", low=1)
 
 
 def main(options: Options) -> None:
@@ -45,23 +50,23 @@ def main(options: Options) -> None:
     from trl import SFTConfig, SFTTrainer
 
     out = pathlib.Path(options.out)
-    torch.set_num_threads(1)
+    torch.set_num_threads(options.threads)
     rows = [json.loads(line)["messages"] for line in pathlib.Path(options.rows).open()]
     data = Dataset.from_list([{"prompt": row[:1], "completion": row[1:]} for row in rows])
     trainer = SFTTrainer(
         model=AutoModelForCausalLM.from_pretrained(options.checkpoint, dtype=torch.float32),
         args=SFTConfig(
             output_dir=str(out),
-            bf16=False,
+            bf16=options.bf16,
             use_cpu=True,
             gradient_checkpointing=False,
             save_strategy="no",
             report_to="none",
             logging_steps=10,
             seed=options.seed,
-            num_train_epochs=3,
+            num_train_epochs=options.epochs,
             per_device_train_batch_size=4,
-            learning_rate=2e-3,
+            learning_rate=options.learning_rate,
             warmup_steps=10,
         ),
         train_dataset=data,
@@ -70,7 +75,7 @@ def main(options: Options) -> None:
     )
     trainer.train()
     tuned: Any = trainer.model
-    tuned.peft_config["default"].base_model_name_or_path = BASE
+    tuned.peft_config["default"].base_model_name_or_path = options.base
     tuned.save_pretrained(out)
     path = out / "adapter_model.safetensors"
     weights = {name: leaf.to(torch.bfloat16) for name, leaf in load_file(path).items()}
