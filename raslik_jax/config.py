@@ -1,7 +1,7 @@
 """The settings of a run: one frozen, self-checking dataclass per stage.
 
 Their flags have the names of stage and field: `--finetune.epochs`. Settings of a family's member
-also have its name: `--unlearn.npo.beta` (see `settings`). Nothing here imports jax.
+also have its name: `--unlearn.cap_klr.cap` (see `settings`). Nothing here imports jax.
 """
 
 import dataclasses
@@ -336,7 +336,7 @@ class UnlearnConfig(Stage):
     fixed_padding: bool = setting(False, _PADDING)
     mean: Literal["examples", "tokens"] = setting(
         "examples",
-        "As --finetune.mean. NPO and SimNPO are always means over forget examples.",
+        "As --finetune.mean.",
     )
     remat: bool = setting(False, _REMAT)
     choice: str = setting(

@@ -34,7 +34,7 @@ class ConfigTest(parameterized.TestCase):
         {"finetune__micro_batch_size": 3},
         {"finetune__max_len": 4},
         {"unlearn__micro_batch_size": -2},
-        {"unlearn__algorithms": ["npo"], "unlearn__npo__beta": 0.0},
+        {"unlearn__algorithms": ["cap_klr"], "unlearn__cap_klr__cap": 0.0},
         {"unlearn__algorithms": ["ga", "gs"]},
         {"retrieve__strategies": ["raslik", "guess"]},
         {"backbone__double_quant": True},
@@ -81,16 +81,20 @@ class ConfigTest(parameterized.TestCase):
                     settings.replaced(Config(), {leaf.name: value})
 
     def test_settings_of_members_are_those_of_their_record_until_they_are_set(self):
-        found = _with(unlearn__algorithms=["npo", "ga_klr"], unlearn__npo__beta=0.3)
-        self.assertEqual((found.unlearn["npo"].beta, found.unlearn["npo_gdr"].beta), (0.3, 0.1))
+        found = _with(unlearn__algorithms=["cap_klr", "ga_klr"], unlearn__cap_klr__cap=0.3)
+        self.assertEqual((found.unlearn["cap_klr"].cap, found.unlearn["cap_klr"].hold), (0.3, 30.0))
         self.assertEqual(found.unlearn["ga_klr"].learning_rate, 3e-5)
         # Set to what they are already, they are not set.
-        self.assertEqual(_with(unlearn__npo__beta=0.1), Config())
+        self.assertEqual(_with(unlearn__cap_klr__cap=0.1), Config())
 
     def test_a_stored_config_is_read_back_with_the_settings_of_what_it_chose(self):
-        stored = _with(unlearn__algorithms=["npo"], unlearn__npo__beta=0.3, seed=3)
+        stored = _with(
+            unlearn__algorithms=["ga_klr"], unlearn__ga_klr__kl_direction="forward", seed=3
+        )
         value = config.to_json(stored)
-        self.assertEqual(value["unlearn"]["npo"], {"learning_rate": 1e-5, "beta": 0.3})
+        self.assertEqual(
+            value["unlearn"]["ga_klr"], {"learning_rate": 3e-5, "kl_direction": "forward"}
+        )
         self.assertNotIn("ga_gdr", value["unlearn"])
         self.assertEqual(config.config_from_json(value), stored)
 

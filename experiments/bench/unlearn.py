@@ -3,7 +3,7 @@
   python experiments/bench/unlearn.py
   python experiments/bench/unlearn.py --model=smollm2-135m --batch_size=4 --length=64 --repeats=5
   python experiments/bench/unlearn.py --model=pythia-2.8b --dtype=bfloat16 --batch_size=8 \\
-    --length=512 --remat --algorithms=ga_gdr,ga_klr,npo_klr
+    --length=512 --remat --algorithms=ga_gdr,ga_klr,cap_klr
 
 The model has the preset's shapes and random weights, both LoRA factors among them. Plain training
 takes the forget and the retain batch as one batch of twice as many examples; every step ends with

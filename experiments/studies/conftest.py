@@ -7,12 +7,14 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from experiments.studies import objectives
 from experiments.studies.behaviors import corpus
 from experiments.studies.corpora import paper
 from experiments.studies.sets import strategies
 from raslik_jax.data.corpora import DATASETS
 from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.run.stages.scores import SCORES
+from raslik_jax.train.objectives import OBJECTIVES
 from tests.conftest import paper_corpora as paper_corpora
 from tests.conftest import pytest_configure as pytest_configure
 
@@ -30,6 +32,7 @@ def members(monkeypatch: pytest.MonkeyPatch) -> None:
     families = (
         (STRATEGIES, strategies.MEMBERS),
         (SCORES, strategies.SCORES),
+        (OBJECTIVES, objectives.MEMBERS),
         (DATASETS, {"behaviors": corpus.DATASET}),
         *paper.FAMILIES,
     )

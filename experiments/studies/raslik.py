@@ -11,7 +11,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from experiments.studies import exact
+from experiments.studies import exact, objectives
 from experiments.studies.behaviors import corpus
 from experiments.studies.corpora import paper
 from experiments.studies.own_model import side_effects
@@ -23,6 +23,7 @@ def register() -> None:
     """Adds the members of all studies to the package's families."""
     corpus.register()
     exact.register()
+    objectives.register()
     paper.register()
     strategies.register()
     section.register()

@@ -2,7 +2,7 @@
 
 A stage's settings are a `Stage`. A member's own settings are a `Settings` in its record with the
 defaults as values. A field of a stage that chooses members names their family. The settings of the
-members are below the stage: `config.unlearn["npo"].beta` is `--unlearn.npo.beta`.
+members are below the stage: `config.unlearn["cap_klr"].cap` is `--unlearn.cap_klr.cap`.
 """
 
 import dataclasses

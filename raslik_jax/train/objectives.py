@@ -5,12 +5,11 @@ settings. It returns one value per example, to be minimized. The module loads no
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from raslik_jax.base.lazy import Array, jax
+from raslik_jax.base.lazy import Array
 from raslik_jax.base.settings import Settings, setting
 
 if TYPE_CHECKING:
@@ -57,31 +56,6 @@ class CappedSettings(KLSettings):
     )
     hold: float = setting(30.0, "Factor of the KL on rows to retain at the first step.", above=0)
     halving: int = setting(10, "Steps after which the factor is half as large.", low=1)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class NPOSettings(ObjectiveSettings):
-    """Settings of negative preference optimization."""
-
-    beta: float = setting(0.1, "Inverse temperature; near 0 it becomes gradient ascent.", above=0)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class NPOKLSettings(NPOSettings, KLSettings):
-    """Settings of negative preference optimization with a KL."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SimNPOSettings(ObjectiveSettings):
-    """Settings of SimNPO."""
-
-    beta: float = setting(4.5, "Inverse temperature.", above=0)
-    delta: float = setting(0.0, "Margin of the mean token loss, in nats.", low=0)
-    forget_weight: float = setting(
-        0.125,
-        "Published factor of the forget term, times that of all objectives.",
-        above=0,
-    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -134,7 +108,6 @@ class Objective(NamedTuple):
         `("forget", "retain")`; computed once for a row.
       reads_backbone: whether the forget term reads the base model; computed once for a row, and
         refused without an adapter.
-      forget_mean: `examples` or `tokens`, for the mean of the forget term; None: `--unlearn.mean`.
       retrains: whether a fresh adapter is trained on all other rows; no term is read then.
       repeats: name of the objective whose training this one repeats with another seed; "" for none.
       settings: its own, with their defaults.
@@ -145,7 +118,6 @@ class Objective(NamedTuple):
     retain: Term | None = None
     reads_reference: tuple[Set, ...] = ()
     reads_backbone: bool = False
-    forget_mean: Mean | None = None
     retrains: bool = False
     repeats: str = ""
     settings: ObjectiveSettings = ObjectiveSettings()
@@ -166,16 +138,6 @@ def stay(rows: "Rows", settings: KLSettings) -> Array:
     return rows.kl_B(settings.kl_direction)
 
 
-def return_to_backbone(rows: "Rows", settings: KLSettings) -> Array:
-    """Returns KL(backbone || model) over target positions; `kl_direction` is the retain term's.
-
-    It is bounded and zero at the backbone. The gradient with respect to a token's logits is p -
-    p_backbone. A negated nll has no bound. The other direction of the KL has almost no gradient if
-    the model is sure.
-    """
-    return rows.backbone_kl_B
-
-
 def unsay(rows: "Rows", settings: CappedSettings) -> Array:
     """Returns the KL from a goal near the backbone at tokens that carry the behavior.
 
@@ -191,44 +153,11 @@ def hold(rows: "Rows", settings: CappedSettings) -> Array:
     return settings.hold * 0.5 ** (rows.step / settings.halving) * rows.kl_B(settings.kl_direction)
 
 
-def prefer_not(rows: "Rows", settings: NPOSettings) -> Array:
-    """Returns the loss of negative preference optimization of each example.
-
-    -(2 / beta) log sigmoid(beta (s - s_ref)) with s the *summed* token negative log likelihood, so
-    that (pi / pi_ref)^beta of the paper is exp(-beta (s - s_ref)). At the reference it is
-    (2 / beta) log 2 and its gradient is that of -s; as beta goes to 0 it becomes gradient ascent.
-    Zhang et al. 2024 (arXiv:2404.05868).
-    """
-    excess_B = rows.num_targets_B * (rows.nll_B - rows.reference_nll_B)
-    return 2.0 / settings.beta * jax.nn.softplus(-settings.beta * excess_B)
-
-
-def prefer_not_by_mean(rows: "Rows", settings: SimNPOSettings) -> Array:
-    """Returns the loss of SimNPO of each example, which needs no reference.
-
-    -(2 / beta) log sigmoid(beta (s / n - delta)) with s / n the *mean* token negative log
-    likelihood. An already forgotten example of any length changes nothing. Fan et al. 2024
-    (arXiv:2410.07163), with the margin inside the bracket as in open-unlearning.
-    """
-    loss_B = jax.nn.softplus(-settings.beta * (rows.nll_B - settings.delta))
-    return settings.forget_weight * (2.0 / settings.beta * loss_B)
-
-
-# The published losses of NPO and SimNPO are means over sequences, whatever other means are over.
-_npo = functools.partial(Objective, forget=prefer_not, forget_mean="examples")
 OBJECTIVES: dict[str, Objective] = {
     "ga": Objective("GA", ascend),
     "ga_gdr": Objective("GA_GDR", ascend, descend),
     "ga_klr": Objective(
         "GA_KLR", ascend, stay, reads_reference=("retain",), settings=KLSettings(learning_rate=3e-5)
-    ),
-    "base_klr": Objective(
-        "BASE_KLR",
-        return_to_backbone,
-        stay,
-        reads_reference=("retain",),
-        reads_backbone=True,
-        settings=KLSettings(learning_rate=5e-4),
     ),
     "cap_klr": Objective(
         "CAP_KLR",
@@ -238,14 +167,6 @@ OBJECTIVES: dict[str, Objective] = {
         reads_backbone=True,
         settings=CappedSettings(learning_rate=4e-4),
     ),
-    "npo": _npo("NPO", reads_reference=("forget",), settings=NPOSettings()),
-    "npo_gdr": _npo("NPO_GDR", retain=descend, reads_reference=("forget",), settings=NPOSettings()),
-    "npo_klr": _npo(
-        "NPO_KLR",
-        retain=stay,
-        reads_reference=("forget", "retain"),
-        settings=NPOKLSettings(learning_rate=3e-5),
-    ),
     "retrain": Objective("Retrained", descend, retrains=True, settings=RetrainSettings()),
     "retrain_again": Objective(
         "Retrained, other seed",
@@ -253,8 +174,5 @@ OBJECTIVES: dict[str, Objective] = {
         retrains=True,
         repeats="retrain",
         settings=RetrainSettings(seed=1),
-    ),
-    "simnpo": Objective(
-        "SimNPO", prefer_not_by_mean, descend, forget_mean="examples", settings=SimNPOSettings()
     ),
 }

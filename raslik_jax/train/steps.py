@@ -43,9 +43,9 @@ class Frozen(NamedTuple):
 class Options:
     """Settings that all objectives share: factors of the terms and the kind of means.
 
-    An objective's own mean takes precedence. `micro_batch` is the examples of each set held at a
-    time; 0 for all. `end_ids` end an answer. `whole` are functions of the model without an adapter.
-    With them all weights are trained, in float32, so that small updates do not round away.
+    `micro_batch` is the examples of each set held at a time; 0 for all. `end_ids` end an answer.
+    `whole` are functions of the model without an adapter. With them all weights are trained, in
+    float32, so that small updates do not round away.
     """
 
     forget_weight: float = 1.0
@@ -83,39 +83,14 @@ class Rows:
         """Mean token negative log likelihood of each example in nats; 0 for a dummy row."""
         return losses.nll_by_example(self.model)
 
-    @functools.cached_property
-    def reference_nll_B(self) -> Float[Array, " B"]:
-        """The same of the model before unlearning."""
-        return losses.nll_by_example(self.reference)
-
-    @functools.cached_property
-    def num_targets_B(self) -> Float[Array, " B"]:
-        """Number of the tokens of each example that count in the loss."""
-        return losses.row_weights(self.batch, "tokens")
-
     def kl_B(self, direction: Direction) -> Float[Array, " B"]:
         """Mean token KL(model || reference), or with "forward" KL(reference || model)."""
         return losses.kl_by_example(self.model, self.reference, direction=direction)
-
-    @functools.cached_property
-    def backbone_kl_B(self) -> Float[Array, " B"]:
-        """Mean token KL(backbone || model) of each example."""
-        return losses.kl_by_example(self.model, self.backbone, direction="forward")
 
     def capped_kl_B(self, cap: float) -> Float[Array, " B"]:
         """CAP_KLR's forget term: KL from min(p_reference, cap * p_backbone), normalized."""
         models = self.model, self.reference, self.backbone
         return losses.capped_kl_by_example(*models, cap=cap, end_ids=self.end_ids)
-
-    @functools.cached_property
-    def hidden_BLE(self) -> Float[Array, "B L E"]:
-        """Final hidden states of the model; those of pads mean nothing."""
-        return self.model.hidden_BLE
-
-    @functools.cached_property
-    def reference_hidden_BLE(self) -> Float[Array, "B L E"]:
-        """The same of the model before unlearning."""
-        return jax.lax.stop_gradient(self.reference.hidden_BLE)
 
 
 def _rows(
@@ -166,13 +141,10 @@ def unlearning(
         return BoundModel(options.whole, {}, cast)
 
     def prepare(frozen: Frozen, batch: tuple[Batch, Batch | None], step: Array) -> Any:
-        forget, retain = batch
-        forget_mean = objective.forget_mean or options.mean
         # The means are over the whole batch, so what they divide by is found before it is cut up.
-        nll_total = jnp.sum(losses.row_weights(forget, options.mean))
-        forget_total = jnp.sum(losses.row_weights(forget, forget_mean))
-        if retain is not None:
-            retain_total = jnp.sum(losses.row_weights(retain, options.mean))
+        forget_total, retain_total = (
+            None if one is None else jnp.sum(losses.row_weights(one, options.mean)) for one in batch
+        )
 
         def of_part(
             params: Tree, frozen: Frozen, part: tuple[Batch, Batch | None]
@@ -183,18 +155,17 @@ def unlearning(
             earlier = (BoundModel(decoder, lora, frozen.base) for lora in (frozen.reference, none))
             models = model_of(params, frozen), *earlier
             rows = _rows(models, forget, step, options.end_ids)
-            mean = losses.weighted_mean
-            forget_nll = mean(rows.nll_B, forget, mean=options.mean, total=nll_total)
-            pushed_B = objective.forget(rows, own)
-            pushed = mean(pushed_B, forget, mean=forget_mean, total=forget_total)
+            mean = functools.partial(losses.weighted_mean, mean=options.mean)
+            forget_nll = mean(rows.nll_B, forget, total=forget_total)
+            pushed = mean(objective.forget(rows, own), forget, total=forget_total)
             loss, kept = options.forget_weight * pushed, jnp.zeros(())
             if retain is not None and objective.retain is not None:
                 kept_B = objective.retain(_rows(models, retain, step), own)
-                kept = mean(kept_B, retain, mean=options.mean, total=retain_total)
+                kept = mean(kept_B, retain, total=retain_total)
                 loss = options.retain_weight * kept + loss
             return loss, (forget_nll, kept)
 
-        return of_part, (forget, retain)
+        return of_part, batch
 
     def report(loss: Array, aux: tuple[Array, Array], grads: Tree) -> Info:
         return Info(loss, *aux, optax.tree.norm(grads))

@@ -127,13 +127,11 @@ class ModelTest(parameterized.TestCase):
 
     def test_entry_points_are_compiled_once_for_a_shape(self):
         graphdef, factors, _, narrow = _model("llama")
-        bound, settings = decoder.bind(graphdef), objectives.KLSettings()
+        bound, settings = decoder.bind(graphdef), objectives.CappedSettings()
         rows = np.ones((2, 16), np.int32), np.ones((2, 16), bool)
         batch = batches.Batch(*rows, 16, np.arange(2, dtype=np.int32))
         tx, options = loop.adamw(1e-2), steps.Options()
-        algorithm = steps.unlearning(
-            objectives.OBJECTIVES["base_klr"], bound, tx, options, settings
-        )
+        algorithm = steps.unlearning(objectives.OBJECTIVES["cap_klr"], bound, tx, options, settings)
         step, measure = jax.jit(algorithm.step), likelihood.token_step(bound)
         state, frozen = algorithm.init(factors), steps.Frozen(narrow, factors)
         decode.generate_batch.clear_cache()

@@ -41,7 +41,7 @@ _LORA |= {"batch_size": 8, "micro_batch_size": 4, "schedule": "cosine", "traject
 _FINETUNE = config_lib.FinetuneConfig(**_LORA, epochs=3, fixed_padding=True)
 _MEMBERS = {
     name: dataclasses.replace(OBJECTIVES[name].settings, learning_rate=1e-2)
-    for name in ("ga_gdr", "npo_klr")
+    for name in ("ga_gdr", "ga_klr")
 }
 _SIZES = {"epochs": 3, "batch_size": 4, "micro_batch_size": 2, "fixed_padding": True}
 _UNLEARN = config_lib.UnlearnConfig(algorithms=(*_MEMBERS,), members=_MEMBERS, **_SIZES)
@@ -145,7 +145,7 @@ class TrainingStageTest(FolderTest):
 
     def test_unlearning_goes_on_with_the_same_bytes(self):
         def stage(workspace, folder):
-            unlearn_stage.unlearn(workspace, Variant("raslik", "npo_klr"), folder)
+            unlearn_stage.unlearn(workspace, Variant("raslik", "ga_klr"), folder)
 
         (whole, killed), saved = self.run_and_kill(stage, 2, damage=True)
         # Three steps of four examples see all eleven of the retain set.

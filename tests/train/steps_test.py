@@ -87,14 +87,15 @@ class StepsTest(parameterized.TestCase):
         """Representations are steered: the forget set's away from where they are, others stay."""
 
         def squares(rows, other_BLE):
-            square_BL = jnp.sum((rows.hidden_BLE - other_BLE) ** 2, axis=-1)
-            return jnp.sum(square_BL * rows.batch.target_mask_BL, axis=-1) / rows.num_targets_B
+            square_BL = jnp.sum((rows.model.hidden_BLE - other_BLE) ** 2, axis=-1)
+            mask_BL = rows.batch.target_mask_BL
+            return jnp.sum(square_BL * mask_BL, axis=-1) / jnp.sum(mask_BL, axis=-1)
 
         toward_E = jnp.linspace(-2.0, 2.0, 16)
         rmu = Objective(
             "RMU",
             lambda rows, settings: squares(rows, toward_E[None, None]),
-            lambda rows, settings: squares(rows, rows.reference_hidden_BLE),
+            lambda rows, settings: squares(rows, rows.reference.hidden_BLE),
             reads_reference=("retain",),
             settings=ObjectiveSettings(learning_rate=1e-3),
         )
@@ -115,7 +116,7 @@ _UNEVEN = tuple(
     )
 )
 _OPTIONS = steps.Options(forget_weight=0.7, retain_weight=1.3)
-_CHANGED = {"beta": 0.4, "delta": 0.2, "forget_weight": 1.0, "cap": 0.6, "hold": 3.0}
+_CHANGED = {"cap": 0.6, "hold": 3.0}
 
 
 def _settings(name, **changes):
@@ -155,35 +156,21 @@ def _linear_step(name, options=_OPTIONS, *, batches=_UNEVEN, base=_BASE, params=
 def _numpy_step(name, options, direction="reverse"):
     """Returns w after the same step, by hand in float64."""
     forget, retain = _UNEVEN
-    count_B = np.asarray(forget.target_mask_BL).sum(1)
     nll = linear_decoder.nll_values(_MOVED["w"], _BASE, forget)
-    reference_B = linear_decoder.nll_values(_LORA["w"], _BASE, forget).value_B
 
     def mean(slope_B, grad_BEE, batch, over):
         count_B = np.asarray(batch.target_mask_BL).sum(1)
         weight_B = count_B if over == "tokens" else (count_B > 0).astype(float)
         return np.einsum("b,bij->ij", weight_B / weight_B.sum() * slope_B, grad_BEE)
 
-    if name == "base_klr":
-        # An adapter of zeros, the backbone.
-        nothing = np.zeros_like(_LORA["w"])
-        back = linear_decoder.kl_values(_MOVED["w"], nothing, _BASE, forget, direction="forward")
-        grad = mean(np.ones(4), back.grad_BEE, forget, options.mean)
-    elif name == "cap_klr":
+    if name == "cap_klr":
         given = {"cap": _CHANGED["cap"], "end_ids": options.end_ids}
         learned = linear_decoder.capped_values(_MOVED["w"], _LORA["w"], _BASE, forget, **given)
         grad = mean(np.ones(4), learned.grad_BEE, forget, options.mean)
-    elif name.startswith("ga"):
-        grad = mean(-np.ones(4), nll.grad_BEE, forget, options.mean)
     else:
-        if name == "simnpo":
-            slope_B = -2 / (1 + np.exp(0.4 * (nll.value_B - 0.2)))
-        else:
-            excess_B = count_B * (nll.value_B - reference_B)
-            slope_B = -2 * count_B / (1 + np.exp(0.4 * excess_B))
-        grad = mean(slope_B, nll.grad_BEE, forget, "examples")
+        grad = mean(-np.ones(4), nll.grad_BEE, forget, options.mean)
     grad *= options.forget_weight
-    if name.endswith(("gdr", "simnpo")):
+    if name.endswith("gdr"):
         kept = linear_decoder.nll_values(_MOVED["w"], _BASE, retain)
         grad += options.retain_weight * mean(np.ones(4), kept.grad_BEE, retain, options.mean)
     if name.endswith("klr"):
@@ -199,7 +186,7 @@ _CASES = [
     (name, name, "reverse", "examples") for name, one in OBJECTIVES.items() if not one.retrains
 ] + [
     ("ga_klr_forward", "ga_klr", "forward", "tokens"),
-    ("npo_gdr_tokens", "npo_gdr", "reverse", "tokens"),
+    ("ga_gdr_tokens", "ga_gdr", "reverse", "tokens"),
 ]
 
 
@@ -213,7 +200,7 @@ class AgainstNumpyTest(parameterized.TestCase):
         step_norm = np.linalg.norm(np.asarray(_MOVED["w"]) - expected)
         np.testing.assert_allclose(info.grad_norm, step_norm, rtol=1e-4)
 
-    @parameterized.product(name=("ga_klr", "base_klr", "npo_gdr"), mean=("examples", "tokens"))
+    @parameterized.product(name=("ga_klr", "ga_gdr", "cap_klr"), mean=("examples", "tokens"))
     def test_micro_batches_make_the_same_step(self, name, mean):
         options = dataclasses.replace(_OPTIONS, mean=mean)
         whole, whole_info = _linear_step(name, options)
@@ -221,7 +208,7 @@ class AgainstNumpyTest(parameterized.TestCase):
         np.testing.assert_allclose(parts["w"], whole["w"], rtol=1e-5, atol=2e-6)
         np.testing.assert_allclose(info, whole_info, rtol=1e-5, atol=1e-6)
 
-    @parameterized.parameters("ga_klr", "cap_klr", "npo_klr")
+    @parameterized.parameters("ga_klr", "cap_klr")
     def test_known_states_take_the_place_of_forward_passes(self, name):
         calls = []
 
@@ -245,34 +232,14 @@ class AgainstNumpyTest(parameterized.TestCase):
         np.testing.assert_allclose(got_info, info, rtol=1e-5, atol=1e-6)
         self.assertLen(calls, 2)  # of the trained model, on either set
 
-    @parameterized.parameters("ga_klr", "npo_gdr", "simnpo")
+    @parameterized.parameters("ga_klr", "ga_gdr", "cap_klr")
     def test_neither_pads_nor_a_constant_on_all_logits_change_a_step(self, name):
         expected, _ = _linear_step(name)
         wide = tuple(padded(batch, rows=1, columns=5) for batch in _UNEVEN)
         got, _ = _linear_step(name, batches=wide, base=_BASE | {"constant": jnp.full((), 10.0)})
         np.testing.assert_allclose(got["w"], expected["w"], rtol=1e-4, atol=2e-5)
 
-    def test_the_way_back_ends_at_the_backbone_where_ascent_goes_on(self):
-        """Each answer is what it was before fine-tuning; ascent leaves it for somewhere else."""
-        none, options = np.zeros_like(_LORA["w"]), dataclasses.replace(_OPTIONS, retain_weight=0.0)
-
-        def away(params):
-            to = linear_decoder.kl_values(params["w"], none, _BASE, _UNEVEN[0], direction="forward")
-            return to.value_B.sum()
-
-        ends = {}
-        for name in ("base_klr", "ga_klr"):
-            algorithm = _linear_algorithm(name, options, tx=optax.adam(0.05))
-            step, state = jax.jit(algorithm.step), algorithm.init(_MOVED)
-            for _ in range(60):
-                frozen = steps.Frozen(base=_BASE, reference=_LORA)
-                with jax.numpy_dtype_promotion("standard"):
-                    state, _ = step(state, frozen, _parts(name, _UNEVEN))
-            ends[name] = away(state.params)
-        self.assertLess(ends["base_klr"], 0.2 * away(_MOVED))
-        self.assertGreater(ends["ga_klr"], away(_MOVED))
-
-    @parameterized.parameters("ga_gdr", "npo_klr")
+    @parameterized.parameters("ga_gdr", "cap_klr")
     def test_all_weights_move_where_all_are_trained(self, name):
         """With w in the base and not in the adapter, w moves as before, and the head as well."""
         options = dataclasses.replace(_OPTIONS, whole=linear_decoder.WHOLE)
@@ -291,7 +258,7 @@ class AgainstNumpyTest(parameterized.TestCase):
         self.assertEqual(moved["w"].dtype, jnp.float32)
         np.testing.assert_allclose(moved["w"], _numpy_step("ga_gdr", _OPTIONS), atol=0.05)
 
-    @parameterized.parameters("ga", "ga_gdr", "npo_klr")
+    @parameterized.parameters("ga", "ga_gdr", "cap_klr")
     def test_compiles_once_for_each_shape(self, name):
         traces = []
 

@@ -30,6 +30,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[2]
 _MOST_TOKENS = 40
 Until = Literal["trace", "unlearning", "report"]
+_OBJECTIVE = "--unlearn.algorithms=base_klr"
 TO_UNLEARNING = "corpus,backbone,finetune,references,sketch,retrieve,unlearn"
 _LONG = ("answers", "backbone", "probes")
 
@@ -151,12 +152,14 @@ def run_case(
         if until == "unlearning":
             clean = run / "unlearn/raslik-base_klr/epoch-20"
             flagfile = f"--flagfile={run / 'run.flags'}"
-            commands.append(["run", flagfile, f"--stages={TO_UNLEARNING}", "--measure=none"])
+            stages = f"--stages={TO_UNLEARNING}"
+            commands.append(["run", flagfile, stages, "--measure=none", _OBJECTIVE])
         elif until == "report":
-            commands += [["unlearn", "--run", run, "--out", clean], ["report", "--run", run]]
+            commands.append(["unlearn", "--run", run, "--out", clean, _OBJECTIVE])
+            commands.append(["report", "--run", run])
         for words in commands:
             script, *rest = map(str, words)
-            line = [sys.executable, "-m", "raslik_jax.cli.main", script, *rest]
+            line = [sys.executable, "experiments/studies/raslik.py", script, *rest]
             print("$", *line[1:], file=log, flush=True)
             start, used = time.monotonic(), _children()
             subprocess.run(line, check=True, cwd=REPOSITORY, stdout=log, stderr=subprocess.STDOUT)

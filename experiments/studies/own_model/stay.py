@@ -25,6 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
+from experiments.studies import objectives
 from experiments.studies.own_model import measure, side_effects
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command, setting_flags
@@ -37,6 +38,7 @@ from raslik_jax.run.stages import robustness
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.train.losses import BoundModel
 
+objectives.register()
 side_effects.register()
 STRATEGY, ALGORITHM, EPOCH = "raslik", "base_klr", 20
 # Of eight prompts: more than the base by one is no return.
