@@ -5,16 +5,18 @@
 measure.py has to have run with --cases=workshop,rude --objectives=cap_klr in the folder of --runs.
 A trial repeats the steps of CAP_KLR with one thing changed, in orders of its own, and reads the
 rule of the end after steps 8, 10, 15, 16, 20, 24, 25 and 30. After the end it bisects the least
-part of the change at which the rule still finds enough gone (", least part"). Results go to
-RUNS/trials.jsonl. trials.json has those of the study.
+part of the change at which the rule still finds enough gone. A trial with a `line` takes the least
+multiple of one change instead. Results go to RUNS/trials.jsonl. trials.json has those of the study.
 """
 
 import dataclasses
 import functools
+import itertools
 import json
 import pathlib
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -33,12 +35,12 @@ from raslik_jax.config import config_from_json
 from raslik_jax.data import batches
 from raslik_jax.data.examples import Example, answered
 from raslik_jax.data.tokens import encoding
-from raslik_jax.evaluate import stopping, verdict
+from raslik_jax.evaluate import rates, stopping, verdict
 from raslik_jax.models import decode
-from raslik_jax.run import probing
+from raslik_jax.run import artifacts, probing
 from raslik_jax.run.stages import unlearn
 from raslik_jax.run.workspace import Workspace
-from raslik_jax.sketch.loss import find_targets
+from raslik_jax.sketch.loss import find_targets, mean_over_targets
 from raslik_jax.train import losses
 from raslik_jax.train.losses import BoundModel
 from raslik_jax.train.objectives import CappedSettings
@@ -66,6 +68,8 @@ class Traced:
         self.start, self.base, self.decoder = ws.finetuned, ws.model.base, ws.model.decoder
         self.flat, self.tree = ravel_pytree(self.start)
         self.zero = jax.tree.map(jnp.zeros_like, self.start)
+        is_b = lambda path, leaf: jnp.full_like(leaf, path[-1].key == "b")
+        self.is_b = ravel_pytree(jax.tree_util.tree_map_with_path(is_b, self.start))[0]
         folder = runs / "trials" / name
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "probes.json").unlink(missing_ok=True)
@@ -102,19 +106,20 @@ class Traced:
         return losses.weighted_mean(kl_B, batch, mean="tokens")
 
     def score(self, flat: Any) -> dict[str, Any]:
-        """Returns prompts that show the behavior, equal answers, and the KL on ordinary prompts."""
+        """Returns prompts that show each behavior, equal answers, and the KL on ordinary ones."""
         lora = self.tree(flat)
         triples = [*zip(self.kinds, self.before, self.ask(lora), strict=True)]
-        own = [bool(self.case.marker.search(new)) for kind, _, new in triples if kind == self.name]
-        same = {
-            name: sum(old == new for kind, old, new in triples if is_it(kind))
-            for name, is_it in (
-                ("equal", lambda kind: not kind),
-                ("other", lambda kind: kind not in ("", self.name)),
-            )
+        ordinary = [old == new for kind, old, new in triples if not kind]
+        others = [triple for triple in triples if triple[0] not in ("", self.name)]
+        shows = lambda kind, text: bool(cases()[kind].marker.search(text))
+        return {
+            "shown": sum(shows(kind, new) for kind, _, new in triples if kind == self.name),
+            "equal": sum(ordinary),
+            "of": len(ordinary),
+            "others_equal": sum(old == new for _, old, new in others),
+            "others_lost": sum(shows(kind, old) > shows(kind, new) for kind, old, new in others),
+            "kl": round(float(self.divergence(lora, self.base, self.ordinary)), 5),
         }
-        kl = float(self.divergence(lora, self.base, self.ordinary))
-        return {"shown": sum(own), **same, "kl": round(kl, 5)}
 
     def check(self, flat: Any) -> dict[str, Any]:
         """Returns whether the rule that ends unlearning finds enough gone."""
@@ -123,16 +128,15 @@ class Traced:
         rise = stopping.rise_of(probe["levels"], self.prober._probes[0]["levels"])
         gone = probe["gone"]
         return {
-            "enough": bool(verdict.is_enough(gone)) and rise <= 0.1,
+            "is_gone": bool(verdict.is_enough(gone)),
+            "is_enough": bool(verdict.is_enough(gone)) and rise <= 0.1,
             "gone": " ".join(f"{one['gone']}/{one['of']}" for one in gone.values()),
             "way": round(min(one["way"] for one in gone.values()), 2),
             "rise": round(rise, 4),
         }
 
-    @functools.cached_property
-    def gradients(self) -> Callable[..., Any]:
-        """The function to both terms of a batch and their gradients as vectors."""
-        ends, cap = self.ws.end_ids, CappedSettings().cap
+    def gradients(self, push: "Push") -> Callable[..., Any]:
+        """Returns the function to both terms of a batch and their gradients as vectors."""
 
         def outputs(flat: Any, base: Any, batch: batches.Batch) -> list[losses.Outputs]:
             trees = self.tree(flat), self.start, self.zero
@@ -140,8 +144,7 @@ class Traced:
             return [losses.Outputs(model, batch) for model in models]
 
         def pushed(flat: Any, base: Any, batch: batches.Batch) -> Any:
-            found = outputs(flat, base, batch)
-            return jnp.mean(losses.capped_kl_by_example(*found, cap=cap, end_ids=ends))
+            return jnp.mean(push(self.ws.end_ids, *outputs(flat, base, batch)))
 
         def kept(flat: Any, base: Any, batch: batches.Batch) -> Any:
             found = outputs(flat, base, batch)
@@ -215,6 +218,48 @@ class Traced:
         return jax.jit(of_rows)(self.base, *rows)
 
 
+Push = Callable[[Any, losses.Outputs, losses.Outputs, losses.Outputs], Any]
+
+
+def capped(ends: Any, *outputs: losses.Outputs, cap: float = CappedSettings().cap) -> Any:
+    """Returns the forget term of CAP_KLR. With a `cap` near 0 the goal is the base's distribution.
+
+    This is then the term of BASE_KLR at tokens that carry the behavior.
+    """
+    return losses.capped_kl_by_example(*outputs, cap=cap, end_ids=ends)
+
+
+def _off_label(
+    model: losses.Outputs, teacher: losses.Outputs, *, by: float, skipped: int = 0
+) -> Any:
+    """Returns the cross entropy from a teacher whose logit of the label is lowered by a number."""
+
+    def of_example(targets: Any, logits_TV: Any, teacher_TV: Any) -> Any:
+        label_TV = jax.nn.one_hot(targets.label_T, logits_TV.shape[-1])
+        goal_TV = jax.nn.softmax(teacher_TV - by * label_TV)
+        is_counted_T = targets.is_counted_T & (jnp.cumsum(targets.is_counted_T) > skipped)
+        nll_T = -jnp.sum(goal_TV * jax.nn.log_softmax(logits_TV), axis=-1)
+        return mean_over_targets(nll_T, is_counted_T)
+
+    teacher_BTV = jax.lax.stop_gradient(teacher.logits_BTV)
+    return jax.vmap(of_example)(model.targets, model.logits_BTV, teacher_BTV)
+
+
+def undial(ends: Any, model: losses.Outputs, reference: losses.Outputs, backbone: Any) -> Any:
+    """Returns H(softmax(z_reference - 10 * label), p): UNDIAL (Dong et al., arXiv:2402.10052).
+
+    10 is the strength in open-unlearning's configuration.
+    """
+    return _off_label(model, reference, by=10.0)
+
+
+def ce_u(ends: Any, model: losses.Outputs, reference: Any, backbone: Any) -> Any:
+    """Returns H(softmax(z with the label's at -infinity), p), z of the model: CE-U (Yang,
+    arXiv:2503.01224). As in open-unlearning, the first token of an answer does not count.
+    """
+    return _off_label(model, model, by=1e9, skipped=1)
+
+
 def orders(count: int, draw: np.random.Generator) -> Callable[[int], Any]:
     """Returns the function that takes the next so many rows of endless random orders."""
     left: list[int] = []
@@ -243,6 +288,9 @@ class Trial:
     """What a trial changes.
 
     Attributes:
+      line: makes a change of the adapter, as a vector. Its least multiple is taken; nothing below
+        is read.
+      push: the forget term.
       retain: makes the retained rows.
       rows: of a step, to forget and to retain.
       halving: steps after which the factor of the retained rows is half as large.
@@ -250,9 +298,13 @@ class Trial:
         rises by 1000 for a nat above the bound.
       project: makes the function from the gradients of both terms to the first one's part.
       more: steps after the end at a factor of 60 with a rate that falls to 0.
+      looks: steps after which the rule of the end is read.
+      mean: number of the last steps whose weights are averaged; 1: the last weights.
     """
 
     title: str
+    line: Callable[[Traced], Any] | None = None
+    push: Push = capped
     retain: Callable[[Traced], encoding.Encoded] = lambda at: at.said(
         at.rows_of(at.sets["retain"].ids)
     )
@@ -260,9 +312,64 @@ class Trial:
     halving: float = 10.0
     bound: float | None = None
     more: int = 0
+    looks: tuple[int, ...] = LOOKS
+    mean: int = 1
     tx: optax.GradientTransformation = adam()
     project: Callable[[Traced, batches.Batch], Callable[[Any, Any], Any]] | None = None
     scale: Callable[[Traced, batches.Batch], Any] | None = None
+
+
+def stored(at: Traced) -> encoding.Encoded:
+    return at.sets["retain"]
+
+
+def near(at: Traced, number: int = 64) -> encoding.Encoded:
+    """Returns the rows of the highest scores with other answers than all rows to forget.
+
+    An answer is another one at a ROUGE-L below 0.4. Stored rows to retain follow up to 64.
+    """
+    ids = at.sets["forget"].ids
+    barred = {*artifacts.SIZES.read(at.ws.root)["barred"], *ids}
+    said = [row.response for row in at.ws.corpus.train if row.example_id in ids]
+    score_N = artifacts.INFLUENCE.read(at.ws.root)
+    best = (at.ws.corpus.train[place] for place in np.argsort(-score_N))
+    found = (
+        row.example_id
+        for row in best
+        if row.example_id not in barred
+        and max(rates.rouge_l_f1(row.response, one) for one in said) < 0.4
+    )
+    taken = [*itertools.islice(found, number)]
+    taken += [name for name in stored(at).ids if name not in taken][: 64 - number]
+    return unlearn.cut_rows(at.ws, taken, "retain")
+
+
+def scaled(at: Traced) -> Any:
+    """Returns the change that takes the adapter away: that of its factors B to 0."""
+    return -at.is_b * at.flat
+
+
+def negated(at: Traced, start: Callable[[Traced], Any]) -> Any:
+    """Returns the negated change of B by 16 steps of Adam on the rows to forget.
+
+    A stays as it is, so the change of the weights B A is negated too. Task arithmetic (Ilharco et
+    al., arXiv:2212.04089) trains from the base model.
+    """
+    take, tx = orders(len(at.sets["forget"].ids), np.random.default_rng(0)), adam(2e-3)
+    flat = begin = start(at)
+    state = tx.init(flat)
+
+    def nll(flat: Any, base: Any, batch: batches.Batch) -> Any:
+        model = BoundModel(at.decoder, at.tree(flat), base)
+        return jnp.mean(losses.nll_by_example(losses.Outputs(model, batch)))
+
+    gradient = jax.jit(jax.grad(nll))
+    for _ in range(16):
+        rows = take(8)
+        batch = jax.tree.map(lambda leaf, rows=rows: leaf[rows], at.forget)
+        change, state = tx.update(at.is_b * gradient(flat, at.base, batch), state)
+        flat = flat + change
+    return begin - flat
 
 
 def drawn_answers(at: Traced) -> encoding.Encoded:
@@ -314,7 +421,27 @@ def by_fisher(at: Traced, retain: batches.Batch) -> Any:
 
 
 TRIALS = {
-    "cap_klr": Trial("CAP_KLR", retain=lambda at: at.sets["retain"]),
+    "cap_klr": Trial("CAP_KLR", retain=stored),
+    "scaled": Trial("adapter scaled down", line=scaled),
+    "negated": Trial(
+        "negation of a forget adapter", line=lambda at: negated(at, lambda at: at.flat + scaled(at))
+    ),
+    "negated_more": Trial(
+        "negation of further steps", line=lambda at: negated(at, lambda at: at.flat)
+    ),
+    "mean_8": Trial("CAP_KLR, mean of the last 8 steps", retain=stored, mean=8),
+    "mean": Trial("CAP_KLR, mean of all steps", retain=stored, mean=max(LOOKS)),
+    "slow": Trial(
+        "CAP_KLR, half the rate", retain=stored, tx=adam(2e-4), halving=20,
+        looks=tuple(2 * step for step in LOOKS),
+    ),
+    "undial": Trial("UNDIAL and the KL of CAP_KLR", retain=stored, push=undial),
+    "ce_u": Trial("CE-U and the KL of CAP_KLR", retain=stored, push=ce_u),
+    "near": Trial("CAP_KLR, near rows", retain=near),
+    "half_near": Trial("CAP_KLR, half near rows", retain=functools.partial(near, number=32)),
+    "goal": Trial(
+        "CAP_KLR, the base as the goal", retain=stored, push=functools.partial(capped, cap=1e-30)
+    ),
     "own": Trial("own answers"),
     "split": Trial("own answers, 4 and 12 rows", rows=(4, 12)),
     "constant": Trial("own answers, 4 and 12 rows, constant factor", rows=(4, 12), halving=1e9),
@@ -335,10 +462,34 @@ TRIALS = {
 }
 
 
+def least(
+    at: Traced, change: Any, low: float, high: float, found: Any, record: Callable[..., None]
+) -> None:
+    """Bisects and records the least part of a change at which the rule finds enough gone."""
+    for _ in range(3):
+        part = (low + high) / 2
+        one = at.check(at.flat + part * change)
+        low, high, found = (low, part, one) if one["is_gone"] else (part, high, found)
+    record("least part", part=high, **found, **at.score(at.flat + high * change))
+
+
+def run_line(at: Traced, trial: Trial, record: Callable[..., None]) -> None:
+    """Records the least multiple of a trial's change at which the rule finds enough gone."""
+    change, high = trial.line(at), 1.0
+    check = lambda part: at.check(at.flat + part * change)
+    found = check(high)
+    while not found["is_gone"] and high < 64:
+        high *= 2
+        found = check(high)
+    while (half := check(high / 2))["is_gone"]:
+        high, found = high / 2, half
+    least(at, change, high / 2, high, found, functools.partial(record, steps=0))
+
+
 def run_trial(at: Traced, trial: Trial, record: Callable[..., None]) -> None:
     """Unlearns by a trial to the end of the rule and records the end and the least part of it."""
     rows = trial.retain(at)
-    retain, begin = at.batch(rows), time.process_time()
+    retain, gradients = at.batch(rows), at.gradients(trial.push)
     draw = np.random.default_rng(0)
     take = orders(len(at.sets["forget"].ids), draw), orders(len(rows.ids), draw)
     project = trial.project(at, retain) if trial.project else lambda push, keep: push
@@ -348,10 +499,11 @@ def run_trial(at: Traced, trial: Trial, record: Callable[..., None]) -> None:
 
     def terms(counts: tuple[int, int]) -> Any:
         sets = zip((at.forget, retain), (one(n) for one, n in zip(take, counts)))
-        return at.gradients(flat, *(jax.tree.map(lambda leaf: leaf[n], of) for of, n in sets))
+        return gradients(flat, *(jax.tree.map(lambda leaf: leaf[n], of) for of, n in sets))
 
     last: list[bool] = []
-    for step in range(1, max(LOOKS) + 1):
+    path: deque[Any] = deque(maxlen=trial.mean)
+    for step in range(1, max(trial.looks) + 1):
         _, push, kl, keep = terms(trial.rows)
         if trial.bound is None:
             factor = CappedSettings().hold * 0.5 ** ((step - 1) / trial.halving)
@@ -359,11 +511,13 @@ def run_trial(at: Traced, trial: Trial, record: Callable[..., None]) -> None:
             factor = max(0.0, factor + 1000 * (float(kl) - trial.bound))
         change, state = tx.update(scale * (project(push, keep) + factor * keep), state)
         flat = flat + change
-        if step in LOOKS:
-            found = at.check(flat)
-            last.append(found["enough"])
+        path.append(flat)
+        if step in trial.looks:
+            found = at.check(sum(path) / len(path))
+            last.append(found["is_enough"])
             if last[-1] and (trial.more or last[-2:] == [True, True]):
                 break
+    flat = sum(path) / len(path)
     if trial.more:
         tx = adam(optax.linear_schedule(2e-4, 0.0, trial.more))
         state = tx.init(flat)
@@ -372,18 +526,9 @@ def run_trial(at: Traced, trial: Trial, record: Callable[..., None]) -> None:
             change, state = tx.update(push + 60 * keep, state)
             flat = flat + change
         found, step = at.check(flat), step + trial.more
-    costs = {"steps": step, "cpu_seconds": round(time.process_time() - begin)}
-    record(trial.title, **costs, **found, **at.score(flat))
-    if not found["enough"]:
-        return
-    low, high = 0.4, 1.0
-    for _ in range(3):
-        part = (low + high) / 2
-        one = at.check(at.flat + part * (flat - at.flat))
-        low, high, found = (low, part, one) if one["enough"] else (part, high, found)
-    costs["cpu_seconds"] = round(time.process_time() - begin)
-    least = at.flat + high * (flat - at.flat)
-    record(f"{trial.title}, least part", part=high, **costs, **found, **at.score(least))
+    record("end", part=1.0, steps=step, **found, **at.score(flat))
+    if found["is_gone"]:
+        least(at, flat - at.flat, 0.4, 1.0, found, functools.partial(record, steps=step))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -401,14 +546,18 @@ def main(options: Options) -> None:
     for name in options.cases:
         at = Traced(name, runs)
 
-        def record(title: str, case: str = name, **numbers: Any) -> None:
-            with (runs / "trials.jsonl").open("a") as file:
-                line = json.dumps({"name": title, "case": case} | numbers)
-                print(line, file=file)
-            print(line, flush=True)
+        for trial in (TRIALS[key] for key in options.trials):
+            begin = time.process_time()
 
-        for trial in options.trials:
-            run_trial(at, TRIALS[trial], record)
+            def record(model: str, **numbers: Any) -> None:
+                spent = round(time.process_time() - begin)
+                named = {"name": trial.title, "model": model, "case": name}
+                line = json.dumps(named | numbers | {"cpu_seconds": spent})
+                with (runs / "trials.jsonl").open("a") as file:
+                    print(line, file=file)
+                print(line, flush=True)
+
+            (run_line if trial.line else run_trial)(at, trial, record)
 
 
 if __name__ == "__main__":
