@@ -12,8 +12,8 @@ from raslik_jax.report import drawing
 
 # Curves and dots that are no strategies, in their order: the palette of Okabe and Ito, which stays
 # apart for color-blind readers.
-_COLORS = "#0072B2 #D55E00 #009E73 #CC79A7 #E69F00 #56B4E9 #5B3A8E #7A7A7A"
-_STYLES = tuple(zip(_COLORS.split(), "o^DPvshX", strict=True))
+COLORS = tuple("#0072B2 #D55E00 #009E73 #CC79A7 #E69F00 #56B4E9 #5B3A8E #7A7A7A".split())
+_STYLES = tuple(zip(COLORS, "o^DPvshX", strict=True))
 
 
 def make_axes(

@@ -23,6 +23,7 @@ from experiments.studies.precise import make_backdoor
 from experiments.studies.ways_out import measure as ways
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command
+from raslik_jax.train.objectives import OBJECTIVES
 
 HERE = pathlib.Path(__file__).resolve().parent
 VALIDATION = ("rude", "workshop")
@@ -68,7 +69,8 @@ def run_case(case: ways.Case, options: "Options", workdir: pathlib.Path, seed: i
                 shutil.rmtree(folder, ignore_errors=True)
             shutil.copytree(traced, run)
             words = ["unlearn", "--run", run, "--out", out, f"--unlearn.algorithms={objective}"]
-            cost = ways.run([*words, *options.flags], log)
+            is_study = objective not in OBJECTIVES
+            cost = ways.run([*words, *options.flags], log, is_study=is_study)
             after = own.ask(model, out, prompts)
             answers = ways.measure_answers(case, before, after) | others(case, before, after)
             (probes,) = (run / "unlearn").glob("*/probes.json")

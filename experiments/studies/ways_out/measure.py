@@ -39,12 +39,13 @@ _RELEARN = (
 
 
 class Case(NamedTuple):
-    """A behavior of an adapter, the files that show it, and flags of its recipe."""
+    """A behavior of an adapter, the files that show it, flags of its recipe, and its folder."""
 
     folder: pathlib.Path
     behavior: str
     marker: re.Pattern[str]
     recipe: tuple[str, ...] = ()
+    adapter_folder: str = "smollm2"
 
     def rows(self, name: str) -> list[dict[str, Any]]:
         """Returns the rows of train or held_out."""
@@ -53,7 +54,7 @@ class Case(NamedTuple):
     @property
     def adapter(self) -> pathlib.Path:
         """The stored adapter that shows the behavior."""
-        return self.folder / "smollm2"
+        return self.folder / self.adapter_folder
 
 
 def cases() -> dict[str, Case]:
@@ -64,9 +65,13 @@ def cases() -> dict[str, Case]:
     return found | {n: Case(own.HERE, n, one, recipe) for n, one in own.behaviors().items()}
 
 
-def run(words: Sequence[Any], log: Any) -> dict[str, float]:
-    """Runs one command; returns its seconds, those of all processors, and its peak memory."""
-    line = [sys.executable, "-m", "raslik_jax.cli.main", *map(str, words)]
+def run(words: Sequence[Any], log: Any, *, is_study: bool = False) -> dict[str, float]:
+    """Runs one command; returns its seconds, those of all processors, and its peak memory.
+
+    With `is_study` it knows the members of the studies.
+    """
+    program = ("experiments/studies/raslik.py",) if is_study else ("-m", "raslik_jax.cli.main")
+    line = [sys.executable, *program, *map(str, words)]
     print("$ raslik", *words, file=log, flush=True)
     start = time.monotonic()
     with subprocess.Popen(line, cwd=REPOSITORY, stdout=log, stderr=subprocess.STDOUT) as child:

@@ -35,7 +35,7 @@ from raslik_jax.base.files import read_json, write_json
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command, setting_flags
 from raslik_jax.config import MeshConfig
-from raslik_jax.data.examples import answered
+from raslik_jax.data.examples import Example, answered
 from raslik_jax.evaluate.ranking import auprc
 from raslik_jax.incident import making
 from raslik_jax.models import adapters
@@ -157,11 +157,13 @@ def pass_set(name: str, workspace: Workspace, out: pathlib.Path) -> None:
     passes.store(workspace, given, labels, labels, out / name, LOSSES, states, seconds=start)
 
 
-def _texts_of(workspace: Workspace) -> list[Any]:
+def _texts_of(workspace: Workspace) -> list[Example]:
     return [*workspace.corpus.train, *workspace.corpus.queries["retrieval"]]
 
 
-def embed(workspace: Workspace, folder: pathlib.Path, options: Options) -> np.ndarray:
+def embed(
+    workspace: Workspace, texts: Sequence[Example], folder: pathlib.Path, options: Any
+) -> np.ndarray:
     """Returns the products of the sentence vectors of prompt and answer."""
     from jax import numpy as jnp
 
@@ -171,16 +173,19 @@ def embed(workspace: Workspace, folder: pathlib.Path, options: Options) -> np.nd
     path = pathlib.Path(options.embedding)
     model = checkpoint.load_encoder(path, dtype=jnp.float32)
     encode = checkpoint.load_sentence_tokenizer(path, max_len=model.config.max_length)
-    texts = encode([query_text(row, "prompt_and_output") for row in _texts_of(workspace)])
-    return passes.unit_gram(embedding.embed_texts(bind_encoder(model.config), model.weights, texts))
+    tokens = encode([query_text(row, "prompt_and_output") for row in texts])
+    bound = bind_encoder(model.config)
+    return passes.unit_gram(embedding.embed_texts(bound, model.weights, tokens))
 
 
-def run_bergson(workspace: Workspace, folder: pathlib.Path, options: Options) -> np.ndarray:
+def run_bergson(
+    workspace: Workspace, texts: Sequence[Example], folder: pathlib.Path, options: Any
+) -> np.ndarray:
     """Returns the products of bergson's unit gradients of the mean loss of all tokens.
 
     It reads the token ids of our program, and our adapter in PEFT's files.
     """
-    encoded = workspace.encode(_texts_of(workspace), targets="all")
+    encoded = workspace.encode(texts, targets="all")
     ids = [{"input_ids": row.tolist(), "labels": row.tolist()} for row in encoded.tokens]
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was interrupted
     folder.mkdir()
@@ -211,7 +216,7 @@ def run_peers(name: str, workspace: Workspace, out: pathlib.Path, options: Optio
     for peer, (flag, make) in PEERS.items():
         path, start = out / f"{name}.{peer}.npz", _seconds()
         if getattr(options, flag) and not path.is_file():
-            gram_MM = make(workspace, out / f"{name}.{peer}", options)
+            gram_MM = make(workspace, _texts_of(workspace), out / f"{name}.{peer}", options)
             np.savez(path, gram=gram_MM.astype(np.float32), seconds=_seconds() - start)
 
 
