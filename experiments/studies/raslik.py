@@ -14,7 +14,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from experiments.studies import exact, objectives
 from experiments.studies.behaviors import corpus
 from experiments.studies.corpora import paper
-from experiments.studies.own_model import side_effects
+from experiments.studies.own_model import sampling, side_effects
 from experiments.studies.published import section
 from experiments.studies.sets import strategies
 
@@ -27,6 +27,7 @@ def register() -> None:
     paper.register()
     strategies.register()
     section.register()
+    sampling.register()
     side_effects.register()
 
 

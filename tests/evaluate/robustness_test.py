@@ -2,7 +2,6 @@
 
 import json
 import math
-import zlib
 
 import numpy as np
 import pytest
@@ -10,14 +9,7 @@ import snapshots
 
 from raslik_jax.data.contents import Passage
 from raslik_jax.data.examples import Corpus, asked_after, exchange_of, make_example
-from raslik_jax.evaluate.robustness import (
-    membership,
-    prompts,
-    quantize,
-    relearn,
-    sampling,
-    turns,
-)
+from raslik_jax.evaluate.robustness import prompts, quantize, relearn, turns
 from raslik_jax.evaluate.robustness.record import (
     Asked,
     describe_returns,
@@ -192,83 +184,6 @@ def test_what_was_not_there_under_a_condition_is_not_said_to_stay_gone():
     snapshots.said(told)
 
 
-def test_attacks_by_hand():
-    nats_T = np.array([0.5, 3.0, 0.25, 1.0, 0.25])
-    scores = membership.membership_scores((nats_T, "so it goes"), least_share=0.4)
-    assert scores["loss"] == -1.0
-    assert scores["min-k%"] == -2.0  # of 3 and 1, the two least likely of five
-    assert scores["zlib"] == -1.0 / len(zlib.compress(b"so it goes"))
-    # Of one token min-k% takes that one.
-    assert membership.membership_scores((nats_T[:1], ""), least_share=0.2)["min-k%"] == -0.5
-
-
-def test_the_auc_counts_pairs_and_its_interval_resamples_both_kinds():
-    generator = np.random.default_rng(0)
-    own_N, other_M = generator.normal(0.7, 1, 40).round(1), generator.normal(0, 1, 25).round(1)
-    wins = (own_N[:, None] > other_M).mean() + (own_N[:, None] == other_M).mean() / 2
-    found = membership.auc_interval(own_N, other_M, seed=0, resamples=2000)
-    np.testing.assert_allclose(found["mean"], wins)
-    # Hanley and McNeil (1982), their exponential approximation.
-    q1, q2 = wins / (2 - wins), 2 * wins**2 / (1 + wins)
-    variance = wins * (1 - wins) + 39 * (q1 - wins**2) + 24 * (q2 - wins**2)
-    width = 2 * 1.96 * np.sqrt(variance / (40 * 25))
-    assert 0.8 < (found["high"] - found["low"]) / width < 1.2
-    assert found["low"] < wins < found["high"]
-    apart = membership.auc_interval(np.ones(3), np.zeros(4), seed=0, resamples=100)
-    assert {*apart.values()} == {1.0}
-
-
-def _areas(*areas):
-    return [
-        {"condition": name, "auc": dict(zip(("mean", "low", "high"), area, strict=True))}
-        | {"forgotten": 9, "held_out": 8}
-        for name, area in zip(membership.ATTACKS, areas, strict=True)
-    ]
-
-
-def test_membership_is_told_beside_the_base():
-    usual, trained = _areas(*[(0.5, 0.4, 0.6)] * 3), _areas(*[(0.9, 0.8, 1.0)] * 3)
-    now = _areas((0.9, 0.8, 1.0), (0.45, 0.3, 0.6), (0.2, 0.1, 0.3))
-    # In the base the forgotten rows were the likelier ones, and less so once all were learned.
-    high, low = _areas(*[(0.95, 0.9, 1.0)] * 3), _areas(*[(0.65, 0.5, 0.8)] * 3)
-    less, more = _areas(*[(0.7, 0, 1)] * 3), _areas(*[(0.9, 0, 1)] * 3)
-    for own, before, base in (
-        (now, _areas(*[(1, 1, 1)] * 3), usual),
-        (usual, trained, usual),
-        (usual, now, usual),  # by min-k% it was .45 before, which lies between .4 and .6
-        (low, less, high),
-        (low, more, high),
-        (now, now, None),
-    ):
-        models = {"now": own, "finetuned": before} | ({"backbone": base} if base else {})
-        snapshots.said(membership.tell(models))
-    for kind in ("forgotten", "held_out"):
-        for number, part in ((2, "So few rows do not show"), (3, "they still look trained on")):
-            few = [entry | {kind: number} for entry in trained]
-            models = {"now": few, "finetuned": trained, "backbone": usual}
-            assert part in membership.tell(models)
-
-
-def test_held_out_rows_are_asked_for_where_the_corpus_has_none(tmp_path):
-    rows = [make_example(f"What is {n}?", "", f"It is {n}.") for n in range(6)]
-    queries = {"test_target": rows[:2], "validation_target": rows[2:3]}
-    corpus = Corpus((), tuple(rows[4:]), {name: tuple(part) for name, part in queries.items()})
-    own = membership.MembershipSettings()
-    assert membership.lacks(own, corpus) == ""
-    assert membership.unseen_rows(own, corpus) == tuple(rows[:3])
-    bare = corpus._replace(queries=dict.fromkeys(queries, ()))
-    assert "must hold 2 rows or more that were not trained on, got 0" in membership.lacks(own, bare)
-    path = tmp_path / "held_out.jsonl"
-    texts = [{"instruction": row.instruction, "output": row.output} for row in rows[3:]]
-    path.write_text("".join(json.dumps(text) + "\n" for text in texts))
-    given = membership.MembershipSettings(held_out_file=str(path))
-    path.with_name("one.jsonl").write_text(f"{json.dumps(texts[0])}\n")
-    one = membership.MembershipSettings(held_out_file=str(path.with_name("one.jsonl")))
-    assert membership.lacks(one, corpus).endswith("got 1 in that file: add more")
-    assert "got 2 training rows: remove" in membership.lacks(given, bare)
-    assert membership.lacks(given, bare._replace(train=())) == ""
-
-
 def _asked(*texts):
     rows = [make_example(text, "", "A fish.") for text in texts]
     return Asked(rows, rows, {row.example_id: row.output for row in rows})
@@ -409,72 +324,3 @@ def test_other_prompts_say_by_which_the_answers_return(lost):
     own = prompts.PromptSettings()
     found = {name: prompts.measure(Begged(n), nats, own) for name, (n, nats) in models.items()}
     snapshots.said(prompts.tell(found))
-
-
-class Drawn:
-    """A bench on which a model is its rates: greedy ones, and those of each draw, by prompt."""
-
-    bootstrap = {"seed": 0, "resamples": 100}
-    most_tokens = 64
-
-    def draw(self, model, *, samples, temperature, tokens):
-        assert (samples, temperature, tokens) == (2, 1.0, 64)
-        greedy, *drawn = (
-            sampling.Rated(np.array(forget, float), None if shown is None else np.array(shown))
-            for forget, shown in model
-        )
-        return greedy, drawn
-
-
-_NEVER = [([0.0] * 4, [0.0] * 4)] * 3
-_ALWAYS = [([1.0] * 4, [1.0] * 4)] * 3
-_TWO = sampling.SamplingSettings(samples=2)
-
-
-def test_the_worst_of_some_samples_is_told_beside_the_base():
-    model = [
-        ([0.5, 0.5, 0.25, 0.25], [0.0] * 4),
-        ([0.0, 0.5, 1.0, 0.5], [0.0, 0.0, 1.0, 0.0]),
-        ([1.0, 0.0, 0.5, 0.0], [1.0, 0.0, 1.0, 0.0]),
-    ]
-    now = sampling.measure(Drawn(), model, _TWO)
-    rates = {one["condition"]: (one["forget"]["mean"], one["shown"]["mean"]) for one in now}
-    assert rates == {
-        "greedy": (0.375, 0.0),
-        "each sample": (0.4375, 0.375),
-        "worst of all samples": (0.75, 0.5),  # 1, .5, 1 and .5; two of four prompts
-    }
-    before, base = (sampling.measure(Drawn(), one, _TWO) for one in (_ALWAYS, _NEVER))
-    models = {"finetuned": before, "backbone": base}
-    snapshots.said(sampling.tell({"now": now, **models}))
-    snapshots.said(sampling.tell({"now": before, **models}))
-
-
-def test_one_or_two_prompts_do_not_tell_whether_it_is_drawn_more_often():
-    def found(rate, number):
-        value = {"mean": rate, "low": rate, "high": rate}
-        shared = {"samples": 2, "prompts": number, "shown": None, "forget": value}
-        shared |= {"tokens": 64, "is_cut": False}
-        names = (sampling.GREEDY, sampling.EACH, sampling.WORST)
-        return [{"condition": name, **shared} for name in names]
-
-    for number in (2, 3):  # so few prompts do not show whether, and enough of them
-        models = {"now": 0.41, "finetuned": 1.0, "backbone": 0.4}
-        snapshots.said(sampling.tell({name: found(rate, number) for name, rate in models.items()}))
-
-
-def test_without_a_judge_samples_are_told_by_f_and_without_prompts_not_at_all():
-    found = sampling.measure(Drawn(), [([0.5, 1.0], None)] * 3, _TWO)
-    assert {one["shown"] for one in found} == {None}
-    snapshots.said(sampling.tell({"now": found, "finetuned": found}))
-    none = sampling.measure(Drawn(), [([], None)] * 3, _TWO)
-    assert none == []
-    snapshots.said(sampling.tell({"now": none, "finetuned": none}))
-
-
-def test_drawn_answers_that_are_cut_are_said_to_be():
-    bench = Drawn()
-    bench.most_tokens = 24
-    found = sampling.measure(bench, _ALWAYS, _TWO)
-    assert {(one["tokens"], one["is_cut"]) for one in found} == {(24, True)}
-    snapshots.said(sampling.tell({"now": found, "finetuned": found}))

@@ -8,9 +8,7 @@ import pytest
 
 from raslik_jax.base.settings import leaves, replaced
 from raslik_jax.config import Config, CorpusConfig, RetrieveConfig, config_from_json, to_json
-from raslik_jax.data.examples import Corpus
 from raslik_jax.evaluate.robustness import ROBUSTNESS
-from raslik_jax.evaluate.robustness.membership import unseen_rows
 from raslik_jax.report import writing
 from raslik_jax.retrieve.strategies import STRATEGIES, Strategy
 from raslik_jax.run.manifests import Hashes
@@ -182,25 +180,6 @@ def test_measures_of_robustness_add_units_of_their_own_settings_and_make_no_mode
     assert _changed(after, other) == units["relearn"] | {"evaluate"}
     fewer = _decided(replaced(asked, {"evaluate.robustness_rows": 3}), tmp_path)
     assert _changed(after, fewer) == set().union(*units.values(), {"evaluate"})
-
-
-def test_membership_declares_the_queries_of_the_other_split_too(tmp_path):
-    asked = {"evaluate.robustness": ["membership", "relearn"]}
-    config = replaced(_config(tmp_path), asked)
-    reads = {name: paths for name, (_, paths, _) in _decided(config, tmp_path).items()}
-    read = set()
-
-    class Queries(dict):
-        def __missing__(self, name):
-            read.add(f"corpus/{name}.jsonl")
-            return ()
-
-    settings = config.evaluate["membership"]
-    unseen_rows(settings, Corpus(backbone=(), train=(), queries=Queries()))
-    assert read == {"corpus/test_target.jsonl", "corpus/validation_target.jsonl"}
-    for of in ("", "-ga_gdr"):
-        assert read <= {*reads[f"generate/robustness-membership-raslik{of}"]}
-        assert read - {*reads[f"generate/robustness-relearn-raslik{of}"]}
 
 
 def test_every_setting_of_what_is_chosen_decides_some_unit(tmp_path):

@@ -11,17 +11,15 @@ import pytest
 import tiny
 
 from raslik_jax.data.batches import make_batch, plan_rows
-from raslik_jax.data.examples import Example
 from raslik_jax.data.read.formats import read_written
-from raslik_jax.evaluate.rates import rouge_l_f1
 from raslik_jax.evaluate.robustness import prompts
 from raslik_jax.run.stages.robustness import Attack, Bench, write_robustness
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.sketch.loss import example_loss
 
-# All 12 rows are trained on, and no 5 target queries and 3 traced prompts are left out.
+# All 12 rows are trained on.
 _CHANGES = (
-    "--evaluate.robustness=relearn,quantize,prompts,turns,sampling,membership",
+    "--evaluate.robustness=relearn,quantize,prompts,turns",
     "--evaluate.relearn.rows=12",
     "--evaluate.relearn.steps=3",
     "--evaluate.relearn.learning_rate=0.02",
@@ -128,32 +126,6 @@ def test_the_models_before_are_measured_alike(workspace, tmp_path):
     np.testing.assert_allclose(found["backbone"][0]["nats"], expected, atol=2e-5)
 
 
-def test_membership_counts_pairs_of_forgotten_and_held_out_rows(workspace, tmp_path):
-    found = _found(workspace, "membership", "ga_gdr", tmp_path)["now"]
-    queries = workspace.corpus.queries
-    unseen = [*queries["test_target"], *queries["validation_target"]]
-    chosen = read_written(workspace.root / "retrieve" / "oracle" / "forget.jsonl")
-    own = workspace.train_rows.named([row.example_id for row in chosen]).cut(96)
-    base = _merged(workspace, "unlearn", "oracle-ga_gdr", "epoch-2")
-    own_N, other_M = (
-        np.asarray(_losses(workspace, rows)(workspace.model.initial, base))
-        for rows in (own, workspace.encode(unseen))
-    )
-    entry = found[0]
-    assert (entry["condition"], entry["forgotten"], entry["held_out"]) == ("loss", 12, 7)
-    np.testing.assert_allclose(entry["auc"]["mean"], (own_N[:, None] < other_M).mean(), atol=1e-9)
-    assert [one["condition"] for one in found] == ["loss", "min-k%", "zlib"]
-
-
-def test_held_out_rows_without_room_for_an_answer_are_refused_by_name(workspace, tmp_path):
-    path = tmp_path / "held_out.jsonl"
-    rows = [{"instruction": f"{n} " * 200, "output": "yes"} for n in range(2)]
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    config = tiny.tiny_config(*_CHANGES, f"--evaluate.membership.held_out_file={path}")
-    with pytest.raises(ValueError, match="held_out_file must hold a row .* got none of 2: give"):
-        _found(Workspace(workspace.root, config), "membership", "ga_gdr", tmp_path)
-
-
 def test_a_prefix_stands_before_the_instruction_of_every_target_row(workspace, tmp_path):
     found = {
         one["condition"]: one for one in _found(workspace, "prompts", "ga_gdr", tmp_path)["now"]
@@ -177,37 +149,3 @@ def test_earlier_turns_are_text_before_a_framed_instruction(workspace, tmp_path)
     assert asked not in [row.instruction for row in chosen]
     nats = _nats(workspace, lora, base, f"{asked}\n{said}\n\n")
     np.testing.assert_allclose(found["another question before"]["nats"], nats, atol=2e-5)
-
-
-def _outputs(path):
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    return {row["id"]: row["output"] for row in rows}
-
-
-def test_drawn_answers_are_rated_by_prompt_and_the_greedy_ones_are_those_stored(
-    workspace, tmp_path
-):
-    found = _found(workspace, "sampling", "ga_gdr", tmp_path)["now"]
-    target, _ = workspace.evaluation_queries()
-    before, now = (
-        _outputs(workspace.root / path)
-        for path in (
-            "references/evaluation/finetuned.jsonl",
-            "generate/oracle-ga_gdr/epoch-2.jsonl",
-        )
-    )
-    greedy, each, worst = (one["forget"]["mean"] for one in found)
-    rouge = [rouge_l_f1(now[row.example_id], before[row.example_id]) for row in target]
-    np.testing.assert_allclose(greedy, np.mean(rouge))
-    assert 0 <= each < worst <= 1  # eight tokens of a model that has learned little
-    assert [one["samples"] for one in found] == [1, 16, 16]
-    assert {one["prompts"] for one in found} == {5}
-
-
-def test_any_rows_are_weighed(workspace):
-    rows = [Example(str(n), f"Question {n}", "", "an answer") for n in range(3)]
-    model = workspace.unlearned("oracle", "ga_gdr", 2)
-    found = Bench(workspace, "oracle").weigh(model, rows)
-    base, lora = _merged(workspace, "unlearn", "oracle-ga_gdr", "epoch-2"), workspace.model.initial
-    nats = _losses(workspace, workspace.encode(rows))(lora, base)
-    np.testing.assert_allclose(found.nll_N, nats, rtol=1e-4)

@@ -149,7 +149,7 @@ MEMBERS = (
             lambda found: f"Found of {', '.join(found)}.",
             columns=READING_COLUMNS,
             note="Nothing is done.",
-            cost=lambda settings: Cost(readings=1, given=1, steps=1, rows=2),
+            cost=lambda settings: Cost(readings=1, steps=1, rows=2),
         ),
     ),
     (

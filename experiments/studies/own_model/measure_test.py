@@ -6,9 +6,9 @@ import pathlib
 import pytest
 
 from experiments.studies.own_model import make_rows, measure, stay
+from experiments.studies.own_model.sampling import WORST
 from raslik_jax.config import ProbeConfig
 from raslik_jax.evaluate.robustness.prompts import PREFIXES
-from raslik_jax.evaluate.robustness.sampling import WORST
 
 _STUDY = pathlib.Path(measure.__file__).parent
 _RESULTS = json.loads((_STUDY / "results.json").read_text())

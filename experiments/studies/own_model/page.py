@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from experiments.studies.own_model import side_effects, stay
+from experiments.studies.own_model.sampling import WORST
 from experiments.studies.reports import markdown_table, read_reported
 from raslik_jax.evaluate.robustness.relearn import KINDS
-from raslik_jax.evaluate.robustness.sampling import WORST
 
 HERE = pathlib.Path(__file__).resolve().parent
 

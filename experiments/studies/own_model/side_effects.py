@@ -61,7 +61,9 @@ def answered_right(
 def measure(bench: Any, model: Any, settings: Any) -> list[dict[str, Any]]:
     """Returns perplexity of each text and the share of questions that are answered right."""
     groups = {**texts(), QUESTIONS: tuple(row for rows in questions() for row in rows)}
-    whole = bench.weigh(model, [row for rows in groups.values() for row in rows])
+    workspace, rows = bench.workspace, [row for rows in groups.values() for row in rows]
+    encoded = workspace.encode(rows, "general texts and questions")
+    whole = workspace.likelihood_of(bench.fresh(model), encoded)
     ends = np.cumsum([len(rows) for rows in groups.values()])[:-1]
     parts = zip(*(np.split(part, ends) for part in whole), strict=True)
     found: list[dict[str, Any]] = []
@@ -122,10 +124,7 @@ SIDE_EFFECTS = RobustnessMeasure(
     columns=COLUMNS,
     note="Three short texts and forty easy questions that were written for this test. They show "
     "damage and not ability.",
-    cost=lambda own: Cost(
-        0,
-        texts=sum(map(len, texts().values())) + sum(map(len, questions())),
-    ),
+    cost=lambda own: Cost(1),
 )
 
 

@@ -25,7 +25,16 @@ class General:
 
     bootstrap = {"seed": 0, "resamples": 100}
 
-    def weigh(self, model, rows):
+    def __init__(self):
+        self.workspace = self
+
+    def fresh(self, model):
+        return model
+
+    def encode(self, rows, what):
+        return rows
+
+    def likelihood_of(self, model, rows):
         right = {rows_[0].example_id for rows_ in side_effects.questions()[1:]}
         nll_N = np.array([model - (row.example_id in right) for row in rows])
         return nll_N, np.full(len(rows), 7)

@@ -26,19 +26,19 @@ from typing import Any
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
 from experiments.studies import objectives
-from experiments.studies.own_model import measure, side_effects
+from experiments.studies.own_model import measure, sampling, side_effects
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command, setting_flags
 from raslik_jax.config import Config
 from raslik_jax.data.examples import Corpus, Example
 from raslik_jax.evaluate import rates
 from raslik_jax.evaluate.robustness import ROBUSTNESS
-from raslik_jax.evaluate.robustness.sampling import WORST
 from raslik_jax.run.stages import robustness
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.train.losses import BoundModel
 
 objectives.register()
+sampling.register()
 side_effects.register()
 STRATEGY, ALGORITHM, EPOCH = "raslik", "base_klr", 20
 # Of eight prompts: more than the base by one is no return.
@@ -107,7 +107,7 @@ class Bench(robustness.Bench):
 
     def __init__(self, workspace: Asked):
         super().__init__(workspace, STRATEGY)
-        self._non_sf = functools.partial(rates.non_sf_by_judge, shows=workspace.shows)
+        self.non_sf = functools.partial(rates.non_sf_by_judge, shows=workspace.shows)
 
 
 def shown(entry: Mapping[str, Any], prompts: int = 8) -> int:
@@ -120,7 +120,7 @@ def counts(found: Found, name: str, model: str) -> dict[str, int]:
     return {
         entry["condition"]: shown(entry)
         for entry in found[name].get(model, ())
-        if name != "sampling" or entry["condition"] == WORST
+        if name != "sampling" or entry["condition"] == sampling.WORST
     }
 
 

@@ -1,11 +1,9 @@
 """Does the behavior stay forgotten, and at what cost: tests beyond greedy answers to prompts."""
 
-from raslik_jax.evaluate.robustness.membership import MEMBERSHIP
 from raslik_jax.evaluate.robustness.prompts import PROMPTS
 from raslik_jax.evaluate.robustness.quantize import QUANTIZE
 from raslik_jax.evaluate.robustness.record import RobustnessMeasure
 from raslik_jax.evaluate.robustness.relearn import RELEARN
-from raslik_jax.evaluate.robustness.sampling import SAMPLING
 from raslik_jax.evaluate.robustness.turns import TURNS
 
 # Sections of the report have their order.
@@ -14,6 +12,4 @@ ROBUSTNESS: dict[str, RobustnessMeasure] = {
     "quantize": QUANTIZE,
     "prompts": PROMPTS,
     "turns": TURNS,
-    "sampling": SAMPLING,
-    "membership": MEMBERSHIP,
 }

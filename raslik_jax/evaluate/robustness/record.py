@@ -75,18 +75,14 @@ class Cost(NamedTuple):
 
     Attributes:
       readings: number of readings, each with answers and the likelihood of given answers.
-      given: number of further passes of likelihood over the same number of rows.
       steps: number of training steps, each on `rows` rows.
       answers: number of further passes of answers to the same number of prompts.
-      texts: number of the test's own rows whose likelihood is measured.
     """
 
     readings: int
-    given: int = 0
     steps: int = 0
     rows: int = 0
     answers: int = 0
-    texts: int = 0
 
 
 class RobustnessMeasure(NamedTuple):
@@ -102,8 +98,6 @@ class RobustnessMeasure(NamedTuple):
       cost: function from the settings to the cost for one model.
       lacks: function from the settings and a corpus to the inputs that the corpus lacks.
       settings: its own settings with their defaults.
-      query_sets: query sets that it reads, in addition to the traced queries and those that measure
-        the run.
       returns: whether answers may return under its conditions (see `tell_return`).
     """
 
@@ -115,7 +109,6 @@ class RobustnessMeasure(NamedTuple):
     cost: Callable[[Any], Cost]
     lacks: Callable[[Any, Any], str] = lambda settings, corpus: ""
     settings: Settings = Settings()
-    query_sets: Sequence[str] = ()
     returns: bool = False
 
 

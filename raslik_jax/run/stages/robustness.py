@@ -18,13 +18,10 @@ from raslik_jax.data.examples import Example, Exchange, asked_after, exchange_of
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.data.tokens import encoding
 from raslik_jax.data.tokens.encoding import Encoded
-from raslik_jax.evaluate import likelihood, rates
 from raslik_jax.evaluate.robustness import ROBUSTNESS
-from raslik_jax.evaluate.robustness.membership import MembershipSettings, Told, unseen_rows
 from raslik_jax.evaluate.robustness.record import Asked, Reading, make_reading
 from raslik_jax.evaluate.robustness.relearn import KINDS
-from raslik_jax.evaluate.robustness.sampling import Rated
-from raslik_jax.models import checkpoint, decode, products, quantize, sharding
+from raslik_jax.models import checkpoint, products, quantize, sharding
 from raslik_jax.models import decoder as decoders
 from raslik_jax.parallel import meshes
 from raslik_jax.run import artifacts, memory
@@ -79,7 +76,7 @@ class Bench:
     """
 
     def __init__(self, workspace: Workspace, strategy: str):
-        self._workspace, self._strategy = workspace, strategy
+        self.workspace, self._strategy = workspace, strategy
         config = workspace.config
         target, _ = workspace.evaluation_queries()
         said = [row for row in (*workspace.retrieval_queries(), *target) if row.output.strip()]
@@ -88,25 +85,24 @@ class Bench:
         before = {row.example_id: self._before[row.example_id] for row in prompts}
         self.asked = Asked(self._draw(said, "target answers"), prompts, before)
         self._answers = workspace.encode(self.asked.answers, "target answers").with_answers()
-        self._non_sf = non_sf_by_rule(config)
-        self.most_tokens = config.references.max_new_tokens
+        self.non_sf = non_sf_by_rule(config)
         self.bootstrap = {"seed": config.seed, "resamples": config.evaluate.bootstrap_resamples}
 
     def _draw(self, rows: Sequence[Example], label: str, number: int = 0) -> list[Example]:
-        config = self._workspace.config
+        config = self.workspace.config
         number = number or config.evaluate.robustness_rows
         return list(shuffled(rows, seed=config.seed, label=f"robustness {label}")[:number])
 
     def read(self, model: BoundModel, form: str = "plain") -> Reading:
         """Returns how much a model with weights in a format of `quantize` shows the behavior."""
-        return self._read(self._fresh(model, form))
+        return self._read(self.fresh(model, form))
 
     def read_each(self, model: BoundModel, groups: Mapping[str, Asked]) -> dict[str, Reading]:
         """Returns how much a model shows the behavior, by each group of rows.
 
         Rows that are too long for the run are left out. So is a group without an answer.
         """
-        workspace, fresh = self._workspace, self._fresh(model)
+        workspace, fresh = self.workspace, self.fresh(model)
         able = {name: one for name, one in map(self._short, groups.items()) if any(one[:2])}
         answers = [row for group in able.values() for row in group.answers]
         nll_N = workspace.likelihood_of(fresh, workspace.encode(answers, "target answers")).nll_N
@@ -122,7 +118,7 @@ class Bench:
 
     def _short(self, named: tuple[str, Asked]) -> tuple[str, Asked]:
         """Returns a group without prompts that leave no room for an answer; prints their number."""
-        workspace, (name, group) = self._workspace, named
+        workspace, (name, group) = self.workspace, named
         most = workspace.config.corpus.max_len
 
         def keep(rows: Sequence[Example]) -> list[Example]:
@@ -147,7 +143,7 @@ class Bench:
     def said(self, model: BoundModel, rows: Sequence[Example]) -> dict[str, Exchange]:
         """Returns the questions of rows and a model's answers, by their ids."""
         rows = list({row.example_id: row for row in rows}.values())
-        outputs = self._workspace.generate(self._fresh(model), rows, "first answers")
+        outputs = self.workspace.generate(self.fresh(model), rows, "first answers")
         pairs = zip(rows, outputs, strict=True)
         return {row.example_id: (exchange_of(row)[0], text) for row, text in pairs}
 
@@ -158,39 +154,8 @@ class Bench:
 
     def after(self, row: Example, exchanges: Sequence[Exchange]) -> Example | None:
         """Returns a row behind earlier turns, as the template of the run has them."""
-        is_framed = self._workspace.template.has_form(row)
+        is_framed = self.workspace.template.has_form(row)
         return asked_after(row, exchanges, is_framed=is_framed)
-
-    def draw(
-        self, model: BoundModel, *, samples: int, temperature: float, tokens: int
-    ) -> tuple[Rated, list[Rated]]:
-        """Returns greedy answers to the target prompts and `samples` drawn ones to each."""
-        workspace, prompts, fresh = self._workspace, self.asked.prompts, self._fresh(model)
-        if not prompts:
-            return self._rated([]), []
-        key = jax.random.key(workspace.config.seed)
-        greedy = workspace.generate(fresh, prompts, "greedy answers", most=tokens)
-        drawn = workspace.generate(
-            fresh,
-            [row for row in prompts for _ in range(samples)],
-            "drawn answers",
-            most=tokens,
-            drawing=decode.Drawing(key, jnp.float32(temperature)),
-        )
-        return self._rated(greedy), [self._rated(drawn[n::samples]) for n in range(samples)]
-
-    def _rated(self, outputs: Sequence[str]) -> Rated:
-        """Returns F of the answer to each target prompt, and whether it shows the behavior."""
-        rows = zip(self.asked.prompts, outputs, strict=True)
-        before = self.asked.before
-        forget = [rates.rouge_l_f1(text, before[row.example_id]) for row, text in rows]
-        shown_Q = 1.0 - self._non_sf(outputs) if self._non_sf and outputs else None
-        return Rated(np.array(forget, np.float64), shown_Q)
-
-    def weigh(self, model: BoundModel, rows: Sequence[Example]) -> likelihood.Likelihood:
-        """Returns a model's likelihoods of the answers of rows; 0 tokens if none is left."""
-        encoded = self._workspace.encode(rows, "general texts and questions")
-        return self._workspace.likelihood_of(self._fresh(model), encoded)
 
     def relearn(
         self,
@@ -202,7 +167,7 @@ class Bench:
         learning_rate: float,
     ) -> tuple[int, dict[int, Reading]]:
         """Returns the number of training rows of a kind, and a model's readings after steps."""
-        settings, fresh = self._workspace.config.unlearn, self._fresh(model)
+        settings, fresh = self.workspace.config.unlearn, self.fresh(model)
         groups = {name: self._trained_rows(name, rows) for name in KINDS}
         plans = [batches.plan_rows(part, np.arange(len(part.ids))) for part in groups.values()]
         # One shape for all kinds: it is compiled once.
@@ -233,42 +198,9 @@ class Bench:
         )
         return count, found
 
-    def unseen(self, settings: MembershipSettings) -> tuple[Example, ...]:
-        """Returns rows that the model was never trained on."""
-        return unseen_rows(settings, self._workspace.corpus)
-
-    def token_nats(
-        self, model: BoundModel, unseen: Sequence[Example]
-    ) -> tuple[Sequence[Told], Sequence[Told]]:
-        """Returns the nats and texts of the answers of forgotten rows and of other rows."""
-        workspace, config, fresh = self._workspace, self._workspace.config, self._fresh(model)
-        drawn = self._draw(unseen, "held-out rows")
-        name = workspace.template_name
-        whole = encoding.encode(drawn, workspace.tokenizer, template=name)
-        max_len = config.unlearn.max_len or config.corpus.max_len
-        other = workspace.cut(whole, "held-out rows", max_len=max_len).with_answers()
-        if not other.ids:
-            raise ValueError(
-                f"--evaluate.membership.held_out_file must hold a row with room for an answer in "
-                f"{max_len} tokens, got none of {len(drawn)}: give shorter ones, or leave "
-                "membership out of --evaluate.robustness"
-            )
-        own = self._trained_rows("forgotten", config.evaluate.robustness_rows)
-        rows = encoding.join([own, other])
-        nats_NT = workspace.measure(likelihood.token_likelihood, fresh.decoder)(
-            fresh.lora, fresh.base, rows
-        )
-        told = [
-            (nats_T[:count], workspace.tokenizer.decode(tokens[mask].tolist()))
-            for nats_T, count, tokens, mask in zip(
-                nats_NT, rows.num_targets_N, rows.tokens, rows.target_masks(), strict=True
-            )
-        ]
-        return told[: len(own.ids)], told[len(own.ids) :]
-
     def _rows_of(self, kind: str) -> list[Example]:
         """Returns the training examples to forget, or unrelated ones."""
-        workspace = self._workspace
+        workspace = self.workspace
         chosen = artifacts.set_rows(self._strategy, "forget").read(workspace.root)
         forgotten, rows = {row.example_id for row in chosen}, workspace.corpus.train
         if kind == "forgotten":
@@ -279,7 +211,7 @@ class Bench:
 
     def _trained_rows(self, kind: str, number: int) -> Encoded:
         """Returns some training examples of a kind with an answer after the cut."""
-        workspace, config = self._workspace, self._workspace.config
+        workspace, config = self.workspace, self.workspace.config
         rows = self._rows_of(kind)
         max_len = config.unlearn.max_len or config.corpus.max_len
         names = [row.example_id for row in rows]
@@ -295,7 +227,7 @@ class Bench:
 
     def _read(self, model: BoundModel) -> Reading:
         """Returns how much a model on the whole weights shows the behavior."""
-        workspace, prompts = self._workspace, self.asked.prompts
+        workspace, prompts = self.workspace, self.asked.prompts
         outputs = workspace.generate(model, prompts, "") if prompts else []
         answers = {row.example_id: text for row, text in zip(prompts, outputs, strict=True)}
         nll_N = workspace.likelihood_of(model, self._answers).nll_N
@@ -307,11 +239,11 @@ class Bench:
         answers: Mapping[str, str],
         before: Mapping[str, str],
     ) -> Reading:
-        return make_reading(nll_N, answers, before, non_sf=self._non_sf, **self.bootstrap)
+        return make_reading(nll_N, answers, before, non_sf=self.non_sf, **self.bootstrap)
 
-    def _fresh(self, model: BoundModel, form: str = "plain") -> BoundModel:
+    def fresh(self, model: BoundModel, form: str = "plain") -> BoundModel:
         """Returns a model with its adapter folded in and a fresh one; weights of a format."""
-        workspace = self._workspace
+        workspace = self.workspace
         dtype = jnp.dtype(workspace.config.backbone.dtype)
 
         def widen(leaf: Tree) -> Tree:
@@ -330,7 +262,7 @@ class Bench:
 
     def _bound(self, model: BoundModel, *, remat: bool = False) -> decoders.Decoder:
         """Returns the functions of a model of these shapes with places for an adapter."""
-        own = self._workspace.model
+        own = self.workspace.model
         if model.decoder.config == own.decoder.config:
             return own.decoder_for(remat=remat) if remat else own.decoder
         graphdef, _, _ = decoders.abstract(model.decoder.config, own.lora_config)
@@ -350,10 +282,9 @@ def _attacks(config: Config) -> list[Attack]:
 
 
 def _reads(case: Case) -> str:
-    name, strategy, algorithm = case.member
+    _, strategy, algorithm = case.member
     reads = ["{drawn} {rows} {finetuned} references/evaluation"]
     reads += ["retrieve/sizes"] if case.config.retrieve.held_out else []
-    reads += [artifacts.corpus_rows(part).path for part in ROBUSTNESS[name].query_sets]
     reads += [artifacts.set_rows(strategy, "forget").path]
     if algorithm:
         last = case.workspace.epochs(strategy, algorithm)[-1]
@@ -368,8 +299,7 @@ def count_attack(run: AbstractRun, attack: Attack) -> Work:
     rows, count = config.evaluate.robustness_rows, models * taken.readings
     prompts, given = min(rows, run.num_measured), generate.count_likelihoods(run, rows)
     work = generate.count_answers(run, prompts, count + models * taken.answers)
-    found = [*work.programs, *[given] * (count + models * taken.given)]
-    found += [generate.count_likelihoods(run, taken.texts)] * models if taken.texts else []
+    found = [*work.programs, *[given] * count]
     if taken.steps:
         own = config.unlearn
         bound, held = run.model.decoder_for(remat=own.remat), own.micro_batch_size or own.batch_size
