@@ -5,10 +5,10 @@ all rows, streamed from the memory map, and in the same run a plain NumPy read o
 (the sum of its words). Checks a sample of the scores against float64 first.
 
   python experiments/bench/query.py --rows=4096 --size=65536
-  python experiments/bench/query.py --rows=52000 --dtypes=int8,bfloat16 --folder=/data/bench --json
+  python experiments/bench/query.py --rows=52000 --dtypes=bfloat16 --folder=/data/bench --json
 
-52,000 rows of size 65,536 take 13.6 GB in float32, 6.8 in bfloat16, 3.4 in int8 and 0.43 as signs,
-on disk and in the page cache; the folder is removed at the end.
+52,000 rows of size 65,536 take 13.6 GB in float32 and 6.8 in bfloat16, on disk and in the page
+cache; the folder is removed at the end.
 
 With --json each line of stdout is one object. Its key "stage" says which:
 
@@ -36,10 +36,10 @@ from experiments.bench import harness
 from experiments.bench.harness import Line
 from raslik_jax.base.files import check_new_folder
 from raslik_jax.base.settings import setting
-from raslik_jax.index import quantize, search
+from raslik_jax.index import search
 from raslik_jax.index.store import SketchStore
 
-Dtype = Literal["float32", "bfloat16", "int8", "sign"]
+Dtype = Literal["float32", "bfloat16"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,8 +73,6 @@ def make_index(options: Options, path: Path, dtype: str) -> SketchStore:
         size=options.size,
         dtype=dtype,
         chunk_rows=options.chunk_rows,
-        # Signs of centered rows need the mean first; any vector of its length will do for timing.
-        center_K=base.astype(np.float64).mean(axis=0) if dtype == "sign" else None,
     )
     for chunk in store.missing_chunks():
         span = store.chunk_positions(chunk)
@@ -89,17 +87,9 @@ def check(store: SketchStore, query_QK: np.ndarray) -> None:
     score_N = search.score_store(store, query_QK, center=True)
     unit_QK = query_QK / np.linalg.norm(query_QK, axis=1, keepdims=True)
     sample = np.linspace(0, store.num_rows - 1, 16).astype(int)
-    if store.dtype == "sign":
-        direction_QK = (unit_QK - store.center_K).astype(np.float32)
-        bits = quantize.rotate(direction_QK, seed=store.rotation_seed)[0] > 0
-        packed = store.read_array("rows", 0)[: min(16, store.num_rows)]
-        sample = np.arange(len(packed))
-        is_set = np.unpackbits(packed, axis=1, bitorder="little") == 1
-        expected = np.cos(np.pi * np.mean(is_set != bits, axis=1))
-    else:
-        row_MK, moved_QK = store.rows(sample) - store.mean_K, unit_QK - store.mean_K
-        cosine_MQ = row_MK @ moved_QK.T / np.linalg.norm(row_MK, axis=1, keepdims=True)
-        expected = np.mean(cosine_MQ / np.linalg.norm(moved_QK, axis=1), axis=1)
+    row_MK, moved_QK = store.rows(sample) - store.mean_K, unit_QK - store.mean_K
+    cosine_MQ = row_MK @ moved_QK.T / np.linalg.norm(row_MK, axis=1, keepdims=True)
+    expected = np.mean(cosine_MQ / np.linalg.norm(moved_QK, axis=1), axis=1)
     worst = float(np.abs(score_N[sample] - expected).max())
     if worst > 1e-5:
         raise ValueError(

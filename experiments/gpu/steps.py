@@ -149,14 +149,13 @@ def _score(dtype: str) -> Callable[[AbstractRun], Program]:
     def program(run: AbstractRun) -> Program:
         queries = search.Queries(np.eye(24, SIZE), np.zeros(SIZE))
         columns = search.to_columns(queries, aggregate="mean", dtype=dtype)
-        width, stored = (SIZE // 32, "uint32") if dtype == "sign" else (SIZE, dtype)
 
-        def score(columns: search.Columns, block: tuple[Any, Any, Any]) -> Any:
+        def score(columns: search.Columns, block: tuple[Any, Any]) -> Any:
             return search.block_scores(*block, columns)
 
         def block(shape: Shape) -> Any:
             column = jax.ShapeDtypeStruct((shape.rows,), jnp.float32)
-            return jax.ShapeDtypeStruct((shape.rows, width), jnp.dtype(stored)), column, column
+            return jax.ShapeDtypeStruct((shape.rows, SIZE), jnp.dtype(dtype)), column
 
         return run.program(f"score {dtype}", jax.jit(score), columns, shapes={}, batch=block)
 

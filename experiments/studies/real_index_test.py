@@ -1,4 +1,4 @@
-"""What the dtypes cost on real LoRA gradients: a real language model on rows of Alpaca.
+"""What bfloat16 rows cost on real LoRA gradients: a real language model on rows of Alpaca.
 
 RASLIK_REAL_ROWS=10000 is the measurement of docs/notes/index.md; by default fewer rows, for time.
 """
@@ -23,7 +23,6 @@ from raslik_jax.data.read.formats import read_examples
 from raslik_jax.data.tokens import prompts
 from raslik_jax.index import build, search
 from raslik_jax.index.store import SketchStore
-from raslik_jax.index.upkeep import requantize
 from raslik_jax.models import checkpoint, decoder
 from raslik_jax.models.lora import LoRAConfig
 from raslik_jax.sketch import gradients, projections
@@ -144,6 +143,13 @@ class RealGradientsTest(absltest.TestCase):
         chunks = cls.fine.missing_chunks()
         build.fill_store(cls.fine, train, plans, sketch_batch, chunks=chunks)
         cls.fine.finish()
+        cls.coarse = SketchStore.create(
+            f"{cls.root}/bfloat16", identity={}, ids=cls.fine.ids, size=SIZE, dtype="bfloat16"
+        )
+        for chunk in chunks:
+            span = cls.coarse.chunk_positions(chunk)
+            rows = cls.fine.rows(np.arange(span.start, span.stop))
+            cls.coarse.write_chunk(chunk, rows, cls.fine.column("norms")[span])
         plan = batches.plan_rows(queries, np.arange(NUM_QUERIES))
         cls.query_QK = np.asarray(sketch_batch(batches.make_batch(queries, plan)).unit_BK)
         print(
@@ -159,50 +165,14 @@ class RealGradientsTest(absltest.TestCase):
         options = {"center": center, "k_forget": ENDS, "k_retain": ENDS}
         exact = search.search_store(self.fine, query_QK, **options)
         scores = np.asarray(search.score_store(self.fine, query_QK, center=center))
-        for dtype in ("bfloat16", "int8", "sign"):
-            coarse = requantize(
-                self.fine, f"{self.root}/{dtype}-{center}", dtype=dtype,
-                is_centered=center and dtype == "sign",
-            )  # fmt: skip
-
-            def agreement(tails) -> tuple[float, float]:
-                return (
-                    len(set(tails.forget_ids) & set(exact.forget_ids)) / ENDS,
-                    len(set(tails.retain_ids) & set(exact.retain_ids)) / ENDS,
-                )
-
-            alone = agreement(search.search_store(coarse, query_QK, **options))
-            again = agreement(
-                search.search_store(coarse, query_QK, finer=self.fine, candidates=4, **options)
-            )
-            estimate = np.asarray(search.score_store(coarse, query_QK, center=center))
-            error = float(np.sqrt(np.mean((estimate - scores) ** 2)))
-            slope = float(np.polyfit(np.arccos(scores), np.arccos(np.clip(estimate, -1, 1)), 1)[0])
-            print(
-                f"{center=} query={name} {dtype}: top / bottom {ENDS} agree {alone[0]:.3f} / "
-                f"{alone[1]:.3f}, re-scored {again[0]:.3f} / {again[1]:.3f}; error {error:.2e} "
-                f"(spread {scores.std():.3f}), slope of the angle {slope:.4f}"
-            )
-            wanted = {"bfloat16": 0.99, "int8": 0.97, "sign": 0.0}[dtype]
-            self.assertGreaterEqual(min(alone), wanted, msg=f"{dtype} {center=} {name}")
-            self.assertGreaterEqual(min(again), max(wanted, 0.97), msg=f"{dtype} {center=} {name}")
-
-    def test_the_angle_of_signs_has_slope_one(self):
-        """Pairs of rows and single queries; without the rotation the slope is far from one."""
-        for center in (True, False):
-            signs = requantize(
-                self.fine, f"{self.root}/sign-{center}", dtype="sign", is_centered=center
-            )
-            exact, estimate = [], []
-            # Rows as queries cover all angles, near ones too.
-            probes = self.fine.rows(np.arange(0, NUM_ROWS, NUM_ROWS // 32))
-            for query_K in np.concatenate([self.query_QK, probes]):
-                for store, found in ((self.fine, exact), (signs, estimate)):
-                    scores = search.score_store(store, query_K[None], center=center)
-                    found.append(np.arccos(np.clip(scores, -1, 1)))
-            slope = np.polyfit(np.concatenate(exact), np.concatenate(estimate), 1)[0]
-            print(f"{center=}: slope of the angle from signs {slope:.4f}")
-            self.assertLess(abs(slope - 1), 0.01)
+        tails = search.search_store(self.coarse, query_QK, **options)
+        agree = [
+            len({*tails[part]} & {*exact[part]}) / ENDS for part in (0, 2)
+        ]
+        estimate = np.asarray(search.score_store(self.coarse, query_QK, center=center))
+        error = float(np.sqrt(np.mean((estimate - scores) ** 2)))
+        print(f"{center=} query={name}: ends of {ENDS} agree {agree}; error {error:.2e}")
+        self.assertGreaterEqual(min(agree), 0.99, msg=f"{center=} {name}")
 
 
 if __name__ == "__main__":

@@ -1,28 +1,20 @@
-"""Describes an index, verifies it, repairs it or makes a compact copy.
+"""Describes an index, verifies it or repairs it.
 
   raslik index --index=runs/quickstart/sketch/index
   raslik index --index=runs/quickstart/sketch/index --verify
   raslik index --index=runs/quickstart/sketch/index --repair
-  raslik index --index=... --compact_to=/data/int8 --dtype=int8
-  raslik index --index=... --compact_to=/data/sign --dtype=sign --center
 
 --verify reads everything, checks every checksum and ends with status 1 if it finds damage. --repair
-deletes damaged chunks. `raslik run` then makes only these chunks again. For a copy the same
---compact_to makes them again. It also repairs a damaged mean of centered signs, which --repair
-cannot do.
-
-A copy has a coarser dtype: int8 takes a quarter of float32 and sign a thirty-second. --center
-subtracts the mean before the signs are taken.
+deletes damaged chunks. `raslik run` then makes only these chunks again.
 """
 
 import dataclasses
 import json
 import pathlib
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from raslik_jax.base.settings import Settings, setting
-from raslik_jax.run import written
 
 if TYPE_CHECKING:  # it takes jax with it, and --help should not
     from raslik_jax.index.store import SketchStore
@@ -36,32 +28,15 @@ class Options(Settings):
     index: str = setting("", "Folder of the index: WORKDIR/sketch/index of a run.")
     verify: bool = setting(False, "Read the whole index and list damaged parts.")
     repair: bool = setting(False, "Verify, and delete the damaged chunks.")
-    compact_to: str = setting(
-        "", "Folder for a copy of a coarser dtype: new, or that of an unfinished copy."
-    )
-    dtype: Literal["bfloat16", "int8", "sign"] = setting("int8", "Dtype of the copy.")
-    center: bool = setting(False, "With --dtype=sign: subtract the mean from the rows first.")
-
-    def problems(self) -> Iterator[str]:
-        of_copy = ["dtype"] * (self.dtype != Options.dtype) + ["center"] * self.center
-        if of_copy and not self.compact_to:
-            yield f"--{of_copy[0]} needs --compact_to: give the folder of the copy, or leave it out"
-        elif self.repair and self.compact_to:
-            yield (
-                "--repair and --compact_to must not be given together: repair first, then make "
-                "the copy"
-            )
 
 
 def run(options: Options) -> int:
     """Does the requested work; returns the exit status."""
     from raslik_jax.index.store import SketchStore
-    from raslik_jax.index.upkeep import requantize, verify
+    from raslik_jax.index.upkeep import verify
 
     if not options.index:
         raise ValueError("an index must be given: give --index=WORKDIR/sketch/index")
-    if (to := options.compact_to) and "://" not in to:
-        written.check_outside(to, "--compact_to")
     store = SketchStore.open(options.index)
     _describe(store)
     status = 0
@@ -76,8 +51,6 @@ def run(options: Options) -> int:
             print(line)
         else:
             status = 1
-    if to:
-        _describe(requantize(store, to, dtype=options.dtype, is_centered=options.center))
     return status
 
 
@@ -102,20 +75,14 @@ def _repair(store: "SketchStore", damages: "Sequence[Damage]") -> tuple[str, int
     discard(store, chunks)
     index, folder = pathlib.Path(store.path), pathlib.Path(store.path).parent
     dropped, manifest = f"{len(chunks)} chunks dropped", read_manifest(folder)
-    if any(damage.file == "center" for damage in damages):
-        return (
-            f"{dropped}. The mean is still damaged: make this copy again with the same --compact_to"
-        ), 1
     # zarr.json is derived from the manifest: it is written again with the next chunk, or now.
     if not chunks:
         store.finish()
         return "mended", 0
-    # The run goes on with the whole chunks and does not make all of them again. A copy next to the
-    # index is none of its results.
+    # The run goes on with the whole chunks and does not make all of them again.
     if manifest is not None and f"{index.name}/manifest.json" in manifest["outputs"]:
         folder = reopen_unit(folder.parent, folder.name)
     elif not (folder / "started.json").is_file():
-        how = "with the command that made the index (for a copy: the same --compact_to)"
-        return f"{dropped}: make them again {how}", 0
+        return f"{dropped}: make them again with the command that made the index", 0
     how = "`raslik run` makes the dropped chunks again and puts the index back"
     return f"{dropped}. The other chunks are in {folder}: {how}", 0

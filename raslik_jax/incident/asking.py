@@ -43,9 +43,6 @@ class AskOptions(Settings):
     queries: str = setting("", "JSONL file of prompts and answers, instead of --instruction.")
     top: int = setting(10, "Number of examples to show that make the output likelier.", low=0)
     bottom: int = setting(10, "Number of examples to show that make it less likely.", low=0)
-    finer: str = setting(
-        "", "Index of a finer dtype. It scores the best rows of an index in int8 or signs again."
-    )
     mesh: MeshConfig = MeshConfig()
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -102,8 +99,6 @@ class Asker:
         """Opens the index and the model that made it on the devices of the options."""
         from raslik_jax.data.tokens import prompts
         from raslik_jax.incident.tracer import Tracer
-        from raslik_jax.index import search
-        from raslik_jax.index.store import SketchStore
         from raslik_jax.parallel import meshes
 
         self._devices = meshes.make_mesh(options.mesh.data)
@@ -116,9 +111,6 @@ class Asker:
             prompts.require_system(workspace.template, workspace.template_name)
         self._how: dict[str, Any] = {name: options.settings.get(name) for name in OF_RUN}
         self._how |= {"top": options.top, "bottom": options.bottom}
-        if options.finer:
-            self._how["finer"] = finer = SketchStore.open(options.finer)
-            search.check_finer(self.tracer.store, finer)  # and not at the first question
 
     def __call__(self, queries: Sequence[Example]) -> "Trace":
         """Returns the examples behind generations of one behavior."""

@@ -54,8 +54,7 @@ class Influence(NamedTuple):
     example makes the generation likelier. Sigma is the standard deviation of the score over random
     sketches; None if the score is no mean. `chance` compares the score with those of unrelated
     prompts; its keys are the fields of `retrieve.chance.Chance` without the axis. It is None if the
-    run of the index stored no such scores. Scores from a finer index replace all three, but the q
-    of `chance` is computed next to the coarser scores of the other rows.
+    run of the index stored no such scores.
     """
 
     example: Example
@@ -185,7 +184,6 @@ class Tracer:
         bottom: int = 10,
         center: bool | None = None,
         aggregate: Aggregate | None = None,
-        finer: SketchStore | None = None,
     ) -> Trace:
         """Returns the examples that make several generations likelier or less likely.
 
@@ -195,7 +193,6 @@ class Tracer:
             (`combine.check_agreement`).
           top, bottom: number of examples that make them likelier, and less likely.
           center, aggregate: how to score; None takes the setting of the run.
-          finer: a finer index of the same rows from which the candidates are scored again.
         """
         if not queries:
             raise ValueError("queries must be at least one, got none")
@@ -212,7 +209,7 @@ class Tracer:
         query_QK = self.sketch(queries)
         asked = search.queries_of_store(self.store, query_QK, center=center)
         check_agreement(asked.gram_QQ, [query.example_id for query in queries])
-        how: Any = {"center": center, "aggregate": aggregate, "finer": finer}
+        how: Any = {"center": center, "aggregate": aggregate}
         score_N, toward, against = self._tails(query_QK, top, bottom, **how)
         apart = behaviors.split_queries(asked.gram_QQ, [query.example_id for query in queries])
         found = [
@@ -230,28 +227,20 @@ class Tracer:
         *,
         center: bool,
         aggregate: Aggregate,
-        finer: SketchStore | None,
     ) -> tuple[np.ndarray, tuple[Influence, ...], tuple[Influence, ...]]:
         """Returns the scores of all rows with these queries and both ends of their ranking."""
         how: Any = {"center": center, "aggregate": aggregate}
         score_N = search.score_store(self.store, query_QK, **how)
         sizes: Any = {"k_forget": top, "k_retain": bottom}
-        tails = search.search_store(
-            self.store, query_QK, **how, **sizes, finer=finer, score_N=score_N
-        )
-        scored = finer or self.store
-        asked = search.queries_of_store(scored, query_QK, center=center)
-        shown_N = score_N.copy()
-        shown_N[self.store.positions_of(tails.forget_ids)] = tails.forget_scores
-        shown_N[self.store.positions_of(tails.retain_ids)] = -tails.retain_scores
-        chances = chance_stage.of_trace(self.workspace, self.store, shown_N, asked, **how)
+        tails = search.search_store(self.store, query_QK, **how, **sizes, score_N=score_N)
+        asked = search.queries_of_store(self.store, query_QK, center=center)
+        chances = chance_stage.of_trace(self.workspace, self.store, score_N, asked, **how)
 
         def influences(ids: Sequence[str], score_M: np.ndarray) -> tuple[Influence, ...]:
             positions = self.store.positions_of(ids)
             sigmas: Sequence[float | None] = [None] * len(ids)
             if ids and aggregate == "mean":
-                places = scored.positions_of(ids)
-                sigmas = noise.row_sigma(scored, places, score_M, asked).tolist()
+                sigmas = noise.row_sigma(self.store, positions, asked).tolist()
             told: Sequence[Mapping[str, float] | None] = [None] * len(ids)
             if chances and not np.isnan(chances.p_N[positions]).any():
                 parts = np.stack(chances, axis=1)[positions].tolist()

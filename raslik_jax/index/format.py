@@ -4,8 +4,7 @@ The layout is the same in a local folder and below a `gs://` or `s3://` prefix:
 
     manifest.json      the description of the index and its inputs; written last at creation
     ids.json           ids in sketching order
-    rows/ norms/ lengths/ scales/ sums/    zarr3 arrays, one file per chunk of whole rows
-    center             what 1-bit rows had subtracted before their signs were taken
+    rows/ norms/ lengths/ sums/    zarr3 arrays, one file per chunk of whole rows
     commits/<i>.json   the commit record of chunk i, written after everything else of the chunk:
                        its checksums, and that of the manifest it was made for
 
@@ -28,25 +27,17 @@ import numpy as np
 from raslik_jax.base.files import check_shape
 from raslik_jax.base.messages import shown
 from raslik_jax.base.settings import flat
-from raslik_jax.index.quantize import rotated_size
 
-INDEX_FORMAT = 4
-# How rows are stored, finest first, each with the NumPy dtype of its array. "int8" has a scale per
-# row, "sign" is one bit a coordinate, eight of them a byte; both after the rotation of
-# `quantize.rotate`.
+INDEX_FORMAT = 5
 DTYPES: Mapping[str, np.dtype] = {
     "float32": np.dtype(np.float32),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
-    "int8": np.dtype(np.int8),
-    "sign": np.dtype(np.uint8),
 }
 MANIFEST, IDS = "manifest.json", "ids.json"
 _SHAPE = {
     "size": int,
     "dtype": str,
     "chunk_rows": int,
-    "rotation_seed": (int, None),
-    "center_sha256": (str, None),
     "identity": {str: object},
     "num_rows": int,
     "ids_sha256": str,
@@ -56,16 +47,11 @@ _RECORD = {"chunk": int, "rows": int, "index": str, "checksums": {str: int}}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The description of an index, as `SketchStore.create` gives it.
-
-    `rotation_seed` is None if rows are not rotated and `center_sha256` if there is no center.
-    """
+    """The description of an index, as `SketchStore.create` gives it."""
 
     size: int
     dtype: str
     chunk_rows: int
-    rotation_seed: int | None
-    center_sha256: str | None
     identity: Mapping[str, Any]
     num_rows: int
     ids_sha256: str
@@ -93,19 +79,13 @@ class Manifest:
     @functools.cached_property
     def arrays(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         """Shape and dtype of one chunk of every array."""
-        stored = self.size if self.rotation_seed is None else rotated_size(self.size)
-        width = stored // 8 if self.dtype == "sign" else stored
         column = ((self.chunk_rows,), np.dtype(np.float32))
-        found: dict[str, tuple[tuple[int, ...], np.dtype]] = {
-            "rows": ((self.chunk_rows, width), DTYPES[self.dtype]),
+        return {
+            "rows": ((self.chunk_rows, self.size), DTYPES[self.dtype]),
             "norms": column,
             "lengths": column,
+            "sums": ((1, self.size), np.dtype(np.int64)),
         }
-        if self.dtype == "int8":
-            found["scales"] = column
-        if self.dtype != "sign":
-            found["sums"] = ((1, stored), np.dtype(np.int64))
-        return found
 
     def chunk_file(self, array: str, chunk: int) -> str:
         """Returns the name of the file of a chunk of an array."""
@@ -170,10 +150,10 @@ def read_manifest(value: bytes, path: str) -> Manifest:
     return Manifest(**record)
 
 
-def check_settings(manifest: Manifest, ids: Sequence[str], center_K: np.ndarray | None) -> None:
+def check_settings(manifest: Manifest, ids: Sequence[str]) -> None:
     """Raises a ValueError if an index cannot have these settings."""
     size, dtype, rows = manifest.size, manifest.dtype, manifest.chunk_rows
-    distinct, shape = len(set(ids)), None if center_K is None else center_K.shape
+    distinct = len(set(ids))
     for is_right, message in (
         (
             ids and distinct == len(ids),
@@ -182,23 +162,9 @@ def check_settings(manifest: Manifest, ids: Sequence[str], center_K: np.ndarray 
         (dtype in DTYPES, f"dtype must be one of {sorted(DTYPES)}, got {dtype!r}"),
         (size >= 1, f"size must be at least 1, got {size}"),
         (1 <= rows <= 2**20, f"chunk_rows must be 1 to 2^20, got {rows}"),
-        (
-            shape is None or (dtype == "sign" and shape == (size,)),
-            f"center_K must be of shape {(size,)} and for dtype 'sign', got {shape} and {dtype!r}",
-        ),
-        # Sums of 8-bit products must fit 32 bits.
-        (
-            dtype != "int8" or rotated_size(size) <= 2**17,
-            f"size must be at most 131,072 for int8, got {size}: use bfloat16",
-        ),
     ):
         if not is_right:
             raise ValueError(f"an index cannot be made: {message}")
-
-
-def coarser_dtypes(dtype: str) -> list[str]:
-    """Returns the dtypes that keep less of a row than this one, finest first."""
-    return list(DTYPES)[list(DTYPES).index(dtype) + 1 :]
 
 
 def refuse_differences(path: str, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:

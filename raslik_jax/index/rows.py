@@ -6,7 +6,6 @@ import numpy as np
 from jaxtyping import Float, Float32, Float64, Int64
 
 from raslik_jax.index.format import DTYPES, Manifest
-from raslik_jax.index.quantize import pack_signs, quantize_int8, rotate, unrotate
 
 # Chunk sums are integers in units of 2^-40: integer addition is associative, so the mean of a store
 # is the same bits whatever the chunks and their order.
@@ -33,42 +32,21 @@ def check_rows(
 
 
 def encode_chunk(
-    manifest: Manifest,
-    rows_CK: Float32[np.ndarray, "C K"],
-    norms_C: Float[np.ndarray, " C"],
-    center_K: Float64[np.ndarray, " K"] | None,
+    manifest: Manifest, rows_CK: Float32[np.ndarray, "C K"], norms_C: Float[np.ndarray, " C"]
 ) -> dict[str, np.ndarray]:
     """Returns the arrays of one chunk, padded to whole chunks."""
-    norms_C, seed = np.asarray(norms_C, np.float32), manifest.rotation_seed or 0
-    arrays: dict[str, np.ndarray] = {"norms": norms_C}
-    if manifest.dtype == "sign":
-        is_zero_C = norms_C == 0
-        if center_K is not None:
-            rows_CK = (rows_CK - center_K).astype(np.float32)
-            rows_CK[is_zero_C] = 0  # a zero gradient has no direction, centered or not
-        arrays["rows"] = pack_signs(rotate(rows_CK, seed=seed), seed=seed)
-        seen_CW = np.where(is_zero_C, np.float32(0), np.float32(1))[:, None]
-    elif manifest.dtype == "int8":
-        values_CW, scale_C = quantize_int8(rotate(rows_CK, seed=seed))
-        arrays |= {"rows": values_CW, "scales": scale_C}
-        seen_CW = values_CW.astype(np.float32) * scale_C[:, None]
-    else:
-        arrays["rows"] = seen_CW = rows_CK.astype(DTYPES[manifest.dtype])
-    arrays["lengths"] = row_lengths(seen_CW).astype(np.float32)
-    if "sums" in manifest.arrays:
-        arrays["sums"] = fixed_point_sum(seen_CW)[None]
+    stored_CK = rows_CK.astype(DTYPES[manifest.dtype])
+    arrays = {
+        "rows": stored_CK,
+        "norms": np.asarray(norms_C, np.float32),
+        "lengths": row_lengths(stored_CK).astype(np.float32),
+        "sums": fixed_point_sum(stored_CK)[None],
+    }
     padded = {}
     for name, (shape, dtype) in manifest.arrays.items():
         padded[name] = np.zeros(shape, dtype)
         padded[name][: len(arrays[name])] = arrays[name]
     return padded
-
-
-def unrotated(manifest: Manifest, rows_CW: Float[np.ndarray, "C W"]) -> Float[np.ndarray, "C K"]:
-    """Returns rows in the coordinates of the sketch."""
-    if manifest.rotation_seed is None:
-        return rows_CW
-    return unrotate(rows_CW, size=manifest.size, seed=manifest.rotation_seed)
 
 
 def row_lengths(rows_CK: Float[np.ndarray, "C K"]) -> Float64[np.ndarray, " C"]:

@@ -14,7 +14,7 @@ The mean over queries is linear in the query. Any number of queries takes one co
 """
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,6 @@ from jaxtyping import Bool, Float, Float32, Float64, Int, Shaped
 
 from raslik_jax.base import machine
 from raslik_jax.base.axes import Array
-from raslik_jax.base.messages import some_of
 from raslik_jax.index.combine import (
     Aggregate,
     aggregate_scores,
@@ -34,16 +33,13 @@ from raslik_jax.index.combine import (
     opposite,
     query_weights,
 )
-from raslik_jax.index.format import coarser_dtypes
-from raslik_jax.index.quantize import INT8_LEVELS, pack_signs, rotate
 from raslik_jax.index.store import SketchStore
 from raslik_jax.parallel import meshes, processes
 
 # |x - mu|^2 below this share of |x|^2 + |mu|^2 is rounding: the row is the mean.
 _RELATIVE_ZERO = 1e-6
-# Terms in which a query is written in the dtype of the rows. A third for int8 would add nothing
-# that its rows could show, and six columns run at 2/3 of the speed of four.
-_TERMS = {"float32": 1, "bfloat16": 2, "int8": 2}
+# Terms in which a query is written in the dtype of the rows.
+_TERMS = {"float32": 1, "bfloat16": 2}
 # The cosine of near-duplicates, which are shown as one (docs/notes/retrieve.md).
 ALIKE = 0.9
 
@@ -72,18 +68,15 @@ class Tails(NamedTuple):
 class Columns(NamedTuple):
     """Queries in the form in which rows are stored.
 
-    Each row is multiplied with `columns`. The last column is mu. They are [M, W] for float32 rows.
-    For bfloat16 and int8 they are [2 M, W]: coarse terms and then fine ones, whose sum keeps 16
-    bits of the query. For signs they are [Q, W / 32] words. `column_scale_M` multiplies the
-    products. `offset_G` is <v, mu> for each of the G score columns and `mean_square` is <mu, mu>.
-    Both are 0 if not centered. For signs `weight_GS` makes G scores from S queries' cosines.
+    Each row is multiplied with `columns`, of which the last is mu. They are [M, K] for float32
+    rows. For bfloat16 they are [2 M, K]: coarse terms and then fine ones, whose sum keeps 16 bits
+    of the query. `offset_G` is <v, mu> for each of the G score columns and `mean_square` is <mu,
+    mu>. Both are 0 if not centered.
     """
 
-    columns: Shaped[Array, "M W"]
-    column_scale_M: Float32[Array, " M"]
+    columns: Shaped[Array, "M K"]
     offset_G: Float32[Array, " G"]
     mean_square: Float32[Array, ""]
-    weight_GS: Float32[Array, "G S"]
 
 
 def center_queries(
@@ -106,99 +99,53 @@ def queries_of_store(
 ) -> Queries:
     """Returns queries, centered on the mean of an index if its cosines are centered.
 
-    It raises a ValueError if they do not fit. An index of signs is centered when it is made or
-    never.
+    It raises a ValueError if they do not fit.
     """
     if query_QK.ndim != 2 or query_QK.shape[1] != store.size or not len(query_QK):
         raise ValueError(
             f"queries for {store.path} must have size {store.size}, got shape {query_QK.shape}"
         )
-    if store.dtype != "sign":
-        return center_queries(query_QK, store.mean_K if center else None)
-    is_centered = store.center_K is not None
-    if center != is_centered:
-        raise ValueError(
-            f"the 1-bit index {store.path} holds signs of {'' if is_centered else 'un'}centered "
-            f"rows, got {center=}: make another from the finer index"
-        )
-    return center_queries(query_QK, store.center_K)
+    return center_queries(query_QK, store.mean_K if center else None)
 
 
-def to_columns(
-    queries: Queries, *, aggregate: Aggregate, dtype: str = "float32", rotation_seed: int = 0
-) -> Columns:
-    """Returns queries, centered like the scores, ready to be multiplied with rows.
+def to_columns(queries: Queries, *, aggregate: Aggregate, dtype: str = "float32") -> Columns:
+    """Returns queries, centered like the scores, ready to be multiplied with rows of a dtype.
 
-    `mean` and `common` make one score per row and `mean_rank` makes one for every query. Dtype and
-    rotation are those of the stored rows.
+    `mean` and `common` make one score per row and `mean_rank` makes one for every query.
     """
-    count, mean_K = len(queries.direction_QK), queries.mean_K
-    weight_GQ = query_weights(queries.gram_QQ, aggregate)
-    direction_GK = weight_GQ @ queries.direction_QK
-    if dtype == "sign":
-        rotated = rotate(queries.direction_QK.astype(np.float32), seed=rotation_seed)
-        columns, scale_M = pack_signs(rotated, seed=rotation_seed).view(np.uint32), np.ones(count)
-    else:
-        # The last column is mu, or the zeros that make a single query two (XLA's CPU backend has no
-        # fast bf16 or int8 matrix-vector product: 15 to 30 times slower).
-        column_MK = np.concatenate([direction_GK, mean_K[None]])
-        columns, scale_M = _in_terms(column_MK, dtype, rotation_seed)
-    weight_GS = weight_GQ if dtype == "sign" else weight_GQ[:, :0]
-    numbers = (scale_M, direction_GK @ mean_K, mean_K @ mean_K, weight_GS)
+    mean_K = queries.mean_K
+    direction_GK = query_weights(queries.gram_QQ, aggregate) @ queries.direction_QK
+    # The last column is mu, or the zeros that make a single query two (XLA's CPU backend has no
+    # fast bf16 matrix-vector product: 15 to 30 times slower).
+    column_MK = np.concatenate([direction_GK, mean_K[None]])
+    columns = column_MK.astype(np.float32)
+    if dtype == "bfloat16":
+        coarse = columns.astype(ml_dtypes.bfloat16)
+        fine = (column_MK - coarse.astype(np.float64)).astype(np.float32)
+        columns = np.concatenate([coarse, fine.astype(ml_dtypes.bfloat16)])
+    numbers = direction_GK @ mean_K, mean_K @ mean_K
     return Columns(columns, *(np.asarray(value, np.float32) for value in numbers))
 
 
-def _in_terms(
-    column_MK: np.ndarray, dtype: str, rotation_seed: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns columns in the dtype of the rows and the scale of each."""
-    if dtype == "float32":
-        return column_MK.astype(np.float32), np.ones(len(column_MK))
-    if dtype == "bfloat16":
-        coarse = column_MK.astype(np.float32).astype(ml_dtypes.bfloat16)
-        fine = (column_MK - coarse.astype(np.float64)).astype(np.float32)
-        both = np.concatenate([coarse, fine.astype(ml_dtypes.bfloat16)])
-        return both, np.ones(len(both))
-    left_MW = rotate(column_MK, seed=rotation_seed)
-    values, scales = [], []
-    for _ in range(_TERMS["int8"]):
-        scale_M = np.abs(left_MW).max(axis=1) / INT8_LEVELS
-        scale_M = np.where(scale_M > 0, scale_M, 1.0).astype(np.float32).astype(np.float64)
-        value_MW = np.clip(np.rint(left_MW / scale_M[:, None]), -INT8_LEVELS, INT8_LEVELS)
-        left_MW = left_MW - value_MW * scale_M[:, None]
-        values.append(value_MW.astype(np.int8))
-        scales.append(scale_M)
-    return np.concatenate(values), np.concatenate(scales)
-
-
 def block_scores(
-    stored_CW: Shaped[Array, "C W"],
-    scale_C: Float32[Array, " C"],
-    length_C: Float32[Array, " C"],
-    columns: Columns,
+    stored_CK: Shaped[Array, "C K"], length_C: Float32[Array, " C"], columns: Columns
 ) -> Float32[jax.Array, "C G"]:
     """Returns the (centered) cosines of a block of rows with the queries; pure, for one device.
 
-    Rows are of `SketchStore.stored_words` and `SketchStore.column`; those of length 0 score 0.
+    Rows are those of `SketchStore.read_array` and `SketchStore.column`; those of length 0 score 0.
     """
-    stored_CW = jnp.asarray(stored_CW)
-    if stored_CW.dtype == jnp.uint32:
-        # One query after the other: the fused product over all is 30 times slower on CPU.
-        def distance(word_W: jax.Array) -> jax.Array:
-            differing = lax.population_count(stored_CW ^ word_W[None])
-            return jnp.sum(differing, axis=1, dtype=jnp.uint32)
-
-        hamming_SC = lax.map(distance, jnp.asarray(columns.columns)).astype(jnp.float32)
-        width = 32 * stored_CW.shape[1]
-        cosine_SC = jnp.cos(jnp.pi * hamming_SC / width)
-        score_CG = _dot(cosine_SC.T, jnp.asarray(columns.weight_GS))
-        return jnp.where(length_C[:, None] > 0, score_CG, 0.0)
-    products_CM = _dot(stored_CW, jnp.asarray(columns.columns)).astype(jnp.float32)
-    products_CM = products_CM * jnp.asarray(columns.column_scale_M)[None]
-    terms = _TERMS[stored_CW.dtype.name]
+    stored_CK = jnp.asarray(stored_CK)
+    # The rows stay the left operand in their dtype: a cast is 10 times slower.
+    products_CM = lax.dot_general(
+        stored_CK,
+        jnp.asarray(columns.columns),
+        (((1,), (1,)), ((), ())),
+        precision=lax.Precision.HIGHEST,
+        preferred_element_type=jnp.float32,
+    )
+    terms = _TERMS[stored_CK.dtype.name]
     of_term = products_CM.shape[1] // terms  # in place of -1, which no rows leave undecided
-    products_CM = products_CM.reshape(len(stored_CW), terms, of_term).sum(axis=1)
-    products_CM = products_CM * jnp.asarray(scale_C)[:, None]
+    products_CM = products_CM.reshape(len(stored_CK), terms, of_term).sum(axis=1)
     groups = columns.offset_G.shape[0]
     square_C = jnp.square(length_C)
     shifted_CG = products_CM[:, :groups] - jnp.asarray(columns.offset_G)[None]
@@ -213,22 +160,11 @@ def block_scores(
 _jitted_block_scores = jax.jit(block_scores)
 
 
-def _dot(rows_CW: jax.Array, columns_MW: jax.Array) -> jax.Array:
-    """[C, M] products. The rows stay the left operand in their dtype: a cast is 10 times slower."""
-    return lax.dot_general(
-        rows_CW,
-        columns_MW,
-        (((1,), (1,)), ((), ())),
-        precision=lax.Precision.HIGHEST,
-        preferred_element_type=jnp.int32 if rows_CW.dtype == jnp.int8 else jnp.float32,
-    )
-
-
 @jax.jit
 def row_cosines(sketch_NK: Float[Array, "N K"], columns: Columns) -> Float32[jax.Array, "N G"]:
     """Returns the (centered) cosines of float32 or bfloat16 rows of any length with queries."""
     square_N = jnp.sum(jnp.square(jnp.asarray(sketch_NK, jnp.float32)), axis=1)
-    return block_scores(sketch_NK, jnp.ones_like(square_N), jnp.sqrt(square_N), columns)
+    return block_scores(sketch_NK, jnp.sqrt(square_N), columns)
 
 
 def centered_cosine(
@@ -255,10 +191,8 @@ def score_store(
 ) -> Float32[np.ndarray, " N"]:
     """Returns the score s_F of every row of an index, read from its memory map in one pass.
 
-    The index may be larger than memory. float32 and bfloat16 rows are multiplied with the query as
-    they are, int8 rows as integers times their scale; signs give cos(pi h / W) with h the Hamming
-    distance (see `quantize.int8_error` and `quantize.sign_error`). The mean is the index's own;
-    rows that are deleted or zero score minus infinity.
+    The index may be larger than memory. The mean is the index's own; zero rows score minus
+    infinity.
     """
     return score_queries(store, queries_of_store(store, query_QK, center=center), aggregate)
 
@@ -281,12 +215,11 @@ def score_each(store: SketchStore, queries: Queries) -> Float32[np.ndarray, "N Q
 def _score_columns(
     store: SketchStore, queries: Queries, aggregate: Aggregate
 ) -> Float32[np.ndarray, "N G"]:
-    how: Any = {"dtype": store.dtype, "rotation_seed": store.rotation_seed}
-    columns = to_columns(queries, aggregate=aggregate, **how)
+    columns = to_columns(queries, aggregate=aggregate, dtype=store.dtype)
     # Each process scores some of the chunks, each of its devices some of those.
     devices, first, step = meshes.own_devices(), processes.number(), processes.count()
     columns_of = [jax.device_put(columns, device) for device in devices]
-    lengths_N, scales_N = store.column("lengths"), store.column("scales")
+    lengths_N = store.column("lengths")
     scores_NG = np.zeros((store.num_rows, columns.offset_G.shape[0]), np.float32)
 
     def score(chunk: int) -> None:
@@ -295,8 +228,7 @@ def _score_columns(
         place = chunk // step % len(devices)
         # On CPU the memory map itself, not a copy of it.
         block = _jitted_block_scores(
-            jax.device_put(store.stored_words(chunk), devices[place]),
-            np.pad(scales_N[span], padding),
+            jax.device_put(store.read_array("rows", chunk), devices[place]),
             np.pad(lengths_N[span], padding),
             columns_of[place],
         )
@@ -314,10 +246,7 @@ def queries_of_rows(
     store: SketchStore, positions: Int[np.ndarray, " M"], *, center: bool
 ) -> Queries:
     """Returns rows of an index as queries of it, centered as in `queries_of_store`."""
-    row_MK = store.rows(positions)
-    if store.dtype == "sign":  # centered before their signs were taken, or never
-        return center_queries(row_MK)
-    return queries_of_store(store, row_MK, center=center)
+    return queries_of_store(store, store.rows(positions), center=center)
 
 
 def distinct_rows(rows: Queries, number: int) -> list[int]:
@@ -358,8 +287,6 @@ def search_store(
     k_forget: int,
     k_retain: int,
     aggregate: Aggregate = "mean",
-    finer: SketchStore | None = None,
-    candidates: int = 4,
     score_N: Float[np.ndarray, " N"] | None = None,
 ) -> Tails:
     """Returns both ends of the ranking from one pass over the index.
@@ -367,50 +294,12 @@ def search_store(
     Args:
       store, query_QK, center, aggregate: see `score_store`.
       k_forget, k_retain: number of rows with the highest scores, and with the lowest.
-      finer: an index of the same rows in a finer dtype. It scores the candidates again. It is
-        refused if its dtype is not finer or its rows differ.
-      candidates: number of candidates for each requested row.
       score_N: scores of `score_store` for the same arguments, if the caller has them already.
     """
-    if finer is not None:
-        check_finer(store, finer)
-        if aggregate != "mean":
-            raise ValueError(
-                f"aggregate must be mean with a finer index, got {aggregate}: leave one out"
-            )
     if score_N is None:
         score_N = score_store(store, query_QK, center=center, aggregate=aggregate)
     ends: list = []
-    for pole_N, count, sign in ((score_N, k_forget, 1), (opposite(score_N), k_retain, -1)):
-        chosen = count
-        if finer is not None and count:
-            chosen = min(int(np.sum(pole_N > -np.inf)), candidates * count)
-        best = best_positions(pole_N, store.ids, chosen)
-        ids, score_M = [store.ids[i] for i in best], pole_N[best]
-        if finer is not None and count:
-            rows_MK, mean_K = finer.rows(finer.positions_of(ids)), finer.mean_K if center else None
-            score_M = np.asarray(sign * centered_cosine(rows_MK, query_QK, mean_K))
-            best = best_positions(score_M, ids, count)
-            ids, score_M = [ids[i] for i in best], score_M[best]
-        ends += [tuple(ids), score_M]
+    for pole_N, count in ((score_N, k_forget), (opposite(score_N), k_retain)):
+        best = best_positions(pole_N, store.ids, count)
+        ends += [tuple(store.ids[i] for i in best), pole_N[best]]
     return Tails(*ends)
-
-
-def check_finer(store: SketchStore, finer: SketchStore) -> None:
-    """Raises a ValueError unless `finer` has the rows of an index in a finer dtype."""
-    if store.identity != finer.identity or store.size != finer.size:
-        raise ValueError(
-            f"the finer index {finer.path} must be the source of {store.path}, its rows differ: "
-            "name that index, or make the coarser one again"
-        )
-    if store.dtype not in coarser_dtypes(finer.dtype):
-        raise ValueError(
-            f"the finer index {finer.path} must be of a finer dtype than the {store.dtype} of "
-            f"{store.path}, got {finer.dtype}: name the index that this one was made from"
-        )
-    # Rows deleted from one of the two would come back, or take the place of others.
-    if other := sorted({*store.ids} ^ {*finer.ids}):
-        raise ValueError(
-            f"the finer index {finer.path} must have the rows of {store.path}, {len(other)} are "
-            f"only in one of the two ({some_of(other, 3)}): make the coarser one again"
-        )

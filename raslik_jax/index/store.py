@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Float64, Int, Shaped
+from jaxtyping import Bool, Float, Float32, Float64, Int
 
 from raslik_jax.base.messages import some_of
 from raslik_jax.index import rows as rows_lib
@@ -29,14 +29,13 @@ from raslik_jax.index.format import (
     sha256,
 )
 from raslik_jax.index.place import Place
-from raslik_jax.index.quantize import unpack_signs
 
 
 class SketchStore:
     """An index of N unit sketches of size K, in sketching order.
 
     `SketchStore.create` makes or resumes one, and `SketchStore.open` opens a stored one. `ids`,
-    `num_rows` and `num_chunks` include missing rows. `rotation_seed` is 0 if rows are not rotated.
+    `num_rows` and `num_chunks` include missing rows.
 
     Example:
       store = SketchStore.create(path, identity={"model": "..."}, ids=ids, size=4096)
@@ -49,7 +48,7 @@ class SketchStore:
         self.path, self.place, self.manifest, self.ids = place.path, place, manifest, ids
         self.identity: dict[str, Any] = dict(manifest.identity)
         self.size, self.dtype = manifest.size, manifest.dtype
-        self.chunk_rows, self.rotation_seed = manifest.chunk_rows, manifest.rotation_seed or 0
+        self.chunk_rows = manifest.chunk_rows
         self.num_rows, self.num_chunks = len(ids), len(manifest.spans)
         self._records: dict[int, dict[str, int]] = {}  # checksums of the chunks that are there
         self._checked: set[tuple[str, int]] = set()  # what was held against its checksum
@@ -65,13 +64,10 @@ class SketchStore:
         size: int,
         dtype: str = "float32",
         chunk_rows: int = 512,
-        rotation_seed: int = 0,
-        center_K: Float64[np.ndarray, " K"] | None = None,
     ) -> "SketchStore":
         """Returns the index at `path`: a new one, or the same one if it is there.
 
-        To resume call this again with the same arguments. It also mends a damaged center. Many
-        processes may call it at once.
+        To resume call this again with the same arguments. Many processes may call it at once.
 
         Args:
           path: a local folder, or a prefix that TensorStore knows (`gs://...`, `s3://...`).
@@ -80,25 +76,18 @@ class SketchStore:
           size: K, coordinates of a sketch.
           dtype: a key of `format.DTYPES`.
           chunk_rows: rows of one chunk. A commit writes one chunk, and a kill loses one.
-          rotation_seed: key of the sign flips before int8 or sign quantization.
-          center_K: for `sign` only: the mean to subtract before the signs are taken. The index then
-            has centered cosines.
         """
         place = Place(path)
         files = {IDS: json_bytes(list(ids))}
-        if center_K is not None:
-            files["center"] = center_K.astype("<f8").tobytes()
         manifest = Manifest(
             size=size,
             dtype=dtype,
             chunk_rows=chunk_rows,
-            rotation_seed=rotation_seed if dtype in ("int8", "sign") else None,
-            center_sha256=None if center_K is None else sha256(files["center"]),
             identity=json.loads(json.dumps(dict(identity), allow_nan=False)),
             num_rows=len(ids),
             ids_sha256=sha256(files[IDS]),
         )
-        check_settings(manifest, ids, center_K)
+        check_settings(manifest, ids)
         found = place.look(MANIFEST)
         if found.value is None:
             files |= manifest.zarr_files()
@@ -117,9 +106,6 @@ class SketchStore:
             place.write(MANIFEST, manifest.seal(), if_equal=found.generation)
         store = cls.open(path)
         refuse_differences(place.path, store.manifest.settings(), manifest.settings())
-        # It may be damaged, and nothing else would write it again.
-        if center_K is not None and place.read("center") != files["center"]:
-            place.write("center", files["center"])
         return store
 
     @classmethod
@@ -135,16 +121,12 @@ class SketchStore:
                 f"{place.path} must be an index, but has no manifest.json: correct the path"
             )
         manifest = read_manifest(value, place.path)
-        ids = json.loads(_read_hashed(place, IDS, manifest.ids_sha256))
-        return cls(place, manifest, tuple(ids))
-
-    @functools.cached_property
-    def center_K(self) -> Float64[np.ndarray, " K"] | None:
-        """The vector that was subtracted from the rows before their signs were taken, if any."""
-        expected = self.manifest.center_sha256
-        if expected is None:
-            return None
-        return np.frombuffer(_read_hashed(self.place, "center", expected), "<f8")
+        ids = place.read(IDS) or b""
+        if sha256(ids) != manifest.ids_sha256:
+            raise ValueError(
+                f"{place.path}/{IDS} is damaged: its content does not match the manifest"
+            )
+        return cls(place, manifest, tuple(json.loads(ids)))
 
     def chunk_positions(self, chunk: int) -> slice:
         """Returns which positions of `ids` a chunk holds."""
@@ -206,7 +188,7 @@ class SketchStore:
             )
         rows_CK = np.ascontiguousarray(rows_CK, np.float32)
         rows_lib.check_rows(rows_CK, norms_C, ids)
-        arrays = rows_lib.encode_chunk(self.manifest, rows_CK, norms_C, self.center_K)
+        arrays = rows_lib.encode_chunk(self.manifest, rows_CK, norms_C)
         record, file = self.manifest.seal_record(chunk, arrays), record_file(chunk)
         self.require_current()
         if self.place.read(file) not in (None, record):
@@ -258,45 +240,23 @@ class SketchStore:
             ) from None
         return values
 
-    def stored_words(self, chunk: int) -> Shaped[np.ndarray, "C _"]:
-        """Returns a chunk's stored rows as `read_array` does; signs as words of 32 bits."""
-        stored = self.read_array("rows", chunk)
-        return stored.view(np.uint32) if self.dtype == "sign" else stored
-
     def rows(self, positions: Sequence[int] | np.ndarray) -> Float32[np.ndarray, "M K"]:
-        """Returns the rows at `positions` of `ids` as float32 sketches, rotated back if need be.
-
-        Signs become unit vectors with these signs. Only their direction is exact.
-        """
+        """Returns the rows at `positions` of `ids` as float32 sketches."""
         position_M = np.asarray(positions, np.int64)
         starts = np.array([span.start for span in self.manifest.spans])
         chunks_M = np.searchsorted(starts, position_M, side="right") - 1
         rows_MK = np.empty((len(position_M), self.size), np.float32)
         for chunk in np.unique(chunks_M):
             here = np.flatnonzero(chunks_M == chunk)
-            stored = self._decoded(int(chunk), position_M[here] - starts[chunk])
-            rows_MK[here] = rows_lib.unrotated(self.manifest, stored)
+            rows_MK[here] = self.read_array("rows", int(chunk))[position_M[here] - starts[chunk]]
         return rows_MK
-
-    def _decoded(self, chunk: int, offsets: np.ndarray) -> np.ndarray:
-        """Returns rows of a chunk as float32 in their stored coordinates."""
-        stored = self.read_array("rows", chunk)[offsets]
-        if self.dtype == "sign":
-            return unpack_signs(stored)
-        stored = stored.astype(np.float32)
-        if self.dtype == "int8":
-            stored *= self.read_array("scales", chunk)[offsets, None]
-        return stored
 
     def column(self, name: str) -> Float32[np.ndarray, " N"]:
         """Returns one number per row.
 
         `norms` are the lengths before rows became unit vectors. `lengths` are those of stored rows:
-        1 up to rounding, 0 for a zero gradient. `scales` are the scales of int8 rows, and 1 for
-        other dtypes.
+        1 up to rounding, 0 for a zero gradient.
         """
-        if name not in self.manifest.arrays:
-            return np.ones(self.num_rows, np.float32)
         if name not in self._columns:
             self.require_complete()
             self._columns[name] = np.concatenate(
@@ -313,20 +273,6 @@ class SketchStore:
 
         A row without a gradient has no direction and does not count.
         """
-        if self.dtype == "sign":
-            raise ValueError(
-                f"the index must have a mean, {self.path} holds 1-bit rows: use the finer index "
-                "that it was made from"
-            )
         self.require_complete()
         sums = (self.read_array("sums", chunk)[0] for chunk in range(self.num_chunks))
-        mean_W = rows_lib.mean_of_sums(sums, max(1, int(self.is_eligible_N.sum())))
-        return rows_lib.unrotated(self.manifest, mean_W[None])[0]
-
-
-def _read_hashed(place: Place, name: str, expected: str) -> bytes:
-    """Returns a file whose hash is in the manifest."""
-    value = place.read(name) or b""
-    if sha256(value) != expected:
-        raise ValueError(f"{place.path}/{name} is damaged: its content does not match the manifest")
-    return value
+        return rows_lib.mean_of_sums(sums, max(1, int(self.is_eligible_N.sum())))

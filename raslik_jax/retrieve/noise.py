@@ -1,9 +1,9 @@
-"""The noise that sketch and dtype add to the mean score of several queries. NumPy, on the host."""
+"""The noise that the sketch adds to the mean score of several queries. NumPy, on the host."""
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from raslik_jax.index import quantize, search
+from raslik_jax.index import search
 from raslik_jax.index.combine import directions
 from raslik_jax.index.store import SketchStore
 from raslik_jax.retrieve.selectors import noise_band
@@ -42,19 +42,13 @@ def score_sigma(
 def row_sigma(
     store: SketchStore,
     positions: Int[np.ndarray, " M"],
-    score_M: Float[np.ndarray, " M"],
     queries: search.Queries,
 ) -> Float[np.ndarray, " M"]:
-    """Returns the standard deviation of rows' mean scores: of the sketch and of the dtype."""
-    if store.dtype == "sign":  # an upper bound that has the sketch's share in it
-        return quantize.sign_error(score_M, size=store.size)
+    """Returns the standard deviation of rows' mean scores over random sketches."""
     spec = projections.ProjectionSpec(**store.identity["projection"])
     p = PROJECTIONS[spec.family].collision(spec.num_params, spec.size)
     rho_MQ = directions(store.rows(positions), queries.mean_K) @ queries.direction_QK.T
-    sigma_M = score_sigma(queries.gram_QQ, rho_MQ, p)
-    if store.dtype == "int8":
-        sigma_M = np.hypot(sigma_M, quantize.int8_error(store.column("scales")[positions]))
-    return sigma_M
+    return score_sigma(queries.gram_QQ, rho_MQ, p)
 
 
 def edge_sigma(
@@ -64,5 +58,5 @@ def edge_sigma(
     distance_N = np.abs(score_N - noise_band(score_N)[1])
     nearest = np.sort(np.argsort(distance_N, kind="stable")[:_PILOT_ROWS])
     nearest = nearest[np.isfinite(distance_N[nearest])]
-    sigma_M = row_sigma(store, nearest, score_N[nearest], queries)
+    sigma_M = row_sigma(store, nearest, queries)
     return float(np.sqrt(np.mean(sigma_M**2)))

@@ -196,7 +196,7 @@ def test_compiled_steps_are_within_their_bounds_and_worse_ones_are_found():
         pytest.skip("XLA's compiler for GPUs is not installed: make .venv-gpu")
     path = os.pathsep.join([str(_ROOT), str(_WHEELS), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": ""}
-    steps = "--steps=sketch_dense,unlearn_ga_klr,score_int8"
+    steps = "--steps=sketch_dense,unlearn_ga_klr,score_bfloat16"
     check_all = ["experiments/gpu/check.py", "--models=pythia-14m", steps]
     for arguments in (check_all, ["-c", _WORSE]):
         ran = subprocess.run(

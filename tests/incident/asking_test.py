@@ -28,7 +28,7 @@ from raslik_jax.incident import asking
 from raslik_jax.incident import tracer as trace
 from raslik_jax.index import search
 from raslik_jax.index.store import SketchStore
-from raslik_jax.index.upkeep import requantize, verify
+from raslik_jax.index.upkeep import verify
 from raslik_jax.retrieve import chance
 from raslik_jax.run.stages import sketch as sketch_stage
 from raslik_jax.run.workspace import Workspace
@@ -94,16 +94,13 @@ class QueryTest(parameterized.TestCase):
         # So that every prompt is unrelated, whatever it says.
         none = mock.Mock(return_value=np.zeros(20, bool))
         self.enterContext(mock.patch.object(chance, "related_prompts", none))
-        row, fine = rows[7], self.tracer.store
-        signs = requantize(fine, folder / "signs", dtype="sign", is_centered=True)
-        for store, finer in ((signs, fine), (fine, None)):
-            with mock.patch.object(self.tracer, "store", store):
-                found = self.tracer.trace_queries([row], top=3, finer=finer)
-            for one in (*found.toward, *found.against):
-                null_M = null_NM[[r.example_id for r in rows].index(one.example.example_id)]
-                higher = int((null_M >= one.score).sum())
-                self.assertEqual((one.chance["higher"], one.chance["prompts"]), (higher, 20))
-                self.assertAlmostEqual(one.chance["p"], (1 + higher) / 21)
+        row = rows[7]
+        found = self.tracer.trace_queries([row], top=3)
+        for one in (*found.toward, *found.against):
+            null_M = null_NM[[r.example_id for r in rows].index(one.example.example_id)]
+            higher = int((null_M >= one.score).sum())
+            self.assertEqual((one.chance["higher"], one.chance["prompts"]), (higher, 20))
+            self.assertAlmostEqual(one.chance["p"], (1 + higher) / 21)
         one = found.toward[2]
         said = f"{one.chance['higher']:.0f} of 20 unrelated prompts score this high; p "
         self.assertIn(said, asking.as_text(found))
@@ -123,12 +120,6 @@ class QueryTest(parameterized.TestCase):
         self.assertEqual([one.queries for one in found.behaviors], [(0, 2), (1,)])
         self.assertEqual(found.behaviors[0].toward[0].example, rows[0])
         self.assertEqual(found.behaviors[1].toward[0].example, rows[other])
-        fine = self.tracer.store
-        coarse = requantize(fine, self.root / "two-behaviors", dtype="int8")
-        with mock.patch.object(self.tracer, "store", coarse):
-            again = self.tracer.trace_queries(queries, top=2, bottom=1, finer=fine)
-        for one, same in zip(again.behaviors, found.behaviors, strict=True):
-            self.assertEqual([i.example for i in one.toward], [i.example for i in same.toward])
         alone = self.tracer.trace_queries([rows[other]], top=2, bottom=0)
         for one, other in zip(found.behaviors[1].toward, alone.toward, strict=True):
             self.assertEqual(one.example, other.example)
@@ -149,26 +140,6 @@ class QueryTest(parameterized.TestCase):
             self.assertLen(statements, 3)
             lines = lines.replace("runs/quickstart", str(self.run_folder))
             exec(compile(lines, "example", "exec"), {"Tracer": trace.Tracer})  # noqa: S102
-
-    @parameterized.parameters("int8", "sign")
-    def test_coarser_indexes_answer_too(self, dtype):
-        path = self.root / f"coarse-{dtype}"
-        requantize(self.tracer.store, path, dtype=dtype, is_centered=dtype == "sign")
-        tracer = trace.Tracer(path, run=self.run_folder)
-        row = self.tracer.workspace.corpus.train[7]
-        query = [row]
-        found = tracer.trace_queries(query, top=1, bottom=2)
-        self.assertEqual(found.toward[0].example, row)
-        again = tracer.trace_queries(query, top=2, bottom=2, finer=self.tracer.store)
-        self.assertEqual(again.toward[0].example, row)
-        # Score and noise are those that the finer index itself gives the rows.
-        expected = self.tracer.trace_queries(query, top=120, bottom=0)
-        own = {one.example.example_id: one for one in expected.toward}
-        for one in (*again.toward, *again.against):
-            same = own[one.example.example_id]
-            np.testing.assert_allclose((one.score, one.sigma), (same.score, same.sigma), atol=1e-5)
-        lowest = found.against[0]
-        self.assertGreater(lowest.sigma, own[lowest.example.example_id].sigma * 0.999)
 
     def test_queries_are_sketched_as_the_manifest_says(self):
         made_with = {"family": "dense_rademacher", "seed": 3, "operand": "bfloat16"}
@@ -362,8 +333,6 @@ class QueryTest(parameterized.TestCase):
             (["--index=x", "--queries=x", "--instruction=y"], "--instruction and --queries must"),
             (["--index=x", "--response=y"], "--response needs --instruction"),
             (["--index=x", "--system=y"], "--system needs --instruction"),
-            # Before a question is asked.
-            ([f"--index={self.index}", f"--finer={self.index}"], "the finer index "),
         ):
             self.assertIn(f"error: {message}", self.script("query", *flags, fails=True))
 

@@ -14,22 +14,12 @@ from absl.testing import parameterized
 from index_cases import IndexCase, correlated_rows
 from snapshots import refused
 
-from raslik_jax.index import quantize, search
+from raslik_jax.index import search
 from raslik_jax.index.store import SketchStore
-from raslik_jax.index.upkeep import discard, requantize, verify
+from raslik_jax.index.upkeep import discard
 
-DTYPES = ("float32", "bfloat16", "int8", "sign")
-SIZE = 200  # no power of two, so that rotated rows are padded
-
-
-def two_terms(vector: np.ndarray) -> np.ndarray:
-    """A vector as the sum of two vectors of 8-bit integers times a scale each."""
-    left, terms = vector, []
-    for _ in range(2):
-        scale = float(np.float32(max(np.abs(left).max(), 1e-30) / 127))
-        terms.append(np.rint(left / scale).clip(-127, 127) * scale)
-        left = left - terms[-1]
-    return sum(terms)
+DTYPES = ("float32", "bfloat16")
+SIZE = 200
 
 
 def exact(store: SketchStore, query_QK: np.ndarray, *, center: bool) -> np.ndarray:
@@ -39,28 +29,8 @@ def exact(store: SketchStore, query_QK: np.ndarray, *, center: bool) -> np.ndarr
     stored = np.concatenate([store.read_array("rows", chunk) for chunk in range(store.num_chunks)])
     stored = stored[: store.num_rows]
     scores = np.zeros((len(stored), len(query_QK)))
-    if store.dtype == "sign":
-        center = store.center_K if center else 0.0
-        query_bits = quantize.rotate((query_QK - center).astype(np.float32), seed=0) > 0
-        row_bits = np.unpackbits(stored, axis=1, bitorder="little").astype(bool)
-        for n, q in np.ndindex(scores.shape):
-            hamming = np.sum(row_bits[n] != query_bits[q])
-            scores[n, q] = np.cos(np.pi * hamming / row_bits.shape[1])
-        return scores.mean(axis=1)
     rows = stored.astype(np.float64)
-    if store.dtype == "int8":
-        rows = (rows.astype(np.float32) * store.column("scales")[:, None]).astype(np.float64)
-        query_QK = quantize.rotate(query_QK, seed=0)
     mean = rows.mean(axis=0) if center else np.zeros(rows.shape[1])
-    if store.dtype == "int8":
-        # The definition has the query, and the mean, in two 8-bit terms.
-        mean = quantize.rotate(store.mean_K[None], seed=0)[0] if center else mean
-        centered = query_QK - mean
-        centered /= np.linalg.norm(centered, axis=1, keepdims=True)
-        direction = two_terms(centered.mean(axis=0))
-        products = rows @ direction - centered.mean(axis=0) @ mean
-        squares = np.sum(rows**2, axis=1) - 2 * rows @ two_terms(mean) + mean @ mean
-        return products / np.sqrt(squares)
     for n, q in np.ndindex(scores.shape):
         row, query = rows[n] - mean, query_QK[q] - mean
         scores[n, q] = (row @ query) / (np.linalg.norm(row) * np.linalg.norm(query))
@@ -78,7 +48,7 @@ class ScoreTest(IndexCase):
     @parameterized.product(dtype=DTYPES, center=[False, True], num_queries=[1, 3])
     def test_equals_exact_search(self, dtype, center, num_queries):
         rows = correlated_rows(301, SIZE, seed=0)
-        store = self.make(rows, dtype=dtype, center=center)
+        store = self.make(rows, dtype=dtype)
         query_QK = 3 * correlated_rows(num_queries, SIZE, seed=1)
         expected = exact(store, query_QK, center=center)
         scores = search.score_store(store, query_QK, center=center)
@@ -98,37 +68,14 @@ class ScoreTest(IndexCase):
         rows = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
         query_QK = random.standard_normal((1, size))
         fine = search.score_store(self.make(rows), query_QK, center=center)
-        store = self.make(rows, dtype=dtype, center=center)
+        store = self.make(rows, dtype=dtype)
         coarse = search.score_store(store, query_QK, center=center)
-        stated = {
-            "float32": np.full(count, 1e-7),
-            "bfloat16": np.full(count, 1.6e-3 / np.sqrt(size)),
-            "int8": quantize.int8_error(store.column("scales")) if dtype == "int8" else 0,
-            "sign": np.sqrt(1 - 4 / np.pi**2) * quantize.sign_error(fine, size=size),
-        }[dtype]
+        stated = 1e-7 if dtype == "float32" else 1.6e-3 / np.sqrt(size)
         ratio = np.sqrt(np.mean(((coarse - fine) / stated) ** 2))
         bound = 5 / np.sqrt(2 * count)  # of a root mean square, relative
         self.assertLess(ratio, 1 + bound)
         if dtype != "float32":
             self.assertGreater(ratio, 1 - bound)
-
-    def test_signs_without_a_rotation_would_be_biased(self):
-        """The case the rotation is for: a few coordinates carry the mass."""
-        random = np.random.default_rng(5)
-        heavy = np.exp(2.5 * random.standard_normal(1024))
-        rows = random.standard_normal((400, 1024)) * heavy
-        mixing = random.uniform(0, 1, (400, 1))
-        rows = mixing * rows[:1] + (1 - mixing) * rows
-        rows = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
-        cosine = rows[1:] @ rows[0]
-        raw_share = np.mean((rows[1:] > 0) != (rows[0] > 0), axis=1)
-        store = self.make(rows, dtype="sign")
-        estimate = search.score_store(store, rows[:1], center=False)[1:]
-        angle = np.arccos(cosine)
-        slope = np.polyfit(angle, np.arccos(estimate), 1)[0]
-        raw_slope = np.polyfit(angle, np.pi * raw_share, 1)[0]
-        self.assertLess(abs(slope - 1), 0.03)
-        self.assertGreater(abs(raw_slope - 1), 0.1)
 
     @parameterized.product(dtype=DTYPES, center=[False, True])
     def test_equal_scores_go_by_id(self, dtype, center):
@@ -136,7 +83,7 @@ class ScoreTest(IndexCase):
         rows = correlated_rows(40, 64, seed=0)
         rows = np.concatenate([rows, rows[::-1], rows])
         ids = [f"{(37 * n) % 120:03d}" for n in range(120)]
-        store = self.make(rows, dtype=dtype, ids=ids, center=center, chunk_rows=32)
+        store = self.make(rows, dtype=dtype, ids=ids, chunk_rows=32)
         query_QK = correlated_rows(2, 64, seed=1)
         expected = exact(store, query_QK, center=center).round(9)
         tails = search.search_store(store, query_QK, center=center, k_forget=50, k_retain=49)
@@ -147,7 +94,7 @@ class ScoreTest(IndexCase):
         """Uncentered, their cosine of 0 would be the lowest of rows that all agree."""
         rows = correlated_rows(70, 64, seed=0)
         rows[[0, 69]] = 0
-        store = self.make(rows, dtype=dtype, center=center)
+        store = self.make(rows, dtype=dtype)
         query_QK = correlated_rows(2, 64, seed=1)
         for aggregate in ("mean", "mean_rank"):
             scores = search.score_store(store, query_QK, center=center, aggregate=aggregate)
@@ -168,72 +115,24 @@ class ScoreTest(IndexCase):
         np.testing.assert_allclose(scores, 1 - 2 * (mean_rank - 1) / 89, atol=1e-6)
         self.assertEqual(scores[5], scores[6])
 
-    @parameterized.parameters("float32", "sign")
-    def test_common_weighs_each_querys_scores(self, dtype):
+    def test_common_weighs_each_querys_scores(self):
         rows, query_QK = correlated_rows(90, 64, seed=0), correlated_rows(3, 64, seed=1)
         store = self.make(rows)
         moved_QK = query_QK / np.linalg.norm(query_QK, axis=1, keepdims=True) - store.mean_K
         moved_QK /= np.linalg.norm(moved_QK, axis=1, keepdims=True)
         weight_Q = np.linalg.solve(moved_QK @ moved_QK.T + 0.5 * np.eye(3), np.ones(3))
-        if dtype == "sign":
-            store = requantize(store, f"{self.root}/sign", dtype=dtype, is_centered=True)
         each_QN = [search.score_store(store, query[None], center=True) for query in query_QK]
         wanted_N = weight_Q @ each_QN / weight_Q.sum()
         found = search.score_store(store, query_QK, center=True, aggregate="common")
         np.testing.assert_allclose(found, wanted_N, atol=1e-5)
 
-    @parameterized.parameters(("int8", 100, 2), ("sign", 50, 4))
-    def test_a_finer_index_sets_the_candidates_right(self, dtype, wanted, candidates):
-        random = np.random.default_rng(0)
-        query_QK = random.standard_normal((2, 1024))
-        # Rows that lie along the queries to every degree, either way.
-        rows = (
-            random.standard_normal((600, 1024)) + random.uniform(-0.5, 0.5, (600, 1)) * query_QK[0]
-        )
-        rows = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
-        fine = self.make(rows)
-        coarse = requantize(fine, f"{self.root}/coarse", dtype=dtype, is_centered=dtype == "sign")
-        options = {"center": True, "k_forget": wanted, "k_retain": wanted}
-        exact_ids = search.search_store(fine, query_QK, **options)
-        alone = search.search_store(coarse, query_QK, **options)
-        again = search.search_store(coarse, query_QK, finer=fine, candidates=candidates, **options)
-        self.assertNotEqual(alone.forget_ids, exact_ids.forget_ids)
-        self.assertEqual(again.forget_ids, exact_ids.forget_ids)
-        self.assertEqual(again.retain_ids, exact_ids.retain_ids)
-        np.testing.assert_allclose(again.forget_scores, exact_ids.forget_scores, atol=1e-6)
-        np.testing.assert_allclose(again.retain_scores, exact_ids.retain_scores, atol=1e-6)
-        other = self.make(correlated_rows(70, 64, seed=0))
-        with self.assertRaisesRegex(ValueError, "must be the source of"):
-            search.search_store(coarse, query_QK, finer=other, **options)
-
-    def test_a_finer_index_has_the_same_rows_in_a_finer_dtype(self):
-        rows, query_QK = correlated_rows(20, 64, seed=0), correlated_rows(1, 64, seed=1)
-        fine = self.make(rows)
-        coarse = requantize(fine, f"{self.root}/coarse", dtype="int8")
-        signs = requantize(fine, f"{self.root}/signs", dtype="sign")
-
-        def found(store, finer):
-            how = {"center": False, "k_forget": 19, "k_retain": 0}
-            tails = search.search_store(store, query_QK, finer=finer, **how)
-            return {*tails.forget_ids}
-
-        for store, finer in ((coarse, signs), (coarse, coarse), (fine, coarse)):
-            with refused():
-                found(store, finer)
-        less = self.make(rows[:19], ids=fine.ids[:19])
-        with refused():
-            found(coarse, less)
-
     def test_an_end_of_no_rows_is_empty(self):
-        fine = self.make(correlated_rows(70, 64, seed=0))
-        coarse = requantize(fine, f"{self.root}/coarse", dtype="int8")
+        store = self.make(correlated_rows(70, 64, seed=0))
         query_QK = correlated_rows(2, 64, seed=1)
-        both = search.search_store(
-            coarse, query_QK, center=True, k_forget=3, k_retain=2, finer=fine
-        )
+        both = search.search_store(store, query_QK, center=True, k_forget=3, k_retain=2)
         for counts, expected in (((3, 0), both[:2]), ((0, 2), both[2:])):
             sizes = dict(zip(("k_forget", "k_retain"), counts, strict=True))
-            tails = search.search_store(coarse, query_QK, center=True, finer=fine, **sizes)
+            tails = search.search_store(store, query_QK, center=True, **sizes)
             full, empty = (tails[:2], tails[2:]) if counts[0] else (tails[2:], tails[:2])
             self.assertEqual(full[0], expected[0])
             np.testing.assert_array_equal(full[1], expected[1])
@@ -242,39 +141,12 @@ class ScoreTest(IndexCase):
             search.centered_cosine(np.zeros((0, 64), np.float32), query_QK).shape, (0,)
         )
 
-    @parameterized.parameters("int8", "sign", "bfloat16")
-    def test_requantizing_equals_writing_at_once(self, dtype):
-        rows = correlated_rows(100, 64, seed=0)
-        fine = self.make(rows)
-        coarse = requantize(fine, f"{self.root}/coarse", dtype=dtype, chunk_rows=32)
-        at_once = self.make(rows, dtype=dtype)
-        self.assertEqual(coarse.ids, at_once.ids)
-        np.testing.assert_allclose(coarse.rows(range(100)), at_once.rows(range(100)), atol=1e-3)
-        np.testing.assert_array_equal(coarse.column("norms"), at_once.column("norms"))
-        self.assertEqual(verify(coarse), ())
-
-    @parameterized.parameters(
-        *(("sign", "sign"), ("sign", "float32"), ("int8", "bfloat16"), ("int8", "int8")),
-        ("float32", "float32"),
-    )
-    def test_a_copy_that_is_not_coarser_is_refused(self, dtype, wanted):
-        """It would claim a precision, or of centered signs a meaning, that its rows lack."""
-        source = self.make(correlated_rows(10, 64, seed=0), dtype=dtype, center=True)
-        with refused():
-            requantize(source, f"{self.root}/copy", dtype=wanted)
-        self.assertFalse(pathlib.Path(self.root, "copy").exists())
-
     def test_refuses_what_cannot_be_scored(self):
         store = self.make(correlated_rows(70, 64, seed=0))
         query_QK = correlated_rows(2, 64, seed=1)
         for change in (query_QK * [[1], [0]], query_QK * np.nan, query_QK[:, :5]):
             with refused():
                 search.score_store(store, change, center=False)
-        signs = requantize(store, f"{self.root}/signs", dtype="sign")
-        with refused():
-            search.score_store(signs, query_QK, center=True)
-        with refused():
-            _ = signs.mean_K
         discard(store, [1])
         with refused():
             search.score_store(store, query_QK, center=False)
@@ -297,7 +169,7 @@ def anonymous_bytes() -> int:
 
 @pytest.mark.heavy
 class MemoryTest(IndexCase):
-    @parameterized.parameters("float32", "bfloat16", "int8")
+    @parameterized.parameters(*DTYPES)
     def test_rows_are_read_where_they_lie(self, dtype):
         """So an index may be larger than memory: the kernel drops mapped pages as it likes."""
         rows = correlated_rows(64, 65536, seed=0)

@@ -123,7 +123,7 @@ class SameResults:
         one, many = (SketchStore.open(root / "sketch" / "index") for root in (self.one, self.many))
         self.assertEqual(one.ids, many.ids)
         for chunk in range(one.num_chunks):
-            left, right = (store.stored_words(chunk) for store in (one, many))
+            left, right = (store.read_array("rows", chunk) for store in (one, many))
             np.testing.assert_allclose(right, left, rtol=0, atol=_SKETCH_ATOL)
         for name, left, right in self.pairs("retrieve/*/*.npy"):
             left_N, right_N = np.load(left), np.load(right)

@@ -124,7 +124,7 @@ def test_both_experiments_on_a_finished_run(tmp_path):
     sketches = [record for record in records if record["table"] == "sketch"]
     common = [r for r in sketches if r["combine"] == "common"]
     assert {(r["family"], r["size"], r["dtype"]) for r in common} == {
-        *(("binned", k, d) for k in (64, 256) for d in ("float32", "bfloat16", "int8", "sign")),
+        *(("binned", k, d) for k in (64, 256) for d in ("float32", "bfloat16")),
         ("dense_rademacher", 64, "float32"),
     }
 

@@ -20,11 +20,11 @@ from raslik_jax.base.settings import Settings, setting
 from raslik_jax.index import search
 from raslik_jax.index.combine import Aggregate
 from raslik_jax.index.store import SketchStore
-from raslik_jax.index.upkeep import requantize
 from raslik_jax.sketch import projections
 from raslik_jax.sketch.families import PROJECTIONS
 
-Dtype = Literal["float32", "bfloat16", "int8", "sign"]
+# The stored records of int8 and 1-bit rows are of a version whose index had these.
+Dtype = Literal["float32", "bfloat16"]
 # How the queries are combined, and what the label of a dtype then ends with.
 _COMBINED: dict[Aggregate, str] = {"mean": "", "common": ", common"}
 
@@ -110,28 +110,22 @@ class Trial:
     ) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yields how good the scores of an index of each dtype are, and how near the exact ones."""
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
-            store = SketchStore.create(
-                pathlib.Path(folder) / "float32",
-                identity={},
-                ids=self.labels.ids,
-                size=unit_MK.shape[1],
-                dtype="float32",
-                chunk_rows=1024,
-            )
-            for chunk in store.missing_chunks():
-                span = store.chunk_positions(chunk)
-                store.write_chunk(chunk, unit_MK[span], norm_M[span])
-            store.finish()
             for dtype in dtypes:
-                path, is_centered = pathlib.Path(folder) / dtype, self.center and dtype == "sign"
-                copy = (
-                    store
-                    if dtype == "float32"
-                    else requantize(store, path, dtype=dtype, is_centered=is_centered)
+                store = SketchStore.create(
+                    pathlib.Path(folder) / dtype,
+                    identity={},
+                    ids=self.labels.ids,
+                    size=unit_MK.shape[1],
+                    dtype=dtype,
+                    chunk_rows=1024,
                 )
+                for chunk in store.missing_chunks():
+                    span = store.chunk_positions(chunk)
+                    store.write_chunk(chunk, unit_MK[span], norm_M[span])
+                store.finish()
                 for combine, ending in _COMBINED.items():
                     score_N = search.score_store(
-                        copy, unit_MK[self.made.own], center=self.center, aggregate=combine
+                        store, unit_MK[self.made.own], center=self.center, aggregate=combine
                     ).astype(np.float64)
                     exact_N = self.exact.combine(combine)
                     quality, chosen = self.labels.judge(score_N)

@@ -106,7 +106,7 @@ def _noise_of_best(
     best = best[score_N[best] > -np.inf]
     if len(best) and workspace.config.retrieve.aggregate == "mean":
         rows = store.positions_of(workspace.corpus.train[i].example_id for i in best)
-        sigma_N[best] = noise.row_sigma(store, rows, score_N[best], queries)
+        sigma_N[best] = noise.row_sigma(store, rows, queries)
     return sigma_N
 
 
