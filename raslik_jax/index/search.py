@@ -68,7 +68,7 @@ class Tails(NamedTuple):
 class Columns(NamedTuple):
     """Queries in the form in which rows are stored.
 
-    Each row is multiplied with `columns`, of which the last is mu. They are [M, K] for float32
+    Each row is multiplied with `columns`. The last column is mu. They are [M, K] for float32
     rows. For bfloat16 they are [2 M, K]: coarse terms and then fine ones, whose sum keeps 16 bits
     of the query. `offset_G` is <v, mu> for each of the G score columns and `mean_square` is <mu,
     mu>. Both are 0 if not centered.
