@@ -1,4 +1,4 @@
-"""Makes the tables of docs/studies/sets.md and sets_smollm2.md from the stored results."""
+"""Makes the tables of docs/studies/sets.md from the stored results."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -216,8 +216,8 @@ def seeds_table() -> str:
     return markdown_table(["sets", *(f"seed {run['seed']}" for run in found)], rows)
 
 
-def toy_tables() -> Mapping[str, Callable[[], str]]:
-    """Returns what makes the tables of sets.md, by name."""
+def _toy_tables() -> dict[str, Callable[[], str]]:
+    """Returns what makes the tables of the toy, by name."""
 
     @functools.cache
     def made(split: str) -> list[str]:
@@ -228,14 +228,14 @@ def toy_tables() -> Mapping[str, Callable[[], str]]:
 
     names = {"hypervolume": 0, "difference to others, paired": 1}
     return {
-        f"{name}, {split} queries": table(split, place)
+        f"toy: {name}, {split} queries": table(split, place)
         for split in ("validation", "test")
         for name, place in names.items()
     }
 
 
-def smollm2_tables() -> Mapping[str, Callable[[], str]]:
-    """Returns what makes the tables of sets_smollm2.md, by name."""
+def page_tables() -> Mapping[str, Callable[[], str]]:
+    """Returns what makes the tables of the study, by name."""
 
     def all_of(reading: Reading) -> Callable[[], str]:
         return lambda: reading_tables(reading)
@@ -248,4 +248,5 @@ def smollm2_tables() -> Mapping[str, Callable[[], str]]:
         "objectives with RASLIK's sets, test queries": objectives_table,
         "all objectives, test queries, without French of seed 0": one_left_out_table,
         "F of the wrong fact after 12 steps of GA_KLR": seeds_table,
+        **_toy_tables(),
     }

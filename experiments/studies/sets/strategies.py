@@ -3,7 +3,7 @@
 To first order a step on a forget set F and a retain set R changes the loss of any row y by
 <g_y, mean_F g> - <g_y, mean_R g>. The gradients g are those of the trained loss.
 docs/studies/geometry.md says how far this holds. No strategy is better than RASLIK
-(docs/studies/sets.md and sets_smollm2.md). So they are not in the package, and `register` adds
+(docs/studies/sets.md). So they are not in the package, and `register` adds
 them.
 """
 
