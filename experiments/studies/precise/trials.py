@@ -135,19 +135,28 @@ class Traced:
             "rise": round(rise, 4),
         }
 
+    def frozen(self, batch: batches.Batch) -> Any:
+        """Returns a batch and its final hidden states under the model before and under the base."""
+
+        def hidden(lora: Any, base: Any) -> Any:
+            return losses.Outputs(BoundModel(self.decoder, lora, base), batch).targets.hidden_TE
+
+        return batch, *(jax.jit(hidden)(lora, self.base) for lora in (self.start, self.zero))
+
     def gradients(self, push: "Push") -> Callable[..., Any]:
-        """Returns the function to both terms of a batch and their gradients as vectors."""
+        """Returns the function to both terms of frozen batches and their gradients as vectors."""
 
-        def outputs(flat: Any, base: Any, batch: batches.Batch) -> list[losses.Outputs]:
-            trees = self.tree(flat), self.start, self.zero
-            models = (BoundModel(self.decoder, tree, base) for tree in trees)
-            return [losses.Outputs(model, batch) for model in models]
+        def outputs(flat: Any, base: Any, rows: Any) -> list[losses.Outputs]:
+            batch, *known = rows
+            trees = zip((self.tree(flat), self.start, self.zero), (None, *known), strict=True)
+            models = ((BoundModel(self.decoder, tree, base), one) for tree, one in trees)
+            return [losses.Outputs(model, batch, known_BTE=one) for model, one in models]
 
-        def pushed(flat: Any, base: Any, batch: batches.Batch) -> Any:
-            return jnp.mean(push(self.ws.end_ids, *outputs(flat, base, batch)))
+        def pushed(flat: Any, base: Any, rows: Any) -> Any:
+            return jnp.mean(push(self.ws.end_ids, *outputs(flat, base, rows)))
 
-        def kept(flat: Any, base: Any, batch: batches.Batch) -> Any:
-            found = outputs(flat, base, batch)
+        def kept(flat: Any, base: Any, rows: Any) -> Any:
+            found = outputs(flat, base, rows)
             return jnp.mean(losses.kl_by_example(*found[:2], direction="reverse"))
 
         both = [jax.jit(jax.value_and_grad(one)) for one in (pushed, kept)]
@@ -330,14 +339,14 @@ def near(at: Traced, number: int = 64) -> encoding.Encoded:
     """
     ids = at.sets["forget"].ids
     barred = {*artifacts.SIZES.read(at.ws.root)["barred"], *ids}
-    said = [row.response for row in at.ws.corpus.train if row.example_id in ids]
+    said = [row.output for row in at.ws.corpus.train if row.example_id in ids]
     score_N = artifacts.INFLUENCE.read(at.ws.root)
     best = (at.ws.corpus.train[place] for place in np.argsort(-score_N))
     found = (
         row.example_id
         for row in best
         if row.example_id not in barred
-        and max(rates.rouge_l_f1(row.response, one) for one in said) < 0.4
+        and max(rates.rouge_l_f1(row.output, one) for one in said) < 0.4
     )
     taken = [*itertools.islice(found, number)]
     taken += [name for name in stored(at).ids if name not in taken][: 64 - number]
@@ -486,10 +495,11 @@ def run_line(at: Traced, trial: Trial, record: Callable[..., None]) -> None:
     least(at, change, high / 2, high, found, functools.partial(record, steps=0))
 
 
-def run_trial(at: Traced, trial: Trial, record: Callable[..., None]) -> None:
+def run_trial(at: Traced, trial: Trial, record: Callable[..., None], parts: bool) -> None:
     """Unlearns by a trial to the end of the rule and records the end and the least part of it."""
     rows = trial.retain(at)
     retain, gradients = at.batch(rows), at.gradients(trial.push)
+    frozen = at.frozen(at.forget), at.frozen(retain)
     draw = np.random.default_rng(0)
     take = orders(len(at.sets["forget"].ids), draw), orders(len(rows.ids), draw)
     project = trial.project(at, retain) if trial.project else lambda push, keep: push
@@ -498,7 +508,7 @@ def run_trial(at: Traced, trial: Trial, record: Callable[..., None]) -> None:
     state, factor = tx.init(flat), CappedSettings().hold
 
     def terms(counts: tuple[int, int]) -> Any:
-        sets = zip((at.forget, retain), (one(n) for one, n in zip(take, counts)))
+        sets = zip(frozen, (one(n) for one, n in zip(take, counts)))
         return gradients(flat, *(jax.tree.map(lambda leaf: leaf[n], of) for of, n in sets))
 
     last: list[bool] = []
@@ -527,7 +537,7 @@ def run_trial(at: Traced, trial: Trial, record: Callable[..., None]) -> None:
             flat = flat + change
         found, step = at.check(flat), step + trial.more
     record("end", part=1.0, steps=step, **found, **at.score(flat))
-    if found["is_gone"]:
+    if found["is_gone"] and parts:
         least(at, flat - at.flat, 0.4, 1.0, found, functools.partial(record, steps=step))
 
 
@@ -538,6 +548,7 @@ class Options(Settings):
     runs: str = setting("runs/precise", "Folder of the runs that measure.py made.")
     cases: tuple[str, ...] = setting(VALIDATION, "Cases.", choices=VALIDATION)
     trials: tuple[str, ...] = setting(tuple(TRIALS), "Trials.", choices=tuple(TRIALS))
+    parts: bool = setting(True, "Whether the least part of a trained change is searched too.")
 
 
 def main(options: Options) -> None:
@@ -557,7 +568,10 @@ def main(options: Options) -> None:
                     print(line, file=file)
                 print(line, flush=True)
 
-            (run_line if trial.line else run_trial)(at, trial, record)
+            if trial.line:
+                run_line(at, trial, record)
+            else:
+                run_trial(at, trial, record, options.parts)
 
 
 if __name__ == "__main__":
