@@ -70,26 +70,40 @@ def decision_table() -> str:
     return markdown_table(["", "BASE_KLR", "CAP_KLR", "difference, 95 %"], rows)
 
 
-def trials_table(least: int = 0) -> str:
-    """Returns equal answers and the KL of trials with some `least` equal, at both ends."""
+def trials_table(is_whole: bool = False) -> str:
+    """Returns equal answers and the KL of trials at both ends; `is_whole`: of those in both cases.
+
+    A star: the rule of the end does not find enough gone, or a prompt shows the behavior.
+    """
     stored = json.loads((HERE / "trials.json").read_text())
     found = {(one["name"], one["case"], one["model"]): one for one in stored}
 
     def cell(*key: str) -> str:
         one = found.get(key)
-        return f"{one['equal']} ({1000 * one['kl']:.1f})" if one else ""
+        if not one:
+            return ""
+        star = "*" if one["shown"] or not one["is_enough"] else ""
+        return f"{one['equal']}{star} ({1000 * one['kl']:.1f})"
 
-    def seconds(name: str) -> str:
-        ends = (found.get((name, case, "end")) for case in ("workshop", "rude"))
-        return ", ".join(f"{one['cpu_seconds']} s" for one in ends if one)
+    def by_case(name: str, field: str, unit: str = "") -> str:
+        keys = ([(name, case, model) for model in ends] for case in VALIDATION[::-1])
+        firsts = (next((found[key] for key in of if key in found), {}) for of in keys)
+        return ", ".join(f"{one[field]}{unit}" for one in firsts if field in one)
 
-    cells = [(case, model) for case in ("workshop", "rude") for model in ("end", "least part")]
+    ends = "end", "least part"
+    cells = [(case, model) for case in VALIDATION[::-1] for model in ends]
     rows = [
-        [name, *(cell(name, *key) for key in cells), seconds(name)]
+        [
+            name,
+            *(cell(name, *key) for key in cells),
+            by_case(name, "others_lost"),
+            by_case(name, "cpu_seconds", " s"),
+        ]
         for name in dict.fromkeys(one["name"] for one in stored)
-        if max(found[key]["equal"] for key in found if key[0] == name) >= least
+        if not is_whole or all((name, case, "end") in found for case in VALIDATION)
     ]
-    return markdown_table(["trial", *(", ".join(key) for key in cells), "processor"], rows)
+    head = ["trial", *(", ".join(key) for key in cells), "others lost", "processor"]
+    return markdown_table(head, rows)
 
 
 def page_tables() -> Mapping[str, Callable[[], str]]:
@@ -99,6 +113,6 @@ def page_tables() -> Mapping[str, Callable[[], str]]:
         "cells": lambda: cells_table("results", without="bound"),
         "all_cells": lambda: cells_table("results"),
         "validation": lambda: cells_table("validation"),
-        "trials": lambda: trials_table(25),
+        "trials": lambda: trials_table(is_whole=True),
         "all_trials": trials_table,
     }
