@@ -216,14 +216,15 @@ _CACHE = {
 
 
 # Of glibc's malloc.h, and what they are set to: bytes that are kept, and counts.
-_KEPT_HEAP = {"M_TRIM_THRESHOLD": (-1, 2**30), "M_MMAP_MAX": (-4, 0), "M_ARENA_MAX": (-8, 1)}
+_KEPT_HEAP = {"M_TRIM_THRESHOLD": (-1, 2**31 - 1), "M_MMAP_MAX": (-4, 0), "M_ARENA_MAX": (-8, 1)}
 
 
 def keep_heap() -> None:
-    """Lets glibc keep up to 1 GB of freed memory, unless the environment sets its malloc.
+    """Lets glibc keep up to 2 GB of freed memory, unless the environment sets its malloc.
 
-    A CPU's programs allocate their buffers at every call. Otherwise the kernel would clear the same
-    pages each time, which takes a tenth of the training of a small model.
+    A CPU's programs allocate their buffers at every call, 1 GB for a step of unlearning a model of
+    135M weights. Otherwise the kernel would clear the same pages each time, which takes a tenth of
+    the training.
     """
     names = ("MALLOC_", "GLIBC_TUNABLES")
     if platform.libc_ver()[0] == "glibc" and not any(one.startswith(names) for one in os.environ):
