@@ -135,9 +135,6 @@ class FinetuneConfig(Stage):
         low=0,
         decides=False,
     )
-    trajectory_points: int = setting(
-        4, "Number of adapters to keep for --sketch.gradient_at=trajectory.", low=1
-    )
 
     def problems(self) -> Iterator[str]:
         if "auto" in self.lora_targets and self.lora_targets != AUTO_TARGETS:
@@ -167,7 +164,7 @@ class ReferencesConfig(Stage):
 class SketchConfig(Stage):
     """The gradients of the index and their sketches."""
 
-    gradient_at: Literal["finetuned", "initial", "trajectory"] = setting(
+    gradient_at: Literal["finetuned", "initial"] = setting(
         "finetuned", "Adapter at which gradients are taken."
     )
     loss: Literal["next_token", "unshifted"] = setting(
@@ -442,9 +439,6 @@ class Config(Settings):
             yield f"--references.max_new_tokens {must}, got {answer}: lower it"
         given = f"--backbone.adapter={shown(self.backbone.adapter)}"
         given = given if self.backbone.adapter else "--finetune.epochs=0"
-        if not self.finetunes and self.sketch.gradient_at == "trajectory":
-            needs = "needs an adapter that this run fine-tunes"
-            yield f"--sketch.gradient_at=trajectory {needs}, got {given}: take finetuned or initial"
         own, usual = map(settings_lib.as_json, (self.finetune, FinetuneConfig()))
         idle = [name for name in own if own[name] != usual[name] and (name, own[name]) != _NONE]
         if self.backbone.adapter and idle:
@@ -495,7 +489,6 @@ def kernel_name(settings: Mapping[str, Any]) -> str:
     differences = {
         "unshifted loss": sketch["loss"] == "unshifted",
         "at the initial adapter": sketch["gradient_at"] == "initial",
-        "summed over the trajectory": sketch["gradient_at"] == "trajectory",
         "tokens of prompt and response": sketch["targets"] == "all",
         "each tensor normalized": sketch["normalize"] == "per_tensor",
         "centered": retrieve["center"],

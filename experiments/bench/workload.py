@@ -191,7 +191,7 @@ def _shape(options: Options, subject: Subject, batch: batches.Batch, times: int)
         batch,
         times,
         functools.partial(norms, model.lora, model.base, *rows),
-        functools.partial(sketch, subject.projection, (model.lora,), model.base, *rows),
+        functools.partial(sketch, subject.projection, model.lora, model.base, *rows),
     )
 
 

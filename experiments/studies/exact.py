@@ -32,10 +32,10 @@ def make_exact_scores(workspace: Workspace, folder: pathlib.Path) -> None:
     cosines are those of the gradients. Memory: a batch of gradients and those of the queries.
     """
     config, settings = workspace.config, workspace.config.retrieve
-    adapters, retrieval = sketch_lib.sketched_adapters(workspace), workspace.retrieval_queries()
-    size = sum(map(projections.count_params, adapters))
+    adapter, retrieval = sketch_lib.sketched_adapter(workspace), workspace.retrieval_queries()
+    size = projections.count_params(adapter)
     whole = projections.init_projection(config.seed, "binned", size, size)
-    sketch = sketch_lib.sketch_function(workspace, whole, adapters)
+    sketch = sketch_lib.sketch_function(workspace, whole, adapter)
     query_QK = sketch_lib.sketch_queries(workspace, sketch, retrieval)
     encoded = workspace.cut(
         workspace.train_rows, "training examples", targets=config.sketch.targets
@@ -66,7 +66,7 @@ def count_exact(run: AbstractRun) -> Work:
     """Whole gradients of rows, for the mean and for the scores."""
     (program,) = sketch_lib.count_sketches(run, run.sizes.train).programs
     projection = jax.eval_shape(
-        lambda: projections.init_projection(0, "binned", run.num_flat, run.num_flat)
+        lambda: projections.init_projection(0, "binned", run.num_params, run.num_params)
     )
     whole = program._replace(name="sketch whole", fixed=(projection, *program.fixed[1:]))
     return Work(4.0 * run.sizes.train, [whole] * (1 + run.config.retrieve.center))

@@ -42,7 +42,7 @@ FEATURES = "features"
 # Padded lengths of a pass; each is compiled once for each loss.
 _NUM_BUCKETS = 2
 _LOSSES = (*probes.PROBES, FEATURES)
-_PASS = rf"(finetuned|initial|trajectory-\d+)/({'|'.join(_LOSSES)})/(response|all)"
+_PASS = rf"(finetuned|initial)/({'|'.join(_LOSSES)})/(response|all)"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class Options(Settings):
     def problems(self) -> list[str]:
         names = [pathlib.Path(run).name for run in self.runs]
         found = [
-            "a pass must be ADAPTER/LOSS/TOKENS, adapter finetuned, initial or trajectory-0 ..., "
+            "a pass must be ADAPTER/LOSS/TOKENS, adapter finetuned or initial, "
             f"loss one of {', '.join(_LOSSES)}, tokens response or all, got {shown(name)}"
             for name in self.passes_named()
             if not re.fullmatch(_PASS, name)
@@ -144,10 +144,9 @@ class RunGradients:
 
     @property
     def default(self) -> str:
-        """The pass of the run's own setting; of a trajectory, its end."""
+        """The pass of the run's own setting."""
         sketch = self.config.sketch
-        adapter = sketch.gradient_at.replace("trajectory", "finetuned")
-        return f"{adapter}/{sketch.loss}/{sketch.targets}"
+        return f"{sketch.gradient_at}/{sketch.loss}/{sketch.targets}"
 
     def folder(self, name: str) -> pathlib.Path:
         """Returns the folder of a pass."""
@@ -270,7 +269,7 @@ def _vector_function(decoder: Any, loss: str) -> Callable[..., jax.Array]:
         def one(*row: jax.Array) -> jax.Array:
             if loss == FEATURES:
                 return probes.mean_hidden(decoder, lora, base, *row, **options)
-            return gradients.flat_gradient(probe, (lora,), base, *row, normalize="vector")
+            return gradients.flat_gradient(probe, lora, base, *row, normalize="vector")
 
         return jax.vmap(one)(batch.tokens_BL, batch.target_mask_BL)
 

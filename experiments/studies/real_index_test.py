@@ -124,7 +124,7 @@ class RealGradientsTest(absltest.TestCase):
                 example_loss, bound, num_targets=num_targets, loss="unshifted"
             )
             return gradients.sketch_gradients(
-                of_example, projection, (lora,), base, tokens_BL, target_mask_BL
+                of_example, projection, lora, base, tokens_BL, target_mask_BL
             )
 
         def sketch_batch(batch):

@@ -141,11 +141,11 @@ class Tracer:
         layout = (mesh or MeshConfig()).base
         self.workspace = Workspace(root, config, layout=layout)
         memory.lay_out(config.backbone, self.workspace.shapes, layout)
-        adapters = sketch_stage.sketched_adapters(self.workspace)
-        today = made_with | sketch_stage.model_identity(self.workspace, adapters)
+        adapter = sketch_stage.sketched_adapter(self.workspace)
+        today = made_with | sketch_stage.model_identity(self.workspace, adapter)
         refuse_differences(self.store.path, made_with, today)
         projection = projections.init_projection(**made_with["projection"])
-        self._sketch = sketch_stage.sketch_function(self.workspace, projection, adapters)
+        self._sketch = sketch_stage.sketch_function(self.workspace, projection, adapter)
         self.examples = {row.example_id: row for row in self.workspace.corpus.train}
         unknown = {*self.store.ids} - self.examples.keys()
         if unknown:

@@ -163,7 +163,7 @@ class AbstractRun:
     Attributes:
       plain: the frozen weights before they are quantized.
       layout: a row of the table of sizes if weights are split.
-      num_params: P of one adapter; `num_flat` is P of all adapters at which gradients are taken.
+      num_params: P, parameters of an adapter.
       num_answered: number of retrieval queries that the fine-tuned model answers.
       num_measured: number of queries that measure the run.
     """
@@ -190,10 +190,7 @@ class AbstractRun:
         self.num_weights = decoder.count_parameters(self.plain)
         self.base_bytes = quantize.num_bytes(self.model.base)
         self.num_params = projections.count_params(lora)
-        is_path = sketching.gradient_at == "trajectory"
-        self.num_adapters = config.finetune.trajectory_points if is_path else 1
-        self.num_flat = self.num_adapters * self.num_params
-        self.sketch_size = min(sketching.size, self.num_flat)
+        self.sketch_size = min(sketching.size, self.num_params)
         self.row_bytes = self.sketch_size * jnp.dtype(sketching.dtype).itemsize
         if rows:
             rows = rows.cut(config.corpus.max_len)

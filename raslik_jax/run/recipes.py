@@ -166,7 +166,7 @@ def _paths(workspace: Workspace) -> dict[str, str]:
         rows="{train} {tokens}",
         model=artifacts.TOKENIZER.path + own_model,
         finetuned="{model} finetune/adapter",
-        sketched="{model}" + place.get(config.sketch.gradient_at, " finetune"),
+        sketched="{model}" + place[config.sketch.gradient_at],
         queries=artifacts.RETRIEVAL.path + answers,
         measured=" ".join(measured),
         # The source of the rows that perplexity is taken on.

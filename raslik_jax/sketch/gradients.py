@@ -27,27 +27,19 @@ class Sketches(NamedTuple):
 
 def flat_gradient(
     loss: ExampleLoss,
-    adapters: tuple[Tree, ...],
-    base: Tree,
+    params: Tree,
+    frozen: Tree,
     *example: Tree,
     normalize: Normalize,
 ) -> Float[Array, " P"]:
     """Returns the loss gradient of one example as one flat float32 vector.
 
-    With several adapters (a trajectory) the vector is their unit gradients end to end. The inner
-    product of two such vectors is the sum of the cosines at each adapter (TracInCP with normalized
-    gradients, Pruthi et al. 2020).
-
     `vector` gives the paper's cosine of whole gradients. `per_tensor` first scales every tensor to
     unit length as RapidIn does (see `map_tensors`).
     """
 
-    def at(lora: Tree) -> Array:
-        grads = jax.grad(loss)(lora, base, *example)
-        return flatten_gradients(map_tensors(_unit, grads) if normalize == "per_tensor" else grads)
-
-    flats = [at(lora) for lora in adapters]
-    return flats[0] if len(flats) == 1 else jnp.concatenate([_unit(flat, 0) for flat in flats])
+    grads = jax.grad(loss)(params, frozen, *example)
+    return flatten_gradients(map_tensors(_unit, grads) if normalize == "per_tensor" else grads)
 
 
 def map_tensors(function: Callable[[Array, tuple[int, ...]], Array], tree: Tree) -> Tree:
@@ -74,8 +66,8 @@ def _unit(array: Array, axis: int | tuple[int, ...]) -> Array:
 def sketch_gradients(
     loss: ExampleLoss,
     projection: Projection,
-    adapters: tuple[Tree, ...],
-    base: Tree,
+    params: Tree,
+    frozen: Tree,
     *batch: Tree,
     normalize: Normalize = "vector",
     micro_tokens: int | None = None,
@@ -87,13 +79,12 @@ def sketch_gradients(
 
     Call it inside jit. Only the trained leaves get a gradient per example by vmap. The frozen
     leaves are unbatched, so XLA sees the matmuls of ordinary training. The function makes no weight
-    gradient of the base and never returns the [B, P] array. The projection covers the parameters of
-    all adapters together.
+    gradient of the base and never returns the [B, P] array.
 
     Args:
       loss: loss(params, frozen, *example) of one example, a scalar.
-      adapters: the trained parameters: a tuple with one tree, or several trees of a trajectory.
-      base: the frozen parameters, which get no gradient; an empty tree for none.
+      params: the trained parameters, such as an adapter.
+      frozen: the frozen parameters, which get no gradient; an empty tree for none.
       batch: trees of arrays that share a leading axis of examples, such as tokens_BL, padded on the
         right, and target_mask_BL, True if the loss of a token counts.
       normalize: see `flat_gradient`.
@@ -102,7 +93,7 @@ def sketch_gradients(
 
     def sketch(*example: Tree) -> Array:
         return project(
-            projection, flat_gradient(loss, adapters, base, *example, normalize=normalize)
+            projection, flat_gradient(loss, params, frozen, *example, normalize=normalize)
         )
 
     sketch_BK = in_micro_batches(jax.vmap(sketch), *batch, micro_tokens=micro_tokens)

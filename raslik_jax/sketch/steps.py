@@ -21,18 +21,18 @@ _PROGRAM_OPERATIONS_ELSEWHERE = 4e15
 def sketching(
     decoder: decoders.Decoder, *, loss: SketchLoss, normalize: gradients.Normalize
 ) -> Callable[..., gradients.Sketches]:
-    """Returns the jitted function of (projection, adapters, base, batch)."""
+    """Returns the jitted function of (projection, lora, base, batch)."""
 
     def of_rows(
         projection: projections.Projection,
-        adapters: tuple[Tree, ...],
+        lora: Tree,
         base: Tree,
         batch: batches.Batch,
     ) -> gradients.Sketches:
         return gradients.sketch_gradients(
             functools.partial(example_loss, decoder, num_targets=batch.num_targets, loss=loss),
             projection,
-            adapters,
+            lora,
             base,
             batch.tokens_BL,
             batch.target_mask_BL,
@@ -43,11 +43,11 @@ def sketching(
     @jax.jit
     def sketch(
         projection: projections.Projection,
-        adapters: tuple[Tree, ...],
+        lora: Tree,
         base: Tree,
         batch: batches.Batch,
     ) -> gradients.Sketches:
-        return meshes.by_rows(of_rows, projection, adapters, base, rows=batch)
+        return meshes.by_rows(of_rows, projection, lora, base, rows=batch)
 
     return sketch
 

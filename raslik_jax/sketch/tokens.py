@@ -32,7 +32,7 @@ class Shares(NamedTuple):
 def token_shares(
     decoder: Decoder,
     projection: Projection,
-    adapters: tuple[Tree, ...],
+    lora: Tree,
     base: Tree,
     tokens_L: Int[Array, " L"],
     target_mask_L: Bool[Array, " L"],
@@ -50,8 +50,8 @@ def token_shares(
 
         (<v, h(g_t)> / |h(...)| - <v, mu>) / (T |x - mu|):
 
-    each token takes its share of the mean. With `per_tensor` and with several adapters gradients
-    are divided by lengths of the whole example.
+    each token takes its share of the mean. With `per_tensor` gradients are divided by lengths of
+    the whole example.
 
     No gradient of a single token is taken. The gradient of the weighted loss is linear in the
     weights, and its transpose maps h^T v to the products of all tokens at once. The loss is
@@ -70,18 +70,17 @@ def token_shares(
     count = jnp.sum(target_mask_L)
     is_counted_T = (jnp.arange(num_targets) < count).astype(jnp.float32)
     weight_T = is_counted_T / jnp.maximum(count, 1).astype(jnp.float32)
-    found = [jax.vjp(lambda w, at=lora: jax.grad(weighted)(at, w), weight_T) for lora in adapters]
+    gradient, back = jax.vjp(functools.partial(jax.grad(weighted), lora), weight_T)
 
-    def sketch(trees: list[Tree]) -> Array:
-        flat_P = _flat(trees, normalize)
+    def sketch(tree: Tree) -> Array:
+        flat_P = _flat(tree, normalize)
         # The family's own function: the one that folds batches has no transpose.
         apply = family.by_xla or family.apply
         return apply(projection.spec, projection.table, flat_P[None])[0]
 
     family = PROJECTIONS[projection.spec.family]
-    sketch_K, pull = jax.vjp(sketch, [gradients for gradients, _ in found])
-    (trees,) = pull(toward_K.astype(jnp.float32))
-    product_T = sum(back(tree)[0] for (_, back), tree in zip(found, trees, strict=True))
+    sketch_K, pull = jax.vjp(sketch, gradient)
+    (product_T,) = back(*pull(toward_K.astype(jnp.float32)))
     length = jnp.linalg.norm(sketch_K)
     safe = jnp.where(length > 0, length, 1.0)
     apart = jnp.linalg.norm(sketch_K / safe - mean_K)
@@ -90,17 +89,14 @@ def token_shares(
     return Shares(share_T, jnp.sum(share_T))
 
 
-def _flat(trees: list[Tree], normalize: Normalize) -> Array:
-    """Returns gradients as `gradients.flat_gradient` does, with their lengths as constants."""
+def _flat(tree: Tree, normalize: Normalize) -> Array:
+    """Returns a gradient as `gradients.flat_gradient` does, with its lengths as constants."""
 
     def over_length(array: Any, axis: Any) -> Any:
         norm = jnp.sqrt(jnp.sum(jnp.square(array), axis=axis, keepdims=True))
         return array / jax.lax.stop_gradient(jnp.where(norm > 0, norm, 1.0))
 
-    if normalize == "per_tensor":
-        trees = [map_tensors(over_length, tree) for tree in trees]
-    flats = [flatten_gradients(tree) for tree in trees]
-    return flats[0] if len(flats) == 1 else jnp.concatenate([over_length(f, 0) for f in flats])
+    return flatten_gradients(map_tensors(over_length, tree) if normalize == "per_tensor" else tree)
 
 
 def token_pieces(tokenizer: Tokenizer, ids: np.ndarray) -> list[str]:

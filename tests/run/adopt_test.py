@@ -167,15 +167,12 @@ def test_an_adapter_in_the_checkpoints_folder_that_is_not_given_is_named(tmp_pat
 def test_settings_that_an_adapter_of_elsewhere_cannot_have():
     whole = {"backbone.checkpoint": "base", "finetune.epochs": 0}
     both = {"backbone.checkpoint": "base", "backbone.adapter": "theirs"}
-    trajectory = {"sketch.gradient_at": "trajectory"}
     backbone, base = {"evaluate.reference": "backbone"}, {"references.base": "before"}
     replaced(Config(), both | backbone)
     replaced(Config(), whole | base | backbone)
     for values in (
         {"backbone.adapter": "theirs"},
         {"finetune.epochs": 0},
-        both | trajectory,
-        whole | trajectory,
         both | base,
         whole | backbone,
     ):

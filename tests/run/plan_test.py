@@ -75,7 +75,6 @@ _DECIDES = {
     ("backbone.revision", "main"): f"corpus {_MODEL}",
     ("finetune.checkpoint_steps", 5): "",
     ("finetune.epochs", 2): "finetune",
-    ("finetune.trajectory_points", 2): "finetune",
     ("finetune.lora_rank", 2): _MODEL,
     ("references.max_new_tokens", 64): "references/retrieval references/evaluation generate/raslik",
     ("references.query_split", "validation"): "references/evaluation references/perplexity "

@@ -37,7 +37,7 @@ _ROWS = tuple(
     for n, word in enumerate(("red", "green", "blue", "gray", "pink") * 4)
 )
 _LORA = {"lora_rank": 2, "lora_dropout": 0.3, "lora_targets": ("dense",)}
-_LORA |= {"batch_size": 8, "micro_batch_size": 4, "schedule": "cosine", "trajectory_points": 2}
+_LORA |= {"batch_size": 8, "micro_batch_size": 4, "schedule": "cosine"}
 _FINETUNE = config_lib.FinetuneConfig(**_LORA, epochs=3, fixed_padding=True)
 _MEMBERS = {
     name: dataclasses.replace(OBJECTIVES[name].settings, learning_rate=1e-2)

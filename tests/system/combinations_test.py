@@ -31,7 +31,7 @@ _VALUES = {
     "backbone.format": ("plain", "int8", "nf4"),
     "sketch.loss": ("unshifted", "next_token"),
     "sketch.projection": tuple(PROJECTIONS),
-    "sketch.gradient_at": ("finetuned", "initial", "trajectory"),
+    "sketch.gradient_at": ("finetuned", "initial"),
     "sketch.normalize": ("vector", "per_tensor"),
     "sketch.base_format": ("same", "nf4"),
     "unlearn.algorithms": tuple(name for name, one in OBJECTIVES.items() if not one.repeats),

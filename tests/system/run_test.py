@@ -298,7 +298,7 @@ class HelpTest(absltest.TestCase):
             "try:\n    main.main()\n"
             "finally:\n    print('jax loaded:', 'jax' in sys.modules)\n"
         )
-        named = "--sketch.gradient_at: <finetuned|initial|trajectory>"
+        named = "--sketch.gradient_at: <finetuned|initial>"
         for flag, has in (("--help", self.assertNotIn), ("--helpfull", self.assertIn)):
             result = subprocess.run(
                 [sys.executable, "-c", code, "run", flag], capture_output=True, text=True

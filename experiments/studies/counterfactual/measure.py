@@ -166,15 +166,15 @@ def score_rows(root: pathlib.Path, *, has_embedding: bool) -> list[str]:
     from raslik_jax.sketch import projections
 
     workspace = plan.open_run(root / "traced", "corpus", "finetune")
-    config, adapters = workspace.config, sketch_lib.sketched_adapters(workspace)
+    config, adapter = workspace.config, sketch_lib.sketched_adapter(workspace)
     rows, queries = workspace.corpus.train, workspace.retrieval_queries()
     found: dict[str, Float[np.ndarray, "N Q"]] = {}
-    size = sketch_lib.count_params(workspace, adapters)
+    size = projections.count_params(adapter)
     whole = projections.init_projection(config.seed, "binned", size, size)
     encoded = workspace.cut(
         workspace.train_rows, "training examples", targets=config.sketch.targets
     )
-    sketch = sketch_lib.sketch_function(workspace, whole, adapters)
+    sketch = sketch_lib.sketch_function(workspace, whole, adapter)
     row_NK, _ = batches.map_rows(sketch, encoded, sketch_lib.plan_batches(workspace, encoded))
     query_QK = sketch_lib.sketch_queries(workspace, sketch, queries)
     mean_K = np.asarray(row_NK.mean(axis=0, dtype=np.float64))

@@ -109,8 +109,8 @@ class Bench:
     def gradient(self, family: str, size: int) -> tuple[Any, np.ndarray, float]:
         """Returns the function of sketches, the query's sketch and the seconds that it takes."""
         projection = projections.init_projection(self.config.seed, family, self.num_params, size)
-        adapters = sketch_stage.sketched_adapters(self.workspace)
-        sketch = sketch_stage.sketch_function(self.workspace, projection, adapters)
+        adapter = sketch_stage.sketched_adapter(self.workspace)
+        sketch = sketch_stage.sketch_function(self.workspace, projection, adapter)
         encoded = self.workspace.encode([self.query], targets=self.config.sketch.targets)
         plan = batches.plan_rows(encoded, np.array([0]))
         made, seconds = self.timed(

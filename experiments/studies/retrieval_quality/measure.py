@@ -38,9 +38,6 @@ DEFAULT_PASSES = (
     "finetuned/next_token/all",
     "initial/next_token/all",
     "initial/unshifted/response",
-    "trajectory-0/next_token/response",
-    "trajectory-1/next_token/response",
-    "trajectory-2/next_token/response",
     "finetuned/margin/response",
     "finetuned/margin/all",
     "finetuned/low_confidence/response",
@@ -117,27 +114,13 @@ class Trial:
         yield from self.kernel_records(grams)
         yield from self.strategy_records(grams[default])
 
-    def kernels(self, grams: Mapping[str, Grams]) -> dict[str, list[str]]:
-        """Returns the kernels: each is the sum of the unit vectors of some passes, end to end."""
-        found = {name: [name] for name in grams}
-        parts = (name.split("/", 1) for name in grams)
-        for setting_ in sorted({rest for adapter, rest in parts if "trajectory" in adapter}):
-            points = self.config.finetune.trajectory_points
-            # The last adapter along the way is the fine-tuned one.
-            names = [*(f"trajectory-{i}" for i in range(points - 1)), "finetuned"]
-            chain = [f"{name}/{setting_}" for name in names]
-            if set(chain) <= set(grams):
-                found[f"trajectory/{setting_}"] = chain
-        return found
-
     def kernel_records(self, grams: Mapping[str, Grams]) -> Iterator[dict[str, Any]]:
         """Yields what the exact kernel gives, for every choice."""
         num_train = self.num_train
         for normalize in ("vector", "per_tensor"):
             scores: dict[Choice, KernelScores] = {}
-            for name, parts in self.kernels(grams).items():
-                matrices = [getattr(grams[part], f"{normalize}_MM") for part in parts]
-                gram_MM = np.mean(matrices, axis=0).astype(np.float64)
+            for name, gram in grams.items():
+                gram_MM = getattr(gram, f"{normalize}_MM").astype(np.float64)
                 centered_MM = kernels.center(gram_MM, num_train)
                 variants = {"plain": gram_MM, "centered": centered_MM}
                 if normalize == "vector":

@@ -32,7 +32,7 @@ def finetuning(workspace: Workspace, *, num_steps: int) -> loop.Algorithm:
 
 @memory.explained("fine-tuning", "--finetune.micro_batch_size or --finetune.max_len")
 def make_adapter(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Fine-tunes a LoRA adapter on the training examples and keeps some earlier adapters.
+    """Fine-tunes a LoRA adapter on the training examples.
 
     A killed run continues from the last checkpoint with the same result.
     """
@@ -44,8 +44,6 @@ def make_adapter(workspace: Workspace, folder: pathlib.Path) -> None:
     encoded = rows.with_answers()
     per_epoch = batches.num_steps_of(len(encoded.ids), batch_size=settings.batch_size)
     num_steps = settings.epochs * per_epoch
-    points = min(settings.trajectory_points, num_steps)
-    kept = {num_steps * (point + 1) // points: f"trajectory-{point}" for point in range(points)}
     workspace.save_adapter(folder / "initial", model.initial)
     fitted = loop.fit(
         finetuning(workspace, num_steps=num_steps),
@@ -64,10 +62,6 @@ def make_adapter(workspace: Workspace, folder: pathlib.Path) -> None:
         bar="fine-tune",
         folder=folder,
         save_every=settings.checkpoint_steps or per_epoch,
-        after={
-            step: functools.partial(workspace.save_adapter, folder / name)
-            for step, name in kept.items()
-        },
         watch=workspace.live("finetune"),
     )
     workspace.save_adapter(folder / "adapter", fitted.state.params)
@@ -106,7 +100,7 @@ def write_losses(stage: str, folder: pathlib.Path, fitted: loop.Progress) -> Non
 
 
 def count_finetuning(run: AbstractRun) -> Work:
-    """Training of the adapter, with some earlier adapters kept."""
+    """Training of the adapter, which is kept with the initial one."""
     settings, model = run.config.finetune, run.model
     program = run.training(
         "finetune",
@@ -116,7 +110,7 @@ def count_finetuning(run: AbstractRun) -> Work:
         shapes=run.epochs_of(settings, run.sizes.train),
         passes=2 + settings.remat,
     )
-    return Work(4.0 * (2 + settings.trajectory_points) * run.num_params, [program])
+    return Work(8.0 * run.num_params, [program])
 
 
 UNITS = (

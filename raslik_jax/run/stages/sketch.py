@@ -43,33 +43,24 @@ def sketch_step(workspace: Workspace) -> Callable[..., gradients.Sketches]:
 def sketch_function(
     workspace: Workspace,
     projection: projections.Projection,
-    adapters: tuple[Tree, ...],
+    adapter: Tree,
 ) -> Sketch:
     """Returns a function that sketches a batch by `sketch_step`, compiled once per shape."""
-    fixed = meshes.place((projection, adapters))
+    fixed = meshes.place((projection, adapter))
     base = workspace.sketch_model.base
     return functools.partial(sketch_step(workspace), *fixed, base)
 
 
-def adapter_names(workspace: Workspace) -> list[str]:
-    """Returns the folders of the adapters of --sketch.gradient_at."""
-    folder = workspace.root / "finetune"
-    return {
-        "finetuned": ["adapter"],
-        "initial": ["initial"],
-        "trajectory": [f"trajectory-{i}" for i in range(len(list(folder.glob("trajectory-*"))))],
-    }[workspace.config.sketch.gradient_at]
+def sketched_adapter(workspace: Workspace) -> Tree:
+    """Returns the adapter of --sketch.gradient_at."""
+    name = {"finetuned": "adapter", "initial": "initial"}[workspace.config.sketch.gradient_at]
+    return workspace.adapter("finetune", name)
 
 
-def sketched_adapters(workspace: Workspace) -> tuple[Tree, ...]:
-    """Returns the adapters of these names."""
-    return tuple(workspace.adapter("finetune", name) for name in adapter_names(workspace))
-
-
-def make_projection(workspace: Workspace, adapters: Sequence[Tree]) -> projections.Projection:
+def make_projection(workspace: Workspace, adapter: Tree) -> projections.Projection:
     """Returns the run's projection; never more coordinates than there are parameters."""
     settings = workspace.config.sketch
-    num_params = sum(map(projections.count_params, adapters))
+    num_params = projections.count_params(adapter)
     size = min(settings.size, num_params)
     return projections.init_projection(workspace.config.seed, settings.projection, num_params, size)
 
@@ -108,7 +99,7 @@ def sketch_queries(
     return batches.map_rows(lambda batch: sketch(batch).unit_BK, encoded, plans)
 
 
-def model_identity(workspace: Workspace, adapters: Sequence[Tree]) -> dict[str, Any]:
+def model_identity(workspace: Workspace, adapter: Tree) -> dict[str, Any]:
     """Returns the hashes of an index's inputs; an index has no rows of other inputs."""
     digest = hashlib.sha256()
     for row in workspace.corpus.train:
@@ -116,7 +107,7 @@ def model_identity(workspace: Workspace, adapters: Sequence[Tree]) -> dict[str, 
     return {
         "base": checkpoint.base_hash(meshes.joined(workspace.sketch_model.base)),
         "dtypes": list(workspace.config.backbone.dtypes),
-        "adapters": [checkpoint.adapter_hash(lora) for lora in adapters],
+        "adapter": checkpoint.adapter_hash(adapter),
         "tokenizer": tokenization.tokenizer_hash(workspace.tokenizer),
         "template": prompts.template_hash(workspace.template),
         "projection_format": projections.SKETCH_FORMAT,
@@ -129,15 +120,15 @@ def make_index(workspace: Workspace, folder: pathlib.Path) -> None:
     """Sketches the gradients of the training examples that the index lacks."""
     settings = workspace.config.sketch
     encoded = workspace.cut(workspace.train_rows, "training examples", targets=settings.targets)
-    plans, adapters = plan_batches(workspace, encoded), sketched_adapters(workspace)
-    projection = make_projection(workspace, adapters)
+    plans, adapter = plan_batches(workspace, encoded), sketched_adapter(workspace)
+    projection = make_projection(workspace, adapter)
     num_params, size = projection.spec.num_params, projection.spec.size
     if size < settings.size:
         print(
             f"    --sketch.size={settings.size} exceeds the number of parameters, so a sketch has "
             f"{num_params} numbers"
         )
-    described = _describe_index(workspace, adapters, projection, encoded, plans)
+    described = _describe_index(workspace, adapter, projection, encoded, plans)
     processes.alone(lambda: _create(folder, described))
     store = processes.when_visible(lambda: SketchStore.open(folder / "index"))
     left = sum(len(store.ids[store.chunk_positions(chunk)]) for chunk in store.missing_chunks())
@@ -146,7 +137,7 @@ def make_index(workspace: Workspace, folder: pathlib.Path) -> None:
             store,
             encoded,
             plans,
-            sketch_function(workspace, projection, adapters),
+            sketch_function(workspace, projection, adapter),
             chunks=processes.from_first(lambda: list(store.missing_chunks())),
             count=bar.update,
         )
@@ -156,7 +147,7 @@ def make_index(workspace: Workspace, folder: pathlib.Path) -> None:
 
 def _describe_index(
     workspace: Workspace,
-    adapters: Sequence[Tree],
+    adapter: Tree,
     projection: projections.Projection,
     encoded: encoding.Encoded,
     plans: Sequence[batches.BatchPlan],
@@ -166,7 +157,7 @@ def _describe_index(
     names = ("gradient_at", "loss", "targets", "normalize")
     return {
         "identity": {
-            **model_identity(workspace, adapters),
+            **model_identity(workspace, adapter),
             "max_len": workspace.config.corpus.max_len,
             **{name: getattr(settings, name) for name in names},
             "projection": dataclasses.asdict(spec),
@@ -221,8 +212,8 @@ def ask_index(workspace: Workspace) -> tuple[SketchStore, np.ndarray, search.Que
 
 def sketch_of_run(workspace: Workspace) -> Sketch:
     """Returns the function that sketches a batch in the same way as the run's index."""
-    adapters = sketched_adapters(workspace)
-    return sketch_function(workspace, make_projection(workspace, adapters), adapters)
+    adapter = sketched_adapter(workspace)
+    return sketch_function(workspace, make_projection(workspace, adapter), adapter)
 
 
 def make_query_sketches(workspace: Workspace, folder: pathlib.Path) -> None:
@@ -236,8 +227,9 @@ def count_sketches(run: AbstractRun, rows: int, disk_bytes: int | float = 0) -> 
     """Gradients of rows, projected."""
     settings, workspace = run.config.sketch, run.workspace
     family, size = settings.projection, run.sketch_size
-    projection = jax.eval_shape(lambda: projections.init_projection(0, family, run.num_flat, size))
-    adapters = (run.model.initial,) * run.num_adapters
+    projection = jax.eval_shape(
+        lambda: projections.init_projection(0, family, run.num_params, size)
+    )
     with meshes.traced_for(platform_of(run.mesh)):
         most = steps.program_tokens(workspace.sketch_model.decoder.config)
     planned: Any = {"num_buckets": settings.num_buckets, "targets": settings.targets}
@@ -245,10 +237,10 @@ def count_sketches(run: AbstractRun, rows: int, disk_bytes: int | float = 0) -> 
         f"sketch {family} {size}",
         sketch_step(workspace),
         projection,
-        adapters,
+        run.model.initial,
         workspace.sketch_model.base,
         shapes=run.planned(rows, program_tokens=most, **planned),
-        passes=2 * run.num_adapters,
+        passes=2,
     )
     return Work(disk_bytes, [program])
 

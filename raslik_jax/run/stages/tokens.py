@@ -77,8 +77,8 @@ def make_tokens(workspace: Workspace, folder: pathlib.Path) -> None:
 
 def _share_function(workspace: Workspace) -> Callable[..., tokens.Shares]:
     """Returns the function of (vectors, batch of one row) to its shares, compiled once a shape."""
-    config, adapters = workspace.config, sketch_lib.sketched_adapters(workspace)
-    fixed = meshes.place((sketch_lib.make_projection(workspace, adapters), adapters))
+    config, adapter = workspace.config, sketch_lib.sketched_adapter(workspace)
+    fixed = meshes.place((sketch_lib.make_projection(workspace, adapter), adapter))
 
     def of_device(*given: Any) -> Any:
         *whole, vectors, batch = given
