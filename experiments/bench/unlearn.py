@@ -32,13 +32,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.bench import harness
+from experiments.bench import counting, harness
 from experiments.bench.harness import Line
 from raslik_jax.base.axes import Tree
 from raslik_jax.base.settings import setting
 from raslik_jax.data.batches import Batch
 from raslik_jax.models import decoder as decoders
-from raslik_jax.run import cost
 from raslik_jax.train import loop, losses, steps
 from raslik_jax.train.objectives import OBJECTIVES
 
@@ -117,7 +116,7 @@ def measure(options: Options) -> Iterator[Line]:
     yield matmul
     for name, call in calls.items():
         seconds = taken[name].median()
-        tflops = cost.count(cost.trace(call).jaxpr).operations / seconds / 1e12
+        tflops = counting.count(jax.jit(call).trace().jaxpr.jaxpr) / seconds / 1e12
         yield {
             "stage": "step",
             "name": name,

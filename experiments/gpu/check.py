@@ -106,10 +106,9 @@ def run(options: Options) -> int:
                 problems += excess_of(found, stated[key])
             else:
                 unstated += 1
-            sizes = (f"{found['gib']:.1f}", f"{found['tera']:.2f}", f"{compiled.seconds:.0f}")
-            rows.append((name, *sizes))
+            rows.append((name, f"{found['gib']:.1f}", f"{compiled.seconds:.0f}"))
             wrong += [f"{key} {problem}" for problem in problems]
-    heads = ("GiB", "T operations", "s to compile")
+    heads = ("GiB", "s to compile")
     columns = (tables.Column("Step"), *(tables.Column(head, "right") for head in heads))
     told = ", ".join(f"{name} {version}" for name, version in versions().items())
     notes: tuple[str, ...] = (f"{told}; {time.monotonic() - start:.0f} s.",)

@@ -24,7 +24,7 @@ class Case(NamedTuple):
     step: Step
     model: Model
     found: Compiled
-    gpu: gpus.Gpu
+    gpu: gpus.Device
     program: hlo.Program
 
     @property
@@ -164,7 +164,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def problems_of(step: Step, model: Model, found: Compiled, gpu: gpus.Gpu) -> list[str]:
+def problems_of(step: Step, model: Model, found: Compiled, gpu: gpus.Device) -> list[str]:
     """Returns what is wrong with a compiled step, a sentence each."""
     case = Case(step, model, found, gpu, hlo.Program(found.text))
     return [problem for rule in RULES for problem in rule(case)]

@@ -19,9 +19,9 @@ from raslik_jax.config import (
 from raslik_jax.index import search
 from raslik_jax.index.format import DTYPES
 from raslik_jax.models.lora import ATTENTION_TARGETS
-from raslik_jax.run import cost, forecast, gpus
+from raslik_jax.run import forecast, gpus
 from raslik_jax.run.artifacts import Variant
-from raslik_jax.run.programs import AbstractRun, Program, Shape, platform_of
+from raslik_jax.run.programs import AbstractRun, Program, Shape
 from raslik_jax.run.stages import finetune, generate, sketch, unlearn
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.train.objectives import OBJECTIVES
@@ -74,10 +74,9 @@ class Model(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """A compiled step, of one device: its text, and what XLA and the jaxpr say of it.
+    """A compiled step, of one device: its text, and what XLA says of it.
 
     Attributes:
-      operations: of the matrix products of its jaxpr; those of a second pass (`remat`) too.
       params: P, of one adapter.
       base_bytes: the model's weights, those of all devices together.
     """
@@ -85,15 +84,13 @@ class Compiled(NamedTuple):
     text: str
     memory_bytes: float
     seconds: float
-    operations: float
     params: int
     vocab: int
     base_bytes: float
 
     def record(self) -> dict[str, float]:
-        """Returns what a device takes, as `stated.json` keeps it: GiB, and 1e12 operations."""
-        sizes = {"gib": self.memory_bytes / 2**30, "tera": self.operations / 1e12}
-        return {name: float(f"{value:.4g}") for name, value in sizes.items()}
+        """Returns what a device takes, as `stated.json` keeps it: GiB."""
+        return {"gib": float(f"{self.memory_bytes / 2**30:.4g}")}
 
 
 # Preset -> what is compiled for it; no steps: all that one device runs.
@@ -204,15 +201,11 @@ def steps_of(model: str) -> tuple[str, ...]:
 def compile_step(model: str, name: str, gpu: str) -> Compiled:
     """Compiles one step of a model for so many GPUs of a kind as it takes."""
     step, found = STEPS[name], MODELS[model]
-    run = abstract_run(model, gpus.mesh_of(gpu, data=found.devices))
+    run = abstract_run(model, gpus.mesh_of(gpus.GPUS[gpu], data=found.devices))
     program, shape = step.program(run), step.shape_for(found)
     given = shape._replace(rows=shape.rows * found.devices)
-    compiled, seconds = cost.compile_step(program.trace(given), platform_of(run.mesh))
     return Compiled(
-        compiled.as_text() or "",
-        cost.analyzed_bytes(compiled),
-        seconds,
-        program.cost_of(given).operations,
+        *program.compile(given),
         run.num_params,
         run.model.decoder.config.vocab_size,
         run.base_bytes,

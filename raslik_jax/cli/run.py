@@ -43,17 +43,11 @@ class Options(JobConfig):
     verify: bool = setting(False, "List damaged files in --workdir and run nothing.")
     log_to: tuple[str, ...] = setting(
         (),
-        "Experiment trackers that get the losses, in addition to WORKDIR/live/*.jsonl.",
+        "Programs that get the losses, in addition to WORKDIR/live/*.jsonl.",
         choices=WRITERS,
     )
     dry_run: bool = setting(
         False, "Print stages, sizes, memory, operations and time, and run nothing."
-    )
-    flops_per_second: float = setting(
-        0.0, "Operations a second of the device (--dry_run); 0: measure it.", low=0
-    )
-    bytes_per_second: float = setting(
-        0.0, "Bytes of memory that the device moves a second (--dry_run); 0: measure it.", low=0
     )
     compile: bool = setting(True, "Compile the largest programs to know their memory (--dry_run).")
     mesh: MeshConfig = MeshConfig()
@@ -97,8 +91,9 @@ def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None
     from raslik_jax.report import tables, writing
     from raslik_jax.run import checking, cost, forecast, operands
 
-    if options.gpu:
-        mesh = gpus.mesh_of(options.gpu, data=options.mesh.data or 1)
+    gpu = gpus.GPUS[options.gpu] if options.gpu else None
+    if gpu:
+        mesh = gpus.mesh_of(gpu, data=options.mesh.data or 1)
     else:
         config = operands.settled(config, workdir)
         mesh = meshes.make_mesh(options.mesh.data)
@@ -110,25 +105,13 @@ def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None
         is_measured=options.measure != "none",
         more=writing.UNITS,
         compiles=options.compile,
-        mesh=mesh if options.gpu or mesh.size > 1 else None,
+        mesh=mesh if gpu or mesh.size > 1 else None,
         layout=options.mesh.base,
-        memory=gpus.GPUS[options.gpu].usable_bytes if options.gpu else meshes.device_memory(),
+        memory=gpu.usable_bytes if gpu else meshes.device_memory(),
     )
-    rates: dict[str, Any] = {
-        name: getattr(options, name) for name in ("flops_per_second", "bytes_per_second")
-    }
-    if options.gpu:
-        gpu = gpus.GPUS[options.gpu]
-        rates = {name: rate or getattr(gpu, name) for name, rate in rates.items()}
-        rates["origin"] = f"those of {gpu.title} where no flag gives another"
-    elif not all(rates.values()):
-        inputs, outputs = found.run.widest_kernel
-        measured = cost.measure_rates(inputs=inputs, outputs=outputs, dtype=config.backbone.dtypes)
-        rates["flops_per_second"] = rates["flops_per_second"] or measured.operations
-        rates["bytes_per_second"] = rates["bytes_per_second"] or measured.bytes_moved
-        rates["origin"] = f"measured on this device ({measured.device}), given flags replace these"
+    device = gpu or cost.measure(*found.run.widest_kernel, config.backbone.dtypes)
     print(f"{config.name}, seed {config.seed}, in {workdir}\n")
-    for table in (shown.sizes_table(found.run), shown.steps_table(found, **rates)):
+    for table in (shown.sizes_table(found.run), shown.steps_table(found, device)):
         print(tables.render_terminal(table) + "\n")
-    if options.gpu:
-        print(shown.describe_memory(found, gpu.usable_bytes, gpu.title))
+    if gpu:
+        print(shown.describe_memory(found, gpu))

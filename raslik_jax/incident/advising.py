@@ -3,16 +3,13 @@
 import dataclasses
 import pathlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from raslik_jax.evaluate import reproduction
 from raslik_jax.incident import making, retrain, unlearn
 from raslik_jax.report import tables
 from raslik_jax.run import artifacts
-
-if TYPE_CHECKING:  # they take jax with them
-    from raslik_jax.run.cost import Rates
-    from raslik_jax.run.forecast import Forecast
+from raslik_jax.run.gpus import Device
 
 # Retraining is exact. It is worth so many times the time of unlearning, or so many seconds more.
 _TIMES, _SECONDS_MORE = 2.0, 600.0
@@ -25,15 +22,10 @@ class Cost(NamedTuple):
     device_bytes: float = 0.0
 
 
-class Advice(NamedTuple):
-    """The command that is recommended, and why."""
-
-    command: str
-    reason: str
-
-
-def choose(unlearn: Cost, retrain: Cost, *, unknown: str = "", memory_bytes: float = 0) -> Advice:
-    """Returns whether to unlearn or to retrain.
+def choose(
+    unlearn: Cost, retrain: Cost, *, unknown: str = "", memory_bytes: float = 0
+) -> tuple[str, str]:
+    """Returns the command, to unlearn or to retrain, and the reason.
 
     Retraining is better if it is possible and cheap, because it is the exact way. It is cheap if it
     takes at most twice as long as unlearning, or ten minutes longer.
@@ -45,53 +37,37 @@ def choose(unlearn: Cost, retrain: Cost, *, unknown: str = "", memory_bytes: flo
     from raslik_jax.run.forecast import format_bytes, format_seconds  # it takes jax with it
 
     if unknown:
-        return Advice("unlearn", f"retraining needs a known recipe: {unknown}")
+        return "unlearn", f"retraining needs a known recipe: {unknown}"
     for command, cost, other in (("unlearn", retrain, unlearn), ("retrain", unlearn, retrain)):
         if other.device_bytes <= memory_bytes < cost.device_bytes:
             has = f"the device has {format_bytes(memory_bytes)}"
             needs = f"needs {format_bytes(cost.device_bytes)} of memory and {has}"
-            return Advice(command, f"{'retraining' if cost is retrain else 'unlearning'} {needs}")
+            return command, f"{'retraining' if cost is retrain else 'unlearning'} {needs}"
     times = f"about {format_seconds(retrain.seconds)}"
     times += f", unlearning at most {format_seconds(unlearn.seconds)}"
     more = retrain.seconds - unlearn.seconds
     if retrain.seconds <= _TIMES * unlearn.seconds or more <= _SECONDS_MORE:
-        return Advice("retrain", f"it is exact for the rows that were found and takes {times}")
-    return Advice("unlearn", f"retraining takes {times}")
+        return "retrain", f"it is exact for the rows that were found and takes {times}"
+    return "unlearn", f"retraining takes {times}"
 
 
-def _cost_of(found: "Forecast", rates: "Rates") -> Cost:
-    """Returns the cost of the remaining work of a run at these rates of a device."""
-    left = [step for step in found.steps if not step.is_done]
-    seconds = sum(step.seconds(rates.operations, rates.bytes_moved) for step in left)
-    seconds += found.compile_seconds * sum(step.num_programs for step in left)
-    return Cost(seconds, max((step.device_bytes for step in left), default=0.0))
-
-
-class Plans(NamedTuple):
-    """The cost of both commands and the advice; `retrain` is None if it is impossible."""
-
-    unlearn: Cost
-    retrain: Cost | None
-    advice: Advice
-    device: str
-
-
-def plan(options: unlearn.UnlearnOptions, *, compiles: bool) -> Plans:
-    """Returns the costs of unlearning and of retraining for a traced run, and which is better.
+def _compare(
+    options: unlearn.UnlearnOptions, compiles: bool
+) -> tuple[dict[str, Cost], str, Device]:
+    """Returns the costs of the commands, why there is no recipe, and the device.
 
     Options that name a recipe are used. With `compiles` the largest programs are compiled to
-    measure their memory. Without it a rule counts the operations, which takes no time.
+    measure their memory.
     """
     from raslik_jax.report import writing
-    from raslik_jax.run import cost, forecast, memory
+    from raslik_jax.run import cost, forecast
     from raslik_jax.run.workspace import Workspace
 
-    root, config = pathlib.Path(options.run), unlearn.make_config(options)
-    how: Any = {"more": writing.UNITS, "compiles": compiles, "traces": compiles}
-    how["rows"] = Workspace(root, config).train_rows
-    first, second, unknown = forecast.forecast(config, root, **how), None, ""
-    inputs, outputs = first.run.widest_kernel
-    rates = cost.measure_rates(inputs=inputs, outputs=outputs, dtype=config.backbone.dtype)
+    root, config, unknown = pathlib.Path(options.run), unlearn.make_config(options), ""
+    rows = Workspace(root, config).train_rows
+    how: Any = {"more": writing.UNITS, "compiles": compiles, "rows": rows}
+    found = {"unlearn": forecast.forecast(config, root, **how)}
+    device = cost.measure(*found["unlearn"].run.widest_kernel, config.backbone.dtypes)
     named = options if isinstance(options, retrain.RecipeOptions) else retrain.RecipeOptions()
     try:
         retrain.read_settings(config, named, options.settings, is_needed=True, is_told=False)
@@ -102,47 +78,43 @@ def plan(options: unlearn.UnlearnOptions, *, compiles: bool) -> Plans:
         own = retrain.read_settings(config, named, options.settings, is_told=False)
         own["unlearn.algorithms"] = (retrain.ALGORITHM,)
         config = unlearn.make_config(dataclasses.replace(options, settings=own))
-        second = forecast.forecast(config, root, **how)
-        done = {step.name for step in second.steps if step.is_done}
+        found["retrain"] = forecast.forecast(config, root, **how)
+        done = {step.name for step in found["retrain"].steps if step.is_done}
         if artifacts.RECIPE.unit in done and not reproduction.is_confirmed(
             artifacts.RECIPE.read(root)
         ):
             unknown = unknown or "--check_recipe showed that its recipe gives another adapter"
-    unlearning = _cost_of(first, rates)
-    retraining = _cost_of(second, rates) if second else None
-    advice = choose(
-        unlearning,
-        retraining or unlearning,
-        unknown=unknown,
-        memory_bytes=memory.device_bytes(),
-    )
-    return Plans(unlearning, retraining, advice, rates.device)
+    costs = {}
+    for command, one in found.items():
+        left = [step for step in one.steps if not step.is_done]
+        memory = max((step.device_bytes for step in left), default=0.0)
+        costs[command] = Cost(one.seconds(left, device), memory)
+    return costs, unknown, device
 
 
-def lines(options: unlearn.UnlearnOptions, *, compiles: bool = True) -> Iterator[str]:
-    """Yields the costs of both commands as a table, and the advice."""
+def lines(options: unlearn.UnlearnOptions, *, is_short: bool = False) -> Iterator[str]:
+    """Yields the costs of both commands as a table, and the advice with the next commands.
+
+    If `is_short` there is no table and nothing is compiled.
+    """
     from raslik_jax.run.forecast import format_bytes, format_seconds
 
-    found = plan(options, compiles=compiles)
+    found, unknown, device = _compare(options, compiles=not is_short)
     rows = []
-    for command, cost in (("unlearn", found.unlearn), ("retrain", found.retrain)):
-        if cost:
-            memory = format_bytes(cost.device_bytes) if cost.device_bytes else "-"
-            rows.append((command, format_seconds(cost.seconds) if cost.seconds else "done", memory))
+    for command, cost in found.items():
+        memory = format_bytes(cost.device_bytes) if cost.device_bytes else "-"
+        rows.append((command, format_seconds(cost.seconds) if cost.seconds else "done", memory))
     ends = (tables.Column(title, "right") for title in ("Time", "Device memory"))
     note = (
-        f"Estimated from the speed of matrix products on {found.device}. Unlearning may end "
+        f"Estimated from the speed of matrix products on {device.title}. Unlearning may end "
         "earlier."
     )
-    yield tables.render_terminal(
-        tables.Table((tables.Column("Left to do"), *ends), tuple(rows), (note,))
-    )
-    yield from next_lines(found.advice, options.run)
-
-
-def next_lines(advice: Advice, run: str) -> Iterator[str]:
-    """Yields the advice, and the two commands with the one that is recommended first."""
-    yield f"advice: {advice.command}, because {advice.reason}"
-    other = {"unlearn": "retrain", "retrain": "unlearn"}[advice.command]
-    for title, command in (("next", advice.command), ("or", other)):
-        yield f"{title}: {making.line(command, f'--run={run}')} --out=DIR"
+    if not is_short:
+        columns = tables.Column("Left to do"), *ends
+        yield tables.render_terminal(tables.Table(columns, tuple(rows), (note,)))
+    both = found["unlearn"], found.get("retrain", found["unlearn"])
+    advised, reason = choose(*both, unknown=unknown, memory_bytes=device.memory_bytes)
+    yield f"advice: {advised}, because {reason}"
+    other = {"unlearn": "retrain", "retrain": "unlearn"}[advised]
+    for title, command in (("next", advised), ("or", other)):
+        yield f"{title}: {making.line(command, f'--run={options.run}')} --out=DIR"

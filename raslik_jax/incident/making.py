@@ -98,7 +98,7 @@ def make(
         require("rouge_score")
     if is_measured and "report" in stages:
         require("matplotlib")
-    require(*(WRITERS[name].module for name in writers))
+    require(*(WRITERS[name] for name in writers))
     from raslik_jax.run import operands  # it takes jax with it, and --help should not
 
     config = operands.settled(config, workdir)
@@ -108,7 +108,7 @@ def make(
         )
         from raslik_jax.parallel import meshes
         from raslik_jax.report import writing
-        from raslik_jax.run import checking, estimate, plan
+        from raslik_jax.run import checking, forecast, plan
 
         devices = meshes.make_mesh(mesh.data)
         checking.check_mesh(config, devices.size, stages=stages)
@@ -126,7 +126,7 @@ def make(
             written.write_bytes(workdir, workdir / "run.flags", text.encode())
 
         how |= {"stages": stages, "is_measured": is_measured, "writers": writers}
-        with meshes.use(devices), estimate.watching(config, workdir) as around:
+        with meshes.use(devices), forecast.watching(config, workdir) as around:
             how |= {"layout": mesh.base, "around": around}
             return plan.run(config, workdir, on_start=on_start, more=(*writing.UNITS, *more), **how)
 

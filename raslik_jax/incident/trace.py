@@ -166,8 +166,7 @@ def _ways_lines(found: TraceResult) -> list[str]:
     if processes.count() == 1 and found.config.backbone.adapter:
         # Shapes may be unknown, and the memory of a device may be full.
         with contextlib.suppress(ValueError, OSError, RuntimeError):
-            advice = advising.plan(UnlearnOptions(run=run), compiles=False).advice
-            return [*advising.next_lines(advice, run)]
+            return [*advising.lines(UnlearnOptions(run=run), is_short=True)]
     return [f"next: {making.line('unlearn', f'--run={run}')} --out=DIR"]
 
 

@@ -5,6 +5,7 @@ from typing import Any
 from raslik_jax.report.tables import Column, Table
 from raslik_jax.run import checking
 from raslik_jax.run.forecast import Forecast, Step, format_bytes, format_seconds
+from raslik_jax.run.gpus import Device
 from raslik_jax.run.programs import AbstractRun
 
 
@@ -27,58 +28,71 @@ def sizes_table(run: AbstractRun) -> Table:
     return Table((Column("What"), Column("Size")), tuple(rows.items()))
 
 
-def steps_table(
-    found: Forecast, *, flops_per_second: float, bytes_per_second: float, origin: str = "as given"
-) -> Table:
+def steps_table(found: Forecast, device: Device) -> Table:
     """Returns the table of a run's stages: the whole work, the remaining work, and its cost.
 
-    Units of one stage with equal costs share a row. `origin` names the source of the rates.
+    Units of one stage with equal costs share a row.
     """
     groups: dict[tuple[Any, ...], list[Step]] = {}
     for step in found.steps:
         alike = step.stage, step.operations, step.bytes_moved, step.device_bytes
         groups.setdefault(alike, []).append(step)
     rows: list[tuple[str, ...]] = []
-    total = left = 0.0
     for group in groups.values():
         first, last = group[0], group[-1].name.removeprefix(f"{group[0].stage}/")
-        seconds = first.seconds(flops_per_second, bytes_per_second)
-        compiling = found.compile_seconds * sum(step.num_programs for step in group)
-        done, count = sum(step.is_done for step in group), len(group)
-        total += count * seconds + compiling
-        left += (count - done) * seconds + compiling
+        count, seconds = len(group), found.seconds(group, device)
         moved, disk = count * first.bytes_moved, sum(step.disk_bytes for step in group)
         rows.append(
             (
                 first.name + (f" ... {last}" if count > 1 else ""),
-                f"{done} of {count}",
+                f"{sum(step.is_done for step in group)} of {count}",
                 f"{count * first.operations:.2e}" if first.operations else "-",
                 format_bytes(moved) if moved else "-",
-                format_seconds(count * seconds + compiling) if seconds or compiling else "-",
+                format_seconds(seconds) if seconds else "-",
                 format_bytes(first.device_bytes) if first.device_bytes else "-",
                 format_bytes(disk) if disk else "-",
             )
         )
+    left = [step for step in found.steps if not step.is_done]
     disk = sum(step.disk_bytes for step in found.steps)
-    rows.append(("all", "", "", "", format_seconds(total), "", format_bytes(disk)))
-    rows.append(("left to do", "", "", "", format_seconds(left), "", ""))
+    for name, steps, size in (("all", found.steps, format_bytes(disk)), ("left to do", left, "")):
+        rows.append((name, "", "", "", format_seconds(found.seconds(steps, device)), "", size))
     names = ("Done", "Operations", "Bytes moved", "Time", "Device memory", "Disk")
-    rates = (
-        f"Rates: {flops_per_second:.3g} operations and {bytes_per_second:.3g} bytes a second, "
-        f"{origin}. About {sum(step.num_programs for step in found.steps)} programs to "
-        f"compile, {found.compile_seconds:.2g} s each."
-    )
     columns = (Column("Stage"), *(Column(name, "right") for name in names))
-    return Table(columns, tuple(rows), (rates, *found.notes))
+    return Table(columns, tuple(rows), _notes(found, device))
 
 
-def describe_memory(found: Forecast, memory_bytes: int, title: str) -> str:
+def _notes(found: Forecast, device: Device) -> tuple[str, ...]:
+    notes = [
+        f"Rates of {device.title}: {device.flops_per_second:.3g} operations and "
+        f"{device.bytes_per_second:.3g} bytes a second. About "
+        f"{sum(step.num_programs for step in found.steps)} programs to compile, "
+        f"{found.compile_seconds:.2g} s each.",
+        "Time: the larger of operations / rate and bytes of device memory / rate, plus compiling. "
+        "Files and work on the host are left out.",
+    ]
+    if found.run.num_devices > 1:
+        count = found.run.num_devices
+        notes[1] += f" Numbers are of one device. {count} devices share the rows of every batch."
+    if any(step.device_bytes for step in found.steps):
+        notes.append("Device memory: XLA's analysis of the largest step, compiled for this device.")
+    notes.append("Rows are assumed to be as long as Alpaca's with Pythia's tokenizer.")
+    if found.run.config.retrieve.select != "count":
+        notes.append(
+            "The rule of --retrieve.select decides the sizes of the sets. These sizes are "
+            "those of the rule count."
+        )
+    return tuple(notes)
+
+
+def describe_memory(found: Forecast, device: Device) -> str:
     """Returns whether all stages fit on the devices, in a sentence."""
     taken: dict[str, float] = {}
     for step in found.steps:
         taken[step.stage] = max(step.device_bytes, taken.get(step.stage, 0.0))
-    devices = f"{found.run.num_devices} x {title} of {format_bytes(memory_bytes)}"
-    beyond = [f"{name} ({format_bytes(n)})" for name, n in taken.items() if n > memory_bytes]
+    usable = device.usable_bytes
+    devices = f"{found.run.num_devices} x {device.title} of {format_bytes(usable)}"
+    beyond = [f"{name} ({format_bytes(n)})" for name, n in taken.items() if n > usable]
     if beyond:
         mend = "try --mesh.data=2, 4 or 8, with --mesh.base=sharded to split the weights"
         return f"Does not fit on {devices}: {', '.join(beyond)}. To share the work, {mend}."

@@ -1,26 +1,42 @@
-"""The plan and the cost of a run before there are weights or data.
+"""The plan and the cost of a run before there are weights or data, and its duration while it runs.
 
-Every unit's step is traced at the shapes of its batches (`work`, `programs`). `cost` counts its
-jaxpr: no unit has arithmetic of its own.
+A unit of work takes
+
+    programs that it compiles x seconds to compile one + seconds for its operations on a device.
+
+The two parts are independent, because a program is compiled once. Files and work on the host are
+left out. A dry run takes the rates of a device. The line of a run multiplies both parts by what
+earlier units of the same run took.
 """
 
+import contextlib
+import functools
+import math
 import pathlib
-from collections.abc import Callable, Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
+from jax import monitoring
 
 from raslik_jax.config import STAGES, Config
-from raslik_jax.data.tokens import encoding, prompts, tokenization
+from raslik_jax.parallel import meshes, processes
 from raslik_jax.run import checking, cost, plan
-from raslik_jax.run.programs import AbstractRun, Program, Work, platform_of
+from raslik_jax.run.gpus import Device
+from raslik_jax.run.programs import AbstractRun, Program, Work
 from raslik_jax.run.recipes import Recipe
-from raslik_jax.run.units import Plan, Unit
-from raslik_jax.run.workspace import StoredCorpus, Workspace, read_tokenizer
+from raslik_jax.run.units import Around, Plan, Unit
+from raslik_jax.run.workspace import StoredCorpus, Workspace
 
 # Seconds that a program takes to compile where none was compiled to know: of small models on a CPU.
 COMPILE_SECONDS = 5.0
+# A line is printed before a unit where the last one is so old.
+_SECONDS_BETWEEN = 15.0
+# A device is measured, which takes .3 s, where a run has more operations than these.
+_WORTH = 1e12
+# JAX's name for the seconds of compiling, or of reading a stored program.
+_COMPILING = "/jax/core/compile/backend_compile_duration"
 
 
 class Step(NamedTuple):
@@ -31,34 +47,39 @@ class Step(NamedTuple):
       num_programs: number of programs that are compiled for it and for no earlier unit.
       operations: multiplications and additions of matrix products.
       device_bytes: memory of the device; 0 for work on the host or without compiling.
-      is_known: whether the work of the unit is known.
-      is_most: whether the unit may end earlier.
     """
 
     name: str
-    stage: str
     programs: tuple[str, ...] = ()
     num_programs: int = 0
     operations: float = 0.0
     bytes_moved: float = 0.0
-    device_bytes: float = 0.0
     disk_bytes: float = 0.0
+    device_bytes: float = 0.0
     is_done: bool = False
-    is_known: bool = True
-    is_most: bool = False
 
-    def seconds(self, flops_per_second: float, bytes_per_second: float) -> float:
-        """Returns the larger of the two times at these rates without compiling."""
-        return max(self.operations / flops_per_second, self.bytes_moved / bytes_per_second)
+    @property
+    def stage(self) -> str:
+        """The stage that it belongs to."""
+        return self.name.split("/")[0]
+
+    def seconds(self, device: Device) -> float:
+        """Returns the larger of the times of operations and of bytes, without compiling."""
+        operations = self.operations / device.flops_per_second
+        return max(operations, self.bytes_moved / device.bytes_per_second)
 
 
 class Forecast(NamedTuple):
-    """The plan and the cost of a run: sizes, units in order, and seconds of compiling."""
+    """The plan and the cost of a run: sizes, units in order, and seconds to compile a program."""
 
     run: AbstractRun
     steps: tuple[Step, ...]
     compile_seconds: float
-    notes: tuple[str, ...]
+
+    def seconds(self, steps: Sequence[Step], device: Device) -> float:
+        """Returns the time of some units on a device, with compiling."""
+        compiling = self.compile_seconds * sum(step.num_programs for step in steps)
+        return compiling + sum(step.seconds(device) for step in steps)
 
 
 def abstract_run(config: Config, workspace: Workspace, **how: Any) -> AbstractRun:
@@ -82,132 +103,168 @@ def forecast(
     is_measured: bool = True,
     more: Sequence[Recipe] = (),
     compiles: bool = False,
-    traces: bool = True,
     **how: Any,
 ) -> Forecast:
     """Returns the plan and the cost of a run by unit; needs no weights, no data, no network.
 
-    An existing corpus in the work directory or in a user's own files is counted, and checked as the
-    run checks it. Finished units are looked for in `workdir`. Nothing is written. With `compiles`
-    the largest program of every kind that is still to run is compiled for the default device or for
-    a mesh of others (`gpus`). This gives its memory and the seconds of compiling. Without `traces`
-    the operations are those of `Program.rule`, which takes no time. `how` is of `AbstractRun`.
+    An existing corpus in the work directory or in a user's own files is counted, and checked as far
+    as that takes no tokens. Finished units are looked for in `workdir`. Nothing is written. With
+    `compiles` the largest program of every kind that is still to run is compiled for the default
+    device or for a mesh of others (`gpus`). This gives its memory and the seconds of compiling.
+    `how` is of `AbstractRun`.
     """
     workspace = Workspace(workdir, config)
     run = abstract_run(config, workspace, **how)
     if run.corpus:
-        shapes = run.model.decoder.config if config.backbone.checkpoint else None
-        checking.check_corpus(config, run.corpus, _find_rows(run), stages=stages, shapes=shapes)
+        checking.check_corpus(config, run.corpus, None, stages=stages)
         is_measured = is_measured and checking.is_measurable(config, run.corpus)
     units = plan.plan_units(config, workspace, is_measured=is_measured, more=more)
     done = Plan(workdir, units).survey().done
     units = tuple(unit for unit in units if unit.stage in stages)
+    steps = count_steps(run, units, done=done)
     largest: dict[str, Program] = {}
     for unit in units if compiles else ():
-        for program in () if unit.name in done else work_of(run, unit).programs:
+        for program in () if unit.name in done else _work_of(run, unit).programs:
             other = largest.get(program.name, program)
             largest[program.name] = max(other, program, key=lambda one: one.largest.slots)
-    memory, seconds = {}, []
-    for name, program in largest.items():
-        traced, platform = program.trace(program.largest), platform_of(run.mesh)
-        compiled, took = cost.compile_step(traced, platform or None)
-        memory[name] = cost.analyzed_bytes(compiled)
-        seconds.append(took)
-    known: dict[Any, cost.Cost] = {}
-
-    def cost_of(program: Program) -> cost.Cost:
-        """Returns what all calls cost; the same program is traced once for a shape."""
-        key = program.name, program.mean
-        if not traces:
-            return program.rule()
-        known[key] = known[key] if key in known else program.cost_of(program.mean)
-        return program.total(known[key])
-
-    steps = [
-        step._replace(device_bytes=max((memory.get(name, 0) for name in step.programs), default=0))
-        for step in count_steps(run, units, cost_of, done=done)
-    ]
-    compile_seconds = float(np.median(seconds or [COMPILE_SECONDS]))
-    return Forecast(run, tuple(steps), compile_seconds, _notes(run, compiles))
+    made = {name: one.compile(one.largest) for name, one in largest.items()}
+    for place, step in enumerate(steps):
+        held = (made[name].memory_bytes for name in step.programs if name in made)
+        steps[place] = step._replace(device_bytes=max(held, default=0))
+    seconds = [one.seconds for one in made.values()] or [COMPILE_SECONDS]
+    return Forecast(run, tuple(steps), float(np.median(seconds)))
 
 
 def count_steps(
-    run: AbstractRun,
-    units: Sequence[Unit],
-    cost_of: Callable[[Program], cost.Cost],
-    *,
-    done: Collection[str] = (),
+    run: AbstractRun, units: Sequence[Unit], *, done: Collection[str] = ()
 ) -> list[Step]:
-    """Returns the work of units in order by the cost of all calls of a program."""
+    """Returns the work of units in order."""
     compiled: set[Any] = set()
     steps = []
     for unit in units:
-        work, is_done = work_of(run, unit), unit.name in done
+        work, is_done = _work_of(run, unit), unit.name in done
         own = {(one.name, shape) for one in work.programs for shape in one.shapes if not is_done}
-        costs = [cost.Cost(work.operations, work.bytes_moved), *map(cost_of, work.programs)]
-        operations, moved = (sum(numbers) for numbers in zip(*costs, strict=True))
         steps.append(
             Step(
                 unit.name,
-                unit.stage,
                 programs=tuple(sorted({one.name for one in work.programs})),
                 num_programs=len(own - compiled),
-                operations=operations,
-                bytes_moved=moved,
+                operations=work.operations + sum(one.operations for one in work.programs),
+                bytes_moved=work.bytes_moved + sum(one.bytes_moved for one in work.programs),
                 disk_bytes=work.disk_bytes,
                 is_done=is_done,
-                is_known=unit.work is not None,
             )
         )
         compiled |= own
     return steps
 
 
-def work_of(run: AbstractRun, unit: Unit) -> Work:
+def _work_of(run: AbstractRun, unit: Unit) -> Work:
     """Returns a unit's work with the programs that it calls at all; nothing for the host's."""
     work = unit.work(run) if unit.work else Work(0)
     return work._replace(programs=[program for program in work.programs if program.shapes])
 
 
-def _find_rows(run: AbstractRun) -> encoding.Encoded | None:
-    """Returns the training examples as token ids if a tokenizer is here."""
-    stored, settings = run.workspace.root / "corpus" / "tokenizer", run.config.backbone
-    named = [name for name in (settings.checkpoint, settings.adapter) if name]
-    if not run.corpus:
-        return None
-    if stored.is_dir():
-        tokenizer = tokenization.load_tokenizer(stored)
-    elif named and all(pathlib.Path(name).is_dir() for name in named):
-        tokenizer = read_tokenizer(run.config)
-    else:
-        return None
-    rows = run.corpus.train
-    template = prompts.settle_template(run.config.corpus.template, lambda: rows)
-    return encoding.encode(rows, tokenizer, template=template)
+class Watch:
+    """Follows a run unit by unit and prints its duration; `around` of `run_units`.
+
+    Args:
+      count: function from the units that are left to their work; empty if it is not known.
+      device: function from the number of all operations to the device of the run.
+      compiling: function that returns the seconds of compiling so far.
+    """
+
+    def __init__(
+        self,
+        count: Callable[[Sequence[Unit]], Sequence[Step]],
+        *,
+        device: Callable[[float], Device],
+        compiling: Callable[[], float],
+        clock: Callable[[], float] = time.time,
+        say: Callable[[str], object] = print,
+    ):
+        self._count, self._device, self._compiling = count, device, compiling
+        self._clock, self._say = clock, say
+        self._spent: list[tuple[Step, float, float]] = []  # seconds of computing, of compiling
+        self._start, self._said = clock(), -math.inf
+
+    @contextlib.contextmanager
+    def __call__(self, units: Sequence[Unit]) -> Iterator[None]:
+        """Counts the rest, reports it and notes the time of the first unit."""
+        steps, elapsed = self._count(units), self._clock() - self._start
+        if steps and elapsed - self._said >= _SECONDS_BETWEEN:
+            self._said, left = elapsed, self.seconds(steps)
+            line = f"    whole run: about {format_seconds(elapsed + left)}"
+            self._say(line + (f", {format_seconds(left)} left" if elapsed >= 1 else ""))
+        begin, compiled = self._clock(), self._compiling()
+        yield
+        compiling = self._compiling() - compiled
+        computing = max(self._clock() - begin - compiling, 0.0)
+        self._spent += [(step, computing, compiling) for step in steps[:1]]
+
+    def seconds(self, steps: Sequence[Step]) -> float:
+        """Returns the seconds of some units by what earlier ones took."""
+        device = self._device(sum(step.operations for step in steps))
+        count = sum(step.num_programs for step, _, _ in self._spent)
+        compiling = sum(one for _, _, one in self._spent) / count if count else COMPILE_SECONDS
+        found = compiling * sum(step.num_programs for step in steps)
+        for step in steps:
+            # The other costs of units with less than a tenth of the work would be multiplied.
+            alike = [one for one in self._spent if one[0].operations > step.operations / 10]
+            alike = [one for one in alike if one[0].programs == step.programs] or alike
+            forecast = sum(one[0].seconds(device) for one in alike)
+            ratio = sum(one[1] for one in alike) / forecast if forecast else 1.0
+            found += step.seconds(device) * ratio
+        return found
 
 
-def _notes(run: AbstractRun, is_compiled: bool) -> tuple[str, ...]:
-    notes = [
-        "Time: the larger of operations / rate and bytes of device memory / rate, plus compiling. "
-        "Files and work on the host are left out."
-    ]
-    if run.num_devices > 1:
-        notes[0] += (
-            f" Numbers are of one device. {run.num_devices} devices share the rows of every batch."
+@contextlib.contextmanager
+def watching(config: Config, root: pathlib.Path) -> Iterator[Around]:
+    """Yields the watch of a run: the first process counts and prints while others wait."""
+    if not processes.is_first():
+
+        def wait(units: Sequence[Unit]) -> contextlib.AbstractContextManager[None]:
+            processes.alone(lambda: None)
+            return contextlib.nullcontext()
+
+        yield wait
+        return
+
+    @functools.cache
+    def run() -> AbstractRun:
+        workspace = Workspace(root, config)
+        return abstract_run(config, workspace, rows=workspace.train_rows)
+
+    def count(units: Sequence[Unit]) -> list[Step]:
+        """Returns the work of units with the sizes of the sets, if these exist."""
+        try:
+            run().count_rows()
+            return count_steps(run(), units)
+        except (ValueError, OSError):  # of a model whose shapes are not known, say
+            return []
+
+    @functools.cache
+    def device(is_worth: bool) -> Device:
+        # All processes would have to take part.
+        if not is_worth or processes.count() > 1:
+            return cost.ASSUMED.get(meshes.platform(), cost.ASSUMED["gpu"])
+        return cost.measure(*run().widest_kernel, config.backbone.dtypes)
+
+    compiled: list[float] = []
+
+    def add(event: str, duration_secs: float, **others: Any) -> None:
+        if event == _COMPILING:
+            compiled.append(duration_secs)
+
+    monitoring.register_event_duration_secs_listener(add)
+    try:
+        yield Watch(
+            lambda units: processes.alone(lambda: count(units)) or (),
+            device=lambda operations: device(operations > _WORTH),
+            compiling=lambda: sum(compiled),
         )
-    if is_compiled:
-        kind = run.mesh.devices.flat[0].device_kind if run.mesh else jax.default_backend()
-        notes.append(
-            f"Memory of the device: XLA's analysis of the largest step, compiled for {kind}. "
-            "Other kinds of device need other amounts."
-        )
-    notes.append("Rows are assumed to be as long as Alpaca's with Pythia's tokenizer.")
-    if run.config.retrieve.select != "count":
-        notes.append(
-            "The rule of --retrieve.select decides the sizes of the sets. These sizes are "
-            "those of the rule count."
-        )
-    return tuple(notes)
+    finally:
+        monitoring.unregister_event_duration_listener(add)
 
 
 def format_bytes(count: int | float) -> str:

@@ -35,23 +35,22 @@ device_description_str: "{title}"
 """
 
 
-class Gpu(NamedTuple):
-    """One kind of GPU: its memory and its rates.
+class Device(NamedTuple):
+    """One kind of device: its memory and its rates.
 
-    `flops_per_second` is of bfloat16 matrix products of a training step's size, below the data
-    sheet's 989e12. `bytes_per_second` is of device memory and `link_bytes_per_second` of NVLink in
-    one direction.
+    The rates of a GPU that need not exist are below those of its data sheet. `flops_per_second` is
+    of bfloat16 matrix products of a training step's size, in place of 989e12. `bytes_per_second` is
+    of device memory.
     """
 
     title: str
     memory_bytes: int
     bytes_per_second: float
     flops_per_second: float = 600e12
-    link_bytes_per_second: float = 450e9
 
     @property
     def usable_bytes(self) -> int:
-        """The memory that programs may take, by the share that JAX reserves."""
+        """The memory of a GPU that programs may take, by the share that JAX reserves."""
         return int(SHARE * self.memory_bytes)
 
     @property
@@ -63,9 +62,9 @@ class Gpu(NamedTuple):
 # The share of a GPU's memory that JAX reserves; its default is 75 %. CUDA itself takes about 1 GB.
 SHARE = 0.95
 GPUS = {
-    "h100-80gb": Gpu("NVIDIA H100 80GB HBM3", 84_929_347_584, 3.35e12),
+    "h100-80gb": Device("NVIDIA H100 80GB HBM3", 84_929_347_584, 3.35e12),
     # Measured copies reach 4.3 of the 4.8 TB/s of its data sheet.
-    "h200": Gpu("NVIDIA H200", 150_754_820_096, 4.3e12),
+    "h200": Device("NVIDIA H200", 150_754_820_096, 4.3e12),
 }
 
 
@@ -97,13 +96,13 @@ def prepare() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # it says at length that there is no driver
 
 
-def mesh_of(name: str, *, data: int = 1) -> "jax.sharding.Mesh":
-    """Returns a mesh of GPUs of one machine that need not exist, by a name of `GPUS`."""
+def mesh_of(gpu: Device, *, data: int = 1) -> "jax.sharding.Mesh":
+    """Returns a mesh of GPUs of one machine that need not exist."""
     from jax.experimental import topologies
 
     from raslik_jax.parallel import meshes
 
     topology = topologies.get_topology_desc(
-        platform="cuda", target_config=GPUS[name].spec, topology=f"1x1x{data}"
+        platform="cuda", target_config=gpu.spec, topology=f"1x1x{data}"
     )
     return meshes.mesh_of(topology.devices)

@@ -1,11 +1,13 @@
 """The computation of a run before it has weights or data: its programs and their calls.
 
 Lengths of rows are those of Alpaca's 52,002 in Pythia's tokens for any corpus. Other tokenizers
-differ by some percent.
+differ by some percent. Operations are counted by a rule. Memory is XLA's analysis of a compiled
+program, for which no weight is allocated.
 """
 
 import collections
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,11 +24,13 @@ from raslik_jax.data.tokens.encoding import Encoded
 from raslik_jax.models import decoder, quantize, sharding
 from raslik_jax.parallel import meshes
 from raslik_jax.retrieve import sets
-from raslik_jax.run import artifacts, cost
+from raslik_jax.run import artifacts
 from raslik_jax.run.workspace import StoredCorpus, Workspace, lora_config_of, queries_to_answer
-from raslik_jax.sketch import head, projections
+from raslik_jax.sketch import projections
 from raslik_jax.train import loop
 
+# Passes that recomputing takes: the last product of a layer is not needed again in most models.
+REMAT = 0.75
 # Batches drawn to see which shapes a training meets.
 _DRAWS = 512
 
@@ -68,17 +72,42 @@ class Shape(NamedTuple):
 Shapes = Mapping[Shape, int | float]
 
 
+class Forward(NamedTuple):
+    """A forward pass of a model.
+
+    Attributes:
+      token, target, pair: operations of a token in the layers, of a target in the head, and of two
+        tokens of a row in attention.
+      weight_bytes: bytes of the weights, which every pass of a batch reads.
+      cache_bytes: bytes of keys and values of a token.
+    """
+
+    token: float
+    target: float = 0.0
+    pair: float = 0.0
+    weight_bytes: float = 0.0
+    cache_bytes: float = 0.0
+
+
+class Compiled(NamedTuple):
+    """A compiled program: its text, XLA's bytes of memory, and the seconds of compiling."""
+
+    text: str
+    memory_bytes: int
+    seconds: float
+
+
 class Program(NamedTuple):
     """A step of the run with its batches: step(*fixed, batch, **static).
 
     Programs of one name are compiled once for a shape.
 
     Attributes:
+      model: a forward pass of the model.
       batch: function from a shape to the last argument.
-      trips: number of steps of loops whose length is known at run time only; 0 for loops over
-        chunks of the head.
-      passes: number of passes of each token, `new_tokens` included, through `num_weights` weights:
-        forward, backward, and again if recomputed.
+      passes: number of passes of each token: forward, backward, and again if recomputed.
+      new_tokens: tokens of an answer, which pass one at a time after those of the shape.
+      row_operations: operations of a row in addition to its passes.
     """
 
     name: str
@@ -86,12 +115,12 @@ class Program(NamedTuple):
     fixed: tuple[Any, ...]
     shapes: Shapes
     mesh: jax.sharding.Mesh | None
-    num_weights: int
+    model: Forward
     batch: Callable[[Shape], Any] = lambda shape: shape.batch
     static: Mapping[str, Any] = {}
-    trips: int = 0
     passes: float = 1
     new_tokens: int = 0
+    row_operations: float = 0.0
 
     @property
     def largest(self) -> Shape:
@@ -99,39 +128,66 @@ class Program(NamedTuple):
         return max(self.shapes, key=lambda shape: shape.slots)
 
     @property
-    def mean(self) -> Shape:
-        """The mean shape of a call, over all rows, tokens and targets of the calls."""
-        calls_S, shape_S3 = (
-            np.array([*self.shapes.values()], float),
-            np.array([*self.shapes], float),
-        )
-        rows_S = calls_S * shape_S3[:, 0]
-        length, targets = (rows_S @ shape_S3[:, 1:] / rows_S.sum()).round().astype(int).tolist()
-        return Shape(round(rows_S.sum() / calls_S.sum()), length, targets)
+    def operations(self) -> float:
+        """The multiplications and additions of all calls on one device."""
+        # The backward pass computes the shares of attention once more.
+        pair = self.model.pair * (1.75 if self.passes > 1 else 1)
+        found = 0.0
+        for (rows, length, targets), calls in self.shapes.items():
+            tokens, new = length + self.new_tokens, self.new_tokens
+            row = self.model.token * tokens + self.model.target * (new or targets)
+            row += pair * (length**2 + new * tokens)
+            found += calls * self._share(rows) * (self.passes * row + self.row_operations)
+        return found
+
+    @property
+    def bytes_moved(self) -> float:
+        """The bytes of weights and of keys and values that all calls read on one device."""
+        found = 0.0
+        for (rows, length, _), calls in self.shapes.items():
+            cache = self.model.cache_bytes * self._share(rows) * (length + self.new_tokens)
+            found += calls * self.passes * self.model.weight_bytes
+            found += calls * self.new_tokens * (self.model.weight_bytes + cache)
+        return found
+
+    def _share(self, rows: int) -> float:
+        """Returns the rows of a batch that a device has."""
+        devices = self.mesh.size if self.mesh else 1
+        return meshes.round_up(rows, devices) / devices
 
     def trace(self, shape: Shape) -> jax.stages.Traced:
-        """Returns the step traced at a shape with rows for every device."""
+        """Returns the step traced at a shape with rows for every device.
+
+        On a mesh (its devices need not exist) every device holds its parts of split leaves, its
+        rows of batches and all else.
+        """
         rows = meshes.round_up(shape.rows, self.mesh.size if self.mesh else 1)
-        batch = self.batch(shape._replace(rows=rows))
-        return cost.trace(self.step, *self.fixed, batch, mesh=self.mesh, **self.static)
+        args = (*self.fixed, self.batch(shape._replace(rows=rows)))
+        step: Any = self.step if hasattr(self.step, "trace") else jax.jit(self.step)
+        mesh = self.mesh
+        if mesh is None:
+            return step.trace(*args, **self.static)
 
-    def cost_of(self, shape: Shape) -> cost.Cost:
-        """Returns the cost of one call on one device; the step is traced for it."""
-        devices = self.mesh.size if self.mesh else 1
-        slots = max(meshes.round_up(shape.rows, devices) // devices * shape.targets, 1)
-        with meshes.traced_for(platform_of(self.mesh)):
-            chunks = -(-slots // min(head.tile_shape()[0], slots))
-        return cost.count(self.trace(shape).jaxpr, trips=self.trips or chunks)
+        def placed(leaf: Any, spec: jax.sharding.PartitionSpec) -> jax.ShapeDtypeStruct:
+            sharding = jax.sharding.NamedSharding(mesh, spec)
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
-    def total(self, mean: cost.Cost) -> cost.Cost:
-        """Returns the cost of all calls from the cost of one call of the mean shape."""
-        share = sum(n * s.rows for s, n in self.shapes.items()) / self.mean.rows
-        return cost.Cost(share * mean.operations, share * mean.bytes_moved)
+        platform = meshes.traced_for(mesh.devices.flat[0].platform)
+        with platform, jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return step.trace(*meshes.map_specs(placed, args), **self.static)
 
-    def rule(self) -> cost.Cost:
-        """Returns the rough cost of all calls without tracing: 2 a weight, token and pass."""
-        tokens = sum(n * s.rows * (s.length + self.new_tokens) for s, n in self.shapes.items())
-        return cost.Cost(2.0 * self.num_weights * self.passes * tokens, 0.0)
+    def compile(self, shape: Shape) -> Compiled:
+        """Returns the step compiled at a shape; shared bytes of its memory count once."""
+        traced, platform, start = self.trace(shape), platform_of(self.mesh), time.monotonic()
+        made = traced.lower(lowering_platforms=(platform,) if platform else None).compile()
+        found, seconds = made.memory_analysis(), time.monotonic() - start
+        if found is None:
+            backend = jax.default_backend()
+            raise ValueError(
+                f"{backend} must report the memory of programs, it does not: give --nocompile"
+            )
+        held = found.argument_size_in_bytes + found.output_size_in_bytes + found.temp_size_in_bytes
+        return Compiled(made.as_text() or "", int(held - found.alias_size_in_bytes), seconds)
 
 
 def platform_of(mesh: jax.sharding.Mesh | None) -> str:
@@ -240,11 +296,27 @@ class AbstractRun:
         shapes = [leaves["kernel"].shape[-2:] for leaves in layers if "kernel" in leaves]
         return max(shapes, key=math.prod)
 
+    @property
+    def forward(self) -> Forward:
+        """A forward pass of the run's model with its adapter."""
+        shapes, layers = self.model.decoder.config.text_part, self.plain["layers"].values()
+        kernels = sum(leaves["kernel"].size for leaves in layers if "kernel" in leaves)
+        width = shapes.num_attention_heads * shapes.head_width
+        cached = 2 * shapes.num_cached_heads * shapes.head_width
+        itemsize = self.plain["final_norm"]["scale"].dtype.itemsize
+        return Forward(
+            token=2.0 * (kernels + self.num_params),
+            target=2.0 * shapes.vocab_size * shapes.hidden_size,
+            pair=4.0 * width * shapes.num_hidden_layers,
+            weight_bytes=quantize.num_bytes(self.plain),
+            cache_bytes=float(cached * itemsize * shapes.num_hidden_layers),
+        )
+
     def program(
         self, name: str, step: Callable[..., Any], *fixed: Any, shapes: Shapes, **options: Any
     ) -> Program:
-        """Returns a step as a program of the run; its weights are the model's where not given."""
-        options = {"num_weights": self.num_weights, **options}
+        """Returns a step as a program of the run, of the run's model unless given another."""
+        options = {"model": self.forward, **options}
         return Program(name, step, fixed, shapes, self.mesh, **options)
 
     def training(
@@ -274,12 +346,8 @@ class AbstractRun:
         response_N = np.maximum(self.response_N - (self.length_N - length_N), 0)
         if is_answer:
             length_N = response_N = np.minimum(self.response_N, max_len)
-        rows_DB = np.random.default_rng(0).integers(0, len(length_N), (_DRAWS, batch))
-        found: collections.Counter[Shape] = collections.Counter()
-        longest_D2 = np.stack([length_N[rows_DB].max(1), response_N[rows_DB].max(1)], axis=1)
-        for longest, answer in longest_D2.tolist():
-            length = batches.next_rung(longest)
-            found[Shape(batch, length, length // 2 if answer <= length // 2 else length)] += 1
+        place_N = np.random.default_rng(0).integers(0, len(length_N), _DRAWS * batch)
+        found = _count_lines(length_N[place_N], response_N[place_N], batch)
         return {shape: count * steps / _DRAWS for shape, count in found.items()}
 
     def epochs_of(self, settings: FinetuneConfig | UnlearnConfig, rows: int) -> Shapes:
@@ -315,7 +383,16 @@ class AbstractRun:
     def prompts(self, count: int, rows: int) -> Shapes:
         """Returns the number of batches by shape for prompts as long as Alpaca's, by length."""
         prompt_N = np.sort(self.length_N - self.response_N)
-        spread = np.linspace(0, len(prompt_N) - 1, count).round().astype(np.int64)
-        ends = [min(start + rows, count) - 1 for start in range(0, count, rows)]
-        lengths = [batches.next_rung(int(longest)) for longest in prompt_N[spread[ends]]]
-        return collections.Counter(Shape(rows, length, length) for length in lengths)
+        prompt_N = prompt_N[np.linspace(0, len(prompt_N) - 1, count).round().astype(np.int64)]
+        return _count_lines(prompt_N, prompt_N, rows)
+
+
+def _count_lines(length_N: np.ndarray, answer_N: np.ndarray, size: int) -> Shapes:
+    """Returns the number of lines of rows by shape, each for its longest row and answer."""
+    found: collections.Counter[Shape] = collections.Counter()
+    for start in range(0, len(length_N), size):
+        line = slice(start, start + size)
+        length = batches.next_rung(int(length_N[line].max()))
+        is_half = answer_N[line].max() <= length // 2
+        found[Shape(size, length, length // 2 if is_half else length)] += 1
+    return found

@@ -16,7 +16,7 @@ import numpy as np
 from raslik_jax.base.axes import Tree
 from raslik_jax.base.files import read_json
 from raslik_jax.base.messages import shown, some_of
-from raslik_jax.config import AUTO_TARGETS, Config, to_json
+from raslik_jax.config import AUTO_TARGETS, Config
 from raslik_jax.data import batches, corpora, examples
 from raslik_jax.data.examples import Corpus, Example, answered
 from raslik_jax.data.tokens import encoding, masking, prompts, tokenization
@@ -62,25 +62,18 @@ class StoredCorpus:
     """A corpus from its unit; a part is read at its first use."""
 
     def __init__(self, folder: pathlib.Path):
-        self._folder = folder
+        self._read = functools.cache(lambda name: artifacts.corpus_rows(name).read_in(folder))
+        self.queries: Mapping[str, tuple[Example, ...]] = _Queries(self._read)
 
-    @functools.cached_property
+    @property
     def backbone(self) -> tuple[Example, ...]:
         """Examples that the backbone is pretrained on."""
         return self._read("backbone")
 
-    @functools.cached_property
+    @property
     def train(self) -> tuple[Example, ...]:
         """Training examples."""
         return self._read("train")
-
-    @functools.cached_property
-    def queries(self) -> Mapping[str, tuple[Example, ...]]:
-        """Queries by set."""
-        return _Queries(self._read)
-
-    def _read(self, name: str) -> tuple[Example, ...]:
-        return artifacts.corpus_rows(name).read_in(self._folder)
 
 
 class _Queries(collections.UserDict[str, tuple[Example, ...]]):
@@ -88,7 +81,7 @@ class _Queries(collections.UserDict[str, tuple[Example, ...]]):
 
     def __init__(self, read: Callable[[str], tuple[Example, ...]]):
         super().__init__(dict.fromkeys(examples.QUERY_SETS, ()))
-        self._read = functools.cache(read)
+        self._read = read
 
     def __getitem__(self, name: str) -> tuple[Example, ...]:
         return self._read(name) if name in self.data else super().__getitem__(name)
@@ -108,13 +101,12 @@ class Workspace:
         self.root = root
         self.config = config
         self._layout = layout
-        self._settings, self._writers = to_json(config), writers
+        self._writers = writers
         self._told: set[str] = set()
 
     def live(self, unit: str) -> live.Live:
         """Returns the receiver of a training's numbers while it runs (see `run.live`)."""
-        place = live.Place(self.root, self.config.name, unit, self._settings)
-        return live.Live(place, self._writers)
+        return live.Live(self.root, unit, self._writers)
 
     @functools.cached_property
     def corpus(self) -> StoredCorpus | Corpus:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from raslik_jax.parallel import meshes
-from raslik_jax.run import cost, gpus
+from raslik_jax.run import gpus
+from raslik_jax.run.programs import Forward, Program, Shape
 from raslik_jax.sketch import head
 
 
@@ -31,9 +32,12 @@ def test_a_description_has_memory_bandwidth_and_name():
 def test_a_step_for_a_mesh_is_that_of_its_device():
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
     rows = jax.ShapeDtypeStruct((8, 16), jnp.float32)
-    here, _ = cost.compile_step(cost.trace(lambda x: x @ x.T, rows))
-    there, _ = cost.compile_step(cost.trace(lambda x: x @ x.T, rows, mesh=mesh), "cpu")
-    assert cost.analyzed_bytes(here) == cost.analyzed_bytes(there) == 4 * (8 * 16 + 8 * 8)
+    how = {"fixed": (), "shapes": {}, "model": Forward(0.0), "batch": lambda shape: rows}
+    here, there = (
+        Program("product", lambda x: x @ x.T, mesh=one, **how).compile(Shape(8, 16, 16))
+        for one in (None, mesh)
+    )
+    assert here.memory_bytes == there.memory_bytes == 4 * (8 * 16 + 8 * 8)
 
 
 def test_tiles_of_the_head_are_those_of_the_platform():

@@ -23,7 +23,7 @@ from raslik_jax.evaluate.non_sf import NonSfMeasure
 from raslik_jax.models import decoder, quantize
 from raslik_jax.models.storage import resolve_folder
 from raslik_jax.run import artifacts, memory
-from raslik_jax.run.programs import AbstractRun, Work
+from raslik_jax.run.programs import AbstractRun, Forward, Work
 from raslik_jax.run.recipes import Case, Files, Recipe
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.train import loop
@@ -244,7 +244,7 @@ def count_classifier(run: AbstractRun) -> Work:
         jax.ShapeDtypeStruct((labeled,), jnp.int32),
         shapes=run.drawn(batch, texts / batch, max_len=settings.max_len, is_answer=True),
         passes=3,
-        num_weights=decoder.count_parameters(weights),
+        model=Forward(2.0 * decoder.count_parameters(weights["layers"])),
     )
     return Work(quantize.num_bytes(weights), [program])
 

@@ -25,7 +25,7 @@ from raslik_jax.models.storage import resolve_folder
 from raslik_jax.parallel import meshes
 from raslik_jax.retrieve.strategies import Bm25Settings, by_score, query_text
 from raslik_jax.run.artifacts import Artifact
-from raslik_jax.run.programs import AbstractRun, Work
+from raslik_jax.run.programs import AbstractRun, Forward, Work
 from raslik_jax.run.recipes import Recipe
 from raslik_jax.run.stages.scores import write_scores
 from raslik_jax.run.workspace import Workspace
@@ -134,7 +134,7 @@ def count_embeddings(run: AbstractRun) -> Work:
         embedding_step(bound),
         weights,
         shapes=run.prompts(rows, min(rows, 64)),
-        num_weights=decoder.count_parameters(weights),
+        model=Forward(2.0 * decoder.count_parameters(weights["layers"])),
     )
     return Work(4.0 * 768 * rows, [program])
 

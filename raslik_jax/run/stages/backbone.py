@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -74,8 +75,9 @@ def count_pretraining(run: AbstractRun) -> Work:
     settings = run.config.backbone
     graphdef, _, base = decoder.abstract(run.model.decoder.config, None)
     algorithm = pretraining(run.config, decoder.bind(graphdef))
-    shapes = run.drawn(settings.batch_size, settings.steps)
-    program = run.training("backbone", algorithm, base, {}, shapes=shapes, passes=3)
+    bare = run.forward._replace(token=run.forward.token - 2 * run.num_params)
+    how: Any = {"shapes": run.drawn(settings.batch_size, settings.steps), "model": bare}
+    program = run.training("backbone", algorithm, base, {}, passes=3, **how)
     return Work(run.base_bytes, [program])
 
 

@@ -157,6 +157,5 @@ UNITS = (
         # 2: several queries compare with groups of as many prompts.
         writes={"chance": 2},
         is_asked=_is_asked,
-        work=lambda run: Work(32.0 * run.sizes.train),
     ),
 )

@@ -9,7 +9,7 @@ import numpy as np
 from raslik_jax.data import batches
 from raslik_jax.data.tokens import encoding
 from raslik_jax.run import artifacts, memory
-from raslik_jax.run.programs import AbstractRun, Work
+from raslik_jax.run.programs import REMAT, AbstractRun, Work
 from raslik_jax.run.recipes import Recipe
 from raslik_jax.run.workspace import Workspace, adapter_source, load_adopted, lora_config_of
 from raslik_jax.train import loop, steps
@@ -108,7 +108,7 @@ def count_finetuning(run: AbstractRun) -> Work:
         model.initial,
         model.base,
         shapes=run.epochs_of(settings, run.sizes.train),
-        passes=2 + settings.remat,
+        passes=2 + REMAT * settings.remat,
     )
     return Work(8.0 * run.num_params, [program])
 

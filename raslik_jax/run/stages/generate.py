@@ -195,20 +195,22 @@ def of_variants(
     )
 
 
-def count_answers(run: AbstractRun, prompts: int, models: int, *, given: int = 0) -> Work:
+def count_answers(
+    run: AbstractRun, prompts: int, models: int, *, given: int = 0, most: int = 0
+) -> Work:
     """Greedy answers of some models to prompts as long as Alpaca's, and `given` likelihoods."""
     settings, model = run.config.references, run.model
+    most = min(most or settings.max_new_tokens, settings.max_new_tokens)
     rows = min(settings.decode_batch_size, batches.next_count(max(prompts, 1)))
     ends: Any = {"end_ids": np.zeros(8, np.int32), "pad_id": np.int32(0)}
     program = run.program(
-        "decode",
+        f"decode {most}",
         decode.generate_batch,
         model.initial,
         model.base,
         shapes=run.prompts(prompts, rows),
-        trips=settings.max_new_tokens - 1,
-        new_tokens=settings.max_new_tokens,
-        static={"decoder": model.decoder, "max_new_tokens": settings.max_new_tokens, **ends},
+        new_tokens=most,
+        static={"decoder": model.decoder, "max_new_tokens": most, **ends},
     )
     programs = [program, count_likelihoods(run, given)] if given else [program]
     return Work(500.0 * models * prompts, programs * models)

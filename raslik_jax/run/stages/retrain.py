@@ -21,7 +21,7 @@ from raslik_jax.evaluate import reproduction
 from raslik_jax.models import decoder
 from raslik_jax.run import artifacts, memory
 from raslik_jax.run.artifacts import Variant
-from raslik_jax.run.programs import AbstractRun, Work
+from raslik_jax.run.programs import REMAT, AbstractRun, Work
 from raslik_jax.run.recipes import Case, Recipe, variants_of
 from raslik_jax.run.stages import generate
 from raslik_jax.run.workspace import Workspace
@@ -216,7 +216,7 @@ def _count(run: AbstractRun, name: str, rows: int, share: float = 1.0) -> Work:
         model.initial,
         model.base,
         shapes=shapes,
-        passes=2 + run.config.unlearn.remat,
+        passes=2 + REMAT * run.config.unlearn.remat,
     )
     return Work(4.0 * run.num_params, [program])
 

@@ -20,7 +20,6 @@ from raslik_jax.retrieve import strategies as strategies_lib
 from raslik_jax.retrieve.selectors import Cut, Selection, find_cut, is_common, summarize_selection
 from raslik_jax.retrieve.strategies import STRATEGIES, Request
 from raslik_jax.run import artifacts
-from raslik_jax.run.programs import Work
 from raslik_jax.run.recipes import Case, Recipe
 from raslik_jax.run.stages import sketch as sketch_lib
 from raslik_jax.run.stages.scores import (
@@ -266,7 +265,6 @@ UNITS = (
         # 2: a run whose answer no row taught ends with a finding.
         writes={"sizes": 2},
         is_alone=True,
-        work=lambda run: Work(100.0),
     ),
     Recipe(
         "retrieve/{0}",
@@ -280,6 +278,5 @@ UNITS = (
         writes={"sets": 3},
         members=lambda config: config.retrieve.strategies,
         is_alone=True,
-        work=lambda run, strategy: Work(500.0 * (run.sizes.forget + run.sizes.retain)),
     ),
 )

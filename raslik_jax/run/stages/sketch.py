@@ -233,6 +233,7 @@ def count_sketches(run: AbstractRun, rows: int, disk_bytes: int | float = 0) -> 
     with meshes.traced_for(platform_of(run.mesh)):
         most = steps.program_tokens(workspace.sketch_model.decoder.config)
     planned: Any = {"num_buckets": settings.num_buckets, "targets": settings.targets}
+    is_dense = projections.PROJECTIONS[family].bins is None
     program = run.program(
         f"sketch {family} {size}",
         sketch_step(workspace),
@@ -241,6 +242,7 @@ def count_sketches(run: AbstractRun, rows: int, disk_bytes: int | float = 0) -> 
         workspace.sketch_model.base,
         shapes=run.planned(rows, program_tokens=most, **planned),
         passes=2,
+        row_operations=2.0 * run.num_params * size * is_dense,
     )
     return Work(disk_bytes, [program])
 

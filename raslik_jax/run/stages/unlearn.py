@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import math
 import pathlib
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -15,12 +16,14 @@ import numpy as np
 from raslik_jax.base.axes import Tree
 from raslik_jax.data import batches
 from raslik_jax.data.tokens import encoding
+from raslik_jax.evaluate import stopping
 from raslik_jax.models import checkpoint, sharding
 from raslik_jax.parallel import meshes
 from raslik_jax.run import artifacts, memory, probing
 from raslik_jax.run.artifacts import Variant
-from raslik_jax.run.programs import AbstractRun, Shape, Work
+from raslik_jax.run.programs import REMAT, AbstractRun, Program, Shape, Work
 from raslik_jax.run.recipes import Case, Recipe, variants_of
+from raslik_jax.run.stages import generate
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.train import loop, steps
 from raslik_jax.train.objectives import OBJECTIVES, Objective
@@ -249,14 +252,22 @@ def count_unlearning(run: AbstractRun, variant: Variant) -> Work:
         steps.Frozen(base=model.base, reference=model.initial),
         shapes=shapes,
         batch=lambda shape: (batch_of(shape, 0), batch_of(shape, 1) if reads_retain else None),
-        passes=(2 + settings.remat + is_whole) * (1 + reads_retain),
+        passes=(2 + REMAT * settings.remat + is_whole) * (1 + reads_retain),
     )
     sizes, count = (run.sizes.forget, run.sizes.retain), batches.num_steps_of
     calls = sum(count(sizes[of], batch_size=settings.batch_size) for of, _ in reads)
     find, longest = steps.find_states(model.decoder), max(shapes, key=lambda shape: shape.slots)
-    fixed = model.initial, model.base
-    known = run.program("known states", find, *fixed, shapes={longest: calls})
-    return Work(settings.epochs * kept, [program, known] if calls else [program])
+    how: Any = {"shapes": {longest: calls} if calls else {}}
+    how["model"] = run.forward._replace(target=0.0)  # the head is left out
+    known = run.program("known states", find, model.initial, model.base, **how)
+    looks: list[Program] = []
+    if every := settings.probe.steps:
+        rows = len(stopping.SETS) * settings.probe.rows
+        looks = [generate.count_likelihoods(run, rows)]
+        asked, most = settings.probe.answers, settings.probe.answer_tokens
+        looks += generate.count_answers(run, asked, 1, most=most).programs if asked else ()
+        looks *= 1 + math.ceil(sum(shapes.values()) / every)
+    return Work(settings.epochs * kept, [program, known, *looks])
 
 
 UNITS = (

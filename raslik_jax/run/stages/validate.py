@@ -23,7 +23,7 @@ from raslik_jax.retrieve import bm25, strategies
 from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.run import artifacts
 from raslik_jax.run.manifests import content_hash
-from raslik_jax.run.programs import AbstractRun, Shape, Work
+from raslik_jax.run.programs import REMAT, AbstractRun, Shape, Work
 from raslik_jax.run.recipes import Recipe
 from raslik_jax.run.stages import retrain, retrieve
 from raslik_jax.run.workspace import Workspace
@@ -206,7 +206,6 @@ class Validation:
                 f"{{queries}} {' '.join(losses)}",
                 values=lambda case: {"design": content_hash(self._described())},
                 is_alone=True,
-                work=lambda run: Work(0),
             ),
         )
 
@@ -280,7 +279,7 @@ class Validation:
             model.initial,
             model.base,
             shapes={shape: training.num_steps},
-            passes=2 + run.config.unlearn.remat,
+            passes=2 + REMAT * run.config.unlearn.remat,
         )
         return Work(4.0 * run.num_params * self.design.keeps, [program])
 
