@@ -30,7 +30,6 @@ from raslik_jax.run.units import (
     Around,
     Plan,
     Unit,
-    announcement,
     check_own,
     owner_of,
     run_units,
@@ -128,8 +127,8 @@ def run(
     """
     workspace = Workspace(workdir, config, writers=writers, layout=layout)
     units = plan_units(config, workspace, is_measured=is_measured, more=more)
-    plan = Plan(workdir, units).survey()
-    making = [unit for unit in units if unit.stage in stages and unit.name not in plan.done]
+    done = Plan(workdir, units).survey().done
+    making = [unit for unit in units if unit.stage in stages and unit.name not in done]
     checking.check_inputs(config, making=making, layout=layout)
     shapes = checking.checkpoint_shapes(config, making)
 
@@ -142,10 +141,6 @@ def run(
 
     later = stages
     if "corpus" in stages:
-        if making and making[0].name == "corpus":
-            # Each is looked at again when it is known whether the corpus has changed.
-            for line in announcement(plan, making[1:]):
-                print(line)
         first = units[0]._replace(run=functools.partial(make_checked_corpus, workspace))
         run_units(workdir, (first, *units[1:]), stages=("corpus",))
         later = [stage for stage in stages if stage != "corpus"]

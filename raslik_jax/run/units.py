@@ -343,7 +343,7 @@ def run_units(
         refuse(unit, [n for n in plan.missing(unit) if plan.units[n].stage not in stages])
         if unit.name not in plan.done:
             processes.alone(functools.partial(check_own, root / unit.name))
-    for line in processes.from_first(lambda: [*announcement(plan, asked)]):
+    for line in processes.from_first(lambda: [*_announcement(plan, asked)]):
         log(line)
     processes.alone(on_start)
     # A made unit may change those that follow, so all are looked at again in turn.
@@ -368,7 +368,7 @@ def run_units(
     return next(filter(None, map(plan.finding, every)), "")
 
 
-def announcement(plan: Plan, asked: Sequence[Unit]) -> Iterator[str]:
+def _announcement(plan: Plan, asked: Sequence[Unit]) -> Iterator[str]:
     """Yields a line for each finished unit that will or may be made again, with its seconds."""
     for unit in asked:
         old = manifests.read_manifest(plan.root / unit.name, any_version=True)
