@@ -86,9 +86,8 @@ def _compare(
             unknown = unknown or "--check_recipe showed that its recipe gives another adapter"
     costs = {}
     for command, one in found.items():
-        left = [step for step in one.steps if not step.is_done]
-        memory = max((step.device_bytes for step in left), default=0.0)
-        costs[command] = Cost(one.seconds(left, device), memory)
+        memory = max((step.device_bytes for step in one.left), default=0.0)
+        costs[command] = Cost(one.seconds(one.left, device), memory)
     return costs, unknown, device
 
 

@@ -39,9 +39,9 @@ def steps_table(found: Forecast, device: Device) -> Table:
         groups.setdefault(alike, []).append(step)
     rows: list[tuple[str, ...]] = []
     for group in groups.values():
-        first, last = group[0], group[-1].name.removeprefix(f"{group[0].stage}/")
-        count, seconds = len(group), found.seconds(group, device)
-        moved, disk = count * first.bytes_moved, sum(step.disk_bytes for step in group)
+        first, count, seconds = group[0], len(group), found.seconds(group, device)
+        last = group[-1].name.removeprefix(f"{first.stage}/")
+        moved, held = count * first.bytes_moved, sum(step.disk_bytes for step in group)
         rows.append(
             (
                 first.name + (f" ... {last}" if count > 1 else ""),
@@ -50,50 +50,36 @@ def steps_table(found: Forecast, device: Device) -> Table:
                 format_bytes(moved) if moved else "-",
                 format_seconds(seconds) if seconds else "-",
                 format_bytes(first.device_bytes) if first.device_bytes else "-",
-                format_bytes(disk) if disk else "-",
+                format_bytes(held) if held else "-",
             )
         )
-    left = [step for step in found.steps if not step.is_done]
-    disk = sum(step.disk_bytes for step in found.steps)
-    for name, steps, size in (("all", found.steps, format_bytes(disk)), ("left to do", left, "")):
+    disk = format_bytes(sum(step.disk_bytes for step in found.steps))
+    for name, steps, size in (("all", found.steps, disk), ("left to do", found.left, "")):
         rows.append((name, "", "", "", format_seconds(found.seconds(steps, device)), "", size))
     names = ("Done", "Operations", "Bytes moved", "Time", "Device memory", "Disk")
     columns = (Column("Stage"), *(Column(name, "right") for name in names))
-    return Table(columns, tuple(rows), _notes(found, device))
-
-
-def _notes(found: Forecast, device: Device) -> tuple[str, ...]:
+    programs, devices = sum(step.num_programs for step in found.steps), found.run.num_devices
+    rates = f"{device.flops_per_second:.3g} operations and {device.bytes_per_second:.3g} bytes"
     notes = [
-        f"Rates of {device.title}: {device.flops_per_second:.3g} operations and "
-        f"{device.bytes_per_second:.3g} bytes a second. About "
-        f"{sum(step.num_programs for step in found.steps)} programs to compile, "
+        f"Rates of {device.title}: {rates} a second. About {programs} programs to compile, "
         f"{found.compile_seconds:.2g} s each.",
         "Time: the larger of operations / rate and bytes of device memory / rate, plus compiling. "
-        "Files and work on the host are left out.",
+        "Files and work on the host are left out. Rows are as long as Alpaca's in Pythia's tokens.",
     ]
-    if found.run.num_devices > 1:
-        count = found.run.num_devices
-        notes[1] += f" Numbers are of one device. {count} devices share the rows of every batch."
-    if any(step.device_bytes for step in found.steps):
-        notes.append("Device memory: XLA's analysis of the largest step, compiled for this device.")
-    notes.append("Rows are assumed to be as long as Alpaca's with Pythia's tokenizer.")
+    if devices > 1:
+        notes.append(f"Of one device. {devices} devices share the rows of every batch.")
     if found.run.config.retrieve.select != "count":
-        notes.append(
-            "The rule of --retrieve.select decides the sizes of the sets. These sizes are "
-            "those of the rule count."
-        )
-    return tuple(notes)
+        notes.append("Sizes of sets are those of the rule count. --retrieve.select decides them.")
+    return Table(columns, tuple(rows), tuple(notes))
 
 
 def describe_memory(found: Forecast, device: Device) -> str:
     """Returns whether all stages fit on the devices, in a sentence."""
-    taken: dict[str, float] = {}
-    for step in found.steps:
-        taken[step.stage] = max(step.device_bytes, taken.get(step.stage, 0.0))
-    usable = device.usable_bytes
+    steps, usable = sorted(found.steps, key=lambda step: step.device_bytes), device.usable_bytes
     devices = f"{found.run.num_devices} x {device.title} of {format_bytes(usable)}"
-    beyond = [f"{name} ({format_bytes(n)})" for name, n in taken.items() if n > usable]
-    if beyond:
-        mend = "try --mesh.data=2, 4 or 8, with --mesh.base=sharded to split the weights"
-        return f"Does not fit on {devices}: {', '.join(beyond)}. To share the work, {mend}."
-    return f"All stages fit on {devices}: at most {format_bytes(max(taken.values()))}."
+    beyond = {step.stage: step.device_bytes for step in steps if step.device_bytes > usable}
+    if not beyond:
+        return f"All stages fit on {devices}: at most {format_bytes(steps[-1].device_bytes)}."
+    named = ", ".join(f"{name} ({format_bytes(size)})" for name, size in beyond.items())
+    mend = "try --mesh.data=2, 4 or 8, with --mesh.base=sharded to split the weights"
+    return f"Does not fit on {devices}: {named}. To share the work, {mend}."

@@ -76,6 +76,11 @@ class Forecast(NamedTuple):
     steps: tuple[Step, ...]
     compile_seconds: float
 
+    @property
+    def left(self) -> list[Step]:
+        """The units that are still to run."""
+        return [step for step in self.steps if not step.is_done]
+
     def seconds(self, steps: Sequence[Step], device: Device) -> float:
         """Returns the time of some units on a device, with compiling."""
         compiling = self.compile_seconds * sum(step.num_programs for step in steps)
