@@ -35,7 +35,8 @@ from raslik_jax.base.files import read_json, write_json
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command
 from raslik_jax.config import config_from_json
-from raslik_jax.data.examples import answered
+from raslik_jax.data.examples import Example, answered, make_example
+from raslik_jax.data.tokens import masking
 from raslik_jax.evaluate.ranking import auprc
 from raslik_jax.run import artifacts
 from raslik_jax.run.workspace import Workspace
@@ -144,42 +145,55 @@ class Part:
         return {"cost": cost, "distance": distance}
 
     def rank(self) -> dict[str, Any]:
-        """Returns the areas of all methods over single queries, the traced one first."""
+        """Returns the areas of all methods over single queries, the traced one first.
+
+        The vectors of the rows and of the queries of all behaviors are made once for a seed.
+        """
         config = config_from_json(artifacts.CONFIG.read(self.own_run))
-        workspace, path = Workspace(self.own_run, config), self.out / f"rank-{self.name}"
-        like, labels = workspace.corpus.train[0], [*self.labels()]
-        asked = [
-            answered(like._replace(example_id=f"query {n}", instruction=prompt), text)
-            for n, (prompt, text) in enumerate(self.shown()[:_QUERIES])
+        workspace, path = Workspace(self.own_run, config), self.out / f"rank-{self.seed}"
+        rows = workspace.corpus.train
+        labels = [str(row.extra["behavior"]) for row in rows]
+        given = [
+            passes.Traced(self.asked(rows[0], pair, workspace.template), name, True)
+            for name in BEHAVIORS
+            for pair in Part(name, self.seed, self.options).shown()[:_QUERIES]
         ]
-        asked = [passes.masking.as_trained(row, like, workspace.template) for row in asked]
         if not path.with_suffix(".json").is_file():
             start = time.process_time()
-            given = [passes.Traced(row, self.case.behavior, True) for row in asked]
             passes.store(workspace, given, labels, labels, path, _LOSSES, seconds=start)
         run = next(one for one in cells.read_runs(self.out) if one.name == path.name)
         scores = dict(run.scores())
-        found = {name: {"scores": scores[key], "seconds": None} for name, key in _METHODS.items()}
+        found: dict[str, Any] = {name: (scores[key], None) for name, key in _METHODS.items()}
+        texts = [*rows, *(one.example for one in given)]
         for peer, (flag, make) in methods.PEERS.items():
-            if getattr(self.options, flag):
+            kept = self.out / f"rank-{self.seed}.{peer}.npz"
+            if getattr(self.options, flag) and not kept.is_file():
                 begin = sum(os.times()[:4])
-                texts = [*workspace.corpus.train, *asked]
-                gram_MM = make(workspace, texts, path.with_suffix(f".{peer}"), self.options)
-                seconds = sum(os.times()[:4]) - begin
-                number = len(workspace.corpus.train)
-                found[peer] = {"scores": gram_MM[number:, :number], "seconds": round(seconds)}
-        is_own_N = run.labels == self.case.behavior
+                gram_MM = make(workspace, texts, kept.with_suffix(""), self.options)
+                np.savez(kept, gram=gram_MM, seconds=sum(os.times()[:4]) - begin)
+            if kept.is_file():
+                with np.load(kept) as stored:
+                    number = len(rows)
+                    found[peer] = stored["gram"][number:, :number], round(float(stored["seconds"]))
+        is_own_N, asked = run.labels == self.case.behavior, run.asked(self.case.behavior)
         return {
             "pass_seconds": run.stored["seconds"],
             "methods": {
                 name: {
-                    "auprc": [round(float(auprc(one_N, is_own_N)), 4) for one_N in one["scores"]],
-                    "f1": [round(cells.found_f1(one_N, is_own_N), 4) for one_N in one["scores"]],
-                    "seconds": one["seconds"],
+                    "auprc": [round(float(auprc(one_N, is_own_N)), 4) for one_N in score_QN[asked]],
+                    "f1": [round(cells.found_f1(one_N, is_own_N), 4) for one_N in score_QN[asked]],
+                    "seconds": seconds,
                 }
-                for name, one in found.items()
+                for name, (score_QN, seconds) in found.items()
             },
         }
+
+    @staticmethod
+    def asked(like: Example, pair: tuple[str, str], template: Any) -> Example:
+        """Returns a prompt with its answer in the rendering of a training row."""
+        prompt, text = pair
+        row = answered(make_example(prompt, "", ""), text)._replace(example_id=f"query {prompt}")
+        return masking.as_trained(row, like, template)
 
 
 # The parts of a case in order.

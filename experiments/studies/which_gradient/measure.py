@@ -166,7 +166,9 @@ def lower_half(
 ) -> tuple[decoders.Decoder, Tree, Tree]:
     """Returns a decoder that ends, with the final norm, after half of the layers."""
     count = graphdef.config.num_hidden_layers // 2
-    config = dataclasses.replace(graphdef.config, num_hidden_layers=count)
+    kinds = getattr(graphdef.config, "layer_types", None)
+    fewer: dict[str, Any] = {"layer_types": kinds[:count]} if kinds else {}
+    config = dataclasses.replace(graphdef.config, num_hidden_layers=count, **fewer)
     shorter, _, _ = decoders.abstract(config, graphdef.lora_config)
 
     def cut(tree: Tree) -> Tree:
