@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Shaped
+from jaxtyping import Float
 
-from raslik_jax.evaluate import distance, pareto, perplexity, ranking, rates, words
+from raslik_jax.evaluate import distance, perplexity, ranking, rates, words
 from raslik_jax.evaluate.left import MEASURES, share_left
 from raslik_jax.evaluate.verdict import Count
 
@@ -41,18 +41,14 @@ class Metric(NamedTuple):
     """A measure.
 
     Attributes:
-      reads: the parts of the evidence that it is computed from (see `summary.collect_evidence`), or
-        the metrics for `of_pool`.
+      reads: the parts of the evidence that it is computed from (see `summary.collect_evidence`).
       of_model: function of these parts. It returns a number, an interval, or an array with one
         value per query, from which mean and interval are computed; None if nothing can be measured.
-      of_pool: function of one array per metric that it reads, over the compared models. It returns
-        an array with one number per model; None if they cannot be compared.
       is_log: whether its mean over seeds and its axis are logarithmic.
     """
 
     reads: tuple[str, ...]
-    of_model: Callable[..., Value | Float[np.ndarray, " Q"]] | None = None
-    of_pool: Callable[..., Shaped[np.ndarray, " M"] | None] | None = None
+    of_model: Callable[..., Value | Float[np.ndarray, " Q"]]
     columns: Mapping[str, Column] = {}
     is_log: bool = False
 
@@ -65,25 +61,11 @@ def measure(evidence: Mapping[str, Any], *, seed: int = 0, resamples: int = 1) -
     parts = {**evidence, "bootstrap": {"seed": seed, "resamples": resamples}}
     values: dict[str, Value] = dict.fromkeys(METRICS)
     for name, metric in METRICS.items():
-        if metric.of_model and parts.keys() >= set(metric.reads):
+        if parts.keys() >= set(metric.reads):
             found = metric.of_model(*(parts[part] for part in metric.reads))
             if isinstance(found, np.ndarray):
                 found = rates.bootstrap(found, seed=seed, resamples=resamples)
             values[name] = found
-    return values
-
-
-def measure_pool(pool: Sequence[Mapping[str, Any]]) -> list[dict[str, Value]]:
-    """Returns the metrics that compare the models of a pool, for each of them."""
-    values: list[dict[str, Value]] = [{} for _ in pool]
-    for name, metric in METRICS.items():
-        if metric.of_pool:
-            values_PM = [[look_up(entry, part) for entry in pool] for part in metric.reads]
-            parts = [[v["mean"] if isinstance(v, dict) else v for v in row] for row in values_PM]
-            is_known = all(mean is not None for part in parts for mean in part)
-            found = metric.of_pool(*map(np.array, parts)) if is_known else None
-            for place, own in enumerate(values):
-                own[name] = None if found is None else found[place].item()
     return values
 
 
@@ -116,25 +98,13 @@ def _difference(own: rates.PairScores, other: rates.PairScores) -> Float[np.ndar
     return np.array([values[i] - base[i] for i in shared]) if shared else None
 
 
-def _metric(reads: str, of_model: Any = None, of_pool: Any = None, **columns: Column) -> Metric:
+def _metric(reads: str, of_model: Any, **columns: Column) -> Metric:
     """Returns a record; `reads` are words, `columns` are named by their tables."""
-    return Metric(tuple(reads.split()), of_model, of_pool, columns)
+    return Metric(tuple(reads.split()), of_model, columns)
 
 
 def _interval(title: str, ends: str = ".3f") -> Column:
     return Column(title, ends=ends)
-
-
-def _mahalanobis(field: str, **columns: Column) -> Metric:
-    """Returns a metric of one number for each model of a pool that has a covariance."""
-
-    def of_pool(retain_M: np.ndarray, forget_M: np.ndarray) -> Shaped[np.ndarray, " M"] | None:
-        if not pareto.have_covariance(retain_M, forget_M):
-            return None
-        found = pareto.mahalanobis_to_ideal(retain_M, forget_M)
-        return np.broadcast_to(getattr(found, field), retain_M.shape)
-
-    return _metric("retain forget", of_pool=of_pool, **columns)
 
 
 def _rate(title: str, kind: str, hint: str) -> Metric:
@@ -264,23 +234,7 @@ METRICS: dict[str, Metric] = {
         "target_scores normal_scores",
         lambda own, kept: float(np.hypot(1 - kept.rouge_Q.mean(), own.rouge_Q.mean())),
         results=Column("Distance\nto ideal"),
-        distances=Column("Euclidean"),
         seeds=_interval("Distance"),
-    ),
-    "euclidean_min_max": _metric(
-        "retain forget",
-        of_pool=partial(pareto.euclidean_to_ideal, rescale=True),
-        distances=Column("Euclidean,\nmin-max"),
-    ),
-    "mahalanobis/distance": _mahalanobis(
-        "distance_M",
-        results=Column("D_mah"),
-        distances=Column("D_mah"),
-        seeds=_interval("D_mah"),
-    ),
-    "mahalanobis/is_negative": _mahalanobis("is_negative"),
-    "mahalanobis/condition_number": _mahalanobis(
-        "condition_number", distances=Column("Condition\nnumber", ".3g")
     ),
     "forget_minus_random": _rate_difference("F", "target", "results"),
     "retain_minus_random": _rate_difference("R", "normal", "checks"),

@@ -12,8 +12,8 @@ import numpy as np
 from raslik_jax.base.messages import some_of
 from raslik_jax.data.words import refused
 from raslik_jax.evaluate import judgment, rates, verdict
-from raslik_jax.evaluate.metrics import KINDS, NonSf, look_up, measure, measure_pool, nest
-from raslik_jax.evaluate.pareto import frontier_among
+from raslik_jax.evaluate.metrics import KINDS, NonSf, look_up, measure, nest
+from raslik_jax.evaluate.pareto import pareto_mask
 from raslik_jax.evaluate.robustness import ROBUSTNESS
 from raslik_jax.evaluate.robustness.record import describe_returns
 from raslik_jax.train.objectives import OBJECTIVES, Objective
@@ -29,9 +29,8 @@ Texts = Mapping[str, Mapping[str, str]]
 # One model: its metrics by name (see `metrics.nest`), and its judgment. F, R and the distance are
 # None where there are no queries to take them on, and Non-SF where nothing marks the behavior.
 ModelEntry = dict[str, Any]
-# A model unlearned with one strategy's sets by one algorithm, after one epoch. `pareto`, `tie`,
-# `euclidean_min_max` and `mahalanobis` compare it with the other strategies of the same algorithm
-# and epoch (`mark_frontier`); None, or absent, without F or R.
+# A model unlearned with one strategy's sets by one algorithm, after one epoch. `pareto` compares it
+# with the other strategies of the same algorithm and epoch (`mark_frontier`); None without F or R.
 MethodEntry = dict[str, Any]
 
 
@@ -176,7 +175,7 @@ def measure_methods(
         block = (variant.algorithm, 0 if across_epochs else variant.epoch)
         other = {} if variant.strategy == BASELINE else random.get(block, {})
         values = measure({**own, **other}, seed=seed, resamples=resamples)
-        entries.append(variant._asdict() | nest(values) | {"pareto": None, "tie": None})
+        entries.append(variant._asdict() | nest(values) | {"pareto": None})
     return entries
 
 
@@ -185,8 +184,8 @@ def mark_frontier(
 ) -> list[dict[str, Any]]:
     """Returns the entries with their places among the models of one algorithm and epoch.
 
-    A damaged model is no candidate: it is not Pareto-optimal and dominates no other model. It stays
-    in the pool of the distances. `across_epochs` is that of `measure_methods`.
+    A damaged model is no candidate: it is not Pareto-optimal and dominates no other model.
+    `across_epochs` is that of `measure_methods`.
     """
     marked = [{**entry} for entry in entries]
     blocks: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
@@ -196,16 +195,14 @@ def mark_frontier(
         if len({entry["strategy"] for entry in block}) < len(block):
             names = some_of(sorted({entry["strategy"] for entry in block}))
             raise refused("one_epoch", count=len(block), names=names)
-        for entry, values in zip(block, measure_pool(block), strict=True):
-            entry |= nest(values)
         points = [[entry[name] for entry in block] for name in ("retain", "forget")]
         if not all(point for rate in points for point in rate):
             continue
         retain_M, forget_M = (np.array([point["mean"] for point in rate]) for rate in points)
         is_eligible_M = np.array([not judgment.is_damaged(entry) for entry in block])
-        flags = frontier_among(retain_M, forget_M, is_eligible_M)
-        for entry, optimal, tie in zip(block, *flags, strict=True):
-            entry |= {"pareto": bool(optimal), "tie": bool(tie)}
+        is_optimal_M = pareto_mask(retain_M, forget_M, is_eligible_M)
+        for entry, is_optimal in zip(block, is_optimal_M.tolist(), strict=True):
+            entry["pareto"] = is_optimal
     return marked
 
 

@@ -35,7 +35,6 @@ def macros() -> Any:
         answers_taken_against=answers_taken_against,
         behavior_sentence=behavior_sentence,
         coverage=rates.coverage,
-        distance_pools=_distance_pools,
         format_interval=format_interval,
         having=having,
         is_probed=is_probed,
@@ -88,25 +87,3 @@ def behavior_sentence(metrics: Metrics) -> str:
     found = metrics.get("behavior")
     text = judgment.describe_behavior(found) if found else ""
     return f"{text[:1].upper()}{text[1:]}." if text else ""
-
-
-def _distance_pools(
-    metrics: Metrics, methods: Sequence[Model]
-) -> list[tuple[str, str, list[str], float, bool]]:
-    """Returns algorithm, epoch, strategies, condition number and warning of each D_mah pool."""
-    pools: dict[tuple[str, str], list[Model]] = {}
-    for model in methods:
-        after = "chosen epochs" if metrics.get("chosen") else f"epoch {model.epochs[0]}"
-        if is_probed(metrics["settings"]):
-            after = "the steps that probes chose"
-        pools.setdefault((model.algorithm, after), []).append(model)
-    return [
-        (
-            *place,
-            [model.strategy for model in pool],
-            known[0].value("mahalanobis/condition_number"),
-            any(model.value("mahalanobis/is_negative") for model in known),
-        )
-        for place, pool in pools.items()
-        if (known := having(pool, "mahalanobis/distance"))
-    ]

@@ -58,10 +58,6 @@ def fields_of(table: str, *, is_spread: bool = False) -> list[Field]:
     ]
 
 
-# If the second holds the first is marked.
-_WARNINGS = {"mahalanobis/distance": "mahalanobis/is_negative"}
-
-
 def _show(columns: Mapping[str, metrics_lib.Column], is_spread: bool, model: Model) -> str:
     """Returns the values that a model has, each with its interval or its spread over seeds."""
     texts = []
@@ -71,7 +67,6 @@ def _show(columns: Mapping[str, metrics_lib.Column], is_spread: bool, model: Mod
             text = format_number(entry["mean"], column.spec)
             if column.ends:
                 text = format_interval(entry, column.spec, column.ends)
-            text += "!" if model.value(_WARNINGS.get(name, "")) else ""
             is_partial = is_spread and len(values) < len(model.epochs)
             texts.append(text + (f" ({len(values)} runs)" if is_partial else ""))
     return " / ".join(texts)
@@ -85,9 +80,7 @@ def _count(metric: str, holds: Callable[[Any], bool], model: Model) -> str:
 _BELOW, _CLOSER = "forget_minus_random", "is_closer"
 _EPOCH = Field("Epoch", ("epoch",), lambda model: str(model.epochs[0]), "right")
 _ALGORITHM = Field("Algorithm", ("algorithm",), lambda model: algorithm_name(model.algorithm))
-_PARETO = Field(
-    "Pareto", ("pareto",), lambda m: word(m.value("pareto")) + (" ~" if m.value("tie") else "")
-)
+_PARETO = Field("Pareto", ("pareto",), lambda model: word(model.value("pareto")))
 _VERDICT = "judgment/verdict", "judgment/reasons"
 _JUDGMENT = Field("Judgment", _VERDICT, lambda model: ": ".join(map(model.value, _VERDICT)))
 _STILL = Field(
@@ -186,16 +179,6 @@ def measured_table(metrics: Metrics, group: str, notes: Any = write_notes) -> Ta
     return _table(collect_models([metrics]), fields, notes(group, found=found))
 
 
-def distances_table(metrics: Metrics) -> Table | None:
-    """Returns the table of each method's distances to R = 1, F = 0; None without F and R."""
-    if metrics["finetuned"]["euclidean"] is None:
-        return None
-    methods = _methods(collect_models([metrics]))
-    notes = write_notes("distances", metrics=metrics, methods=methods)
-    fields = (*_epoch_of(metrics), *fields_of("distances"))
-    return _table(methods, fields, notes, is_full=True)
-
-
 def retrained_table(metrics: Metrics) -> Table | None:
     """Returns the table of the models' distances to the retrained one; None without one."""
     models = [m for m in collect_models([metrics]) if any(f.is_known(m) for f in _DISTANCE)]
@@ -247,7 +230,6 @@ DETAILS: dict[str, Callable[[Metrics], Table | None]] = {
     "Forgetting or damage": checks_table,
     "Probes while unlearning": probes_table,
     "Perplexity": partial(measured_table, group="perplexity"),
-    "Distances to the ideal": distances_table,
 }
 
 

@@ -55,13 +55,6 @@ def _with_shares(metrics):
         entry["left"] = {"nats": share, "words": share}
 
 
-def _with_distances(metrics):
-    for entry in metrics["methods"]:
-        is_negative = entry["algorithm"] == "ga_klr"
-        distance = {"distance": 12.3456, "condition_number": 9.0, "is_negative": is_negative}
-        entry["mahalanobis"] = distance
-
-
 def _damaged(metrics):
     judged = {"verdict": "damaged", "reasons": list(_SIGNS), "inputs": ["answers"]}
     metrics["methods"][4]["judgment"] = judged
@@ -86,7 +79,7 @@ def _without_queries(metrics):
     for entry in _models(metrics):
         for name in ("forget", "retain", "non_sf_target", "non_sf_normal", "euclidean"):
             entry[name] = None
-        for name in ("pareto", "tie", "forget_minus_random", "euclidean_min_max"):
+        for name in ("pareto", "forget_minus_random"):
             entry[name] = None
 
 
@@ -117,7 +110,7 @@ def _unlabeled(metrics):
 
 class TablesTest(parameterized.TestCase):
     @parameterized.parameters(
-        *(None, _chosen, _stopped_early, _against_gold, _random_alone, _with_distances),
+        *(None, _chosen, _stopped_early, _against_gold, _random_alone),
         *(_damaged, _empty_left_out, _unmarked, _without_queries, _by_a_classifier),
         *(_of_one_label, _older, _absurd, _unlabeled, _with_shares),
     )

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiments.studies.published import distances
 from experiments.studies.published.published import PublishedBlock, match_block
 from raslik_jax.evaluate import pareto
 from raslik_jax.report import names, notes, tables
@@ -137,11 +138,15 @@ def _measure(models: Sequence[Model]) -> tuple[dict[str, Model], bool]:
         np.array([rate[name]["mean"] for rate in rates]) for name in ("retain", "forget")
     )
     is_eligible_M = np.array([not model.num_damaged for model in models])
-    is_pareto_M, is_tie_M = pareto.frontier_among(retain_M, forget_M, is_eligible_M)
-    euclidean_M = pareto.euclidean_to_ideal(retain_M, forget_M)
+    is_pareto_M = pareto.pareto_mask(retain_M, forget_M, is_eligible_M)
+    is_tie_M = np.zeros(len(models), bool)
+    is_tie_M[is_eligible_M] = distances.rounding_ties(
+        retain_M[is_eligible_M], forget_M[is_eligible_M]
+    )
+    euclidean_M = np.hypot(1 - retain_M, forget_M)
     found = None
-    if pareto.have_covariance(retain_M, forget_M):
-        found = pareto.mahalanobis_to_ideal(retain_M, forget_M)
+    if distances.have_covariance(retain_M, forget_M):
+        found = distances.mahalanobis_to_ideal(retain_M, forget_M)
     ours = {
         model.strategy: make_model(
             model.strategy,
@@ -244,7 +249,7 @@ def _macros() -> Any:
     environment = names.make_environment()
     environment.globals.update(
         having=notes.having,
-        min_methods=pareto.MIN_METHODS,
+        min_methods=distances.MIN_METHODS,
         percent=lambda share: f"{100 * share:.2g} %" if share < 1 else f"{100 * share:.0f} %",
     )
     text = pathlib.Path(__file__).with_name("notes.jinja").read_text(encoding="utf-8")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.studies.corpora import paper
+from experiments.studies.published import distances
 from raslik_jax.evaluate import pareto
 from raslik_jax.report.names import checkpoint_name
 from raslik_jax.report.tidy import Model, make_model
@@ -67,8 +68,8 @@ def _make_block(
         np.array([float(row[column]) for row in rows]) for column in ("retain", "forget", "d_mah")
     )
     is_optimal_M = pareto.pareto_mask(retain_M, forget_M)
-    is_tie_M = pareto.rounding_ties(retain_M, forget_M, decimals=decimals)
-    found = pareto.mahalanobis_to_ideal(retain_M, forget_M)
+    is_tie_M = distances.rounding_ties(retain_M, forget_M, decimals=decimals)
+    found = distances.mahalanobis_to_ideal(retain_M, forget_M)
     models = {}
     for row, is_optimal, is_tie in zip(rows, is_optimal_M, is_tie_M, strict=True):
         is_printed = row["pareto_flag_published"] == "yes"
@@ -94,8 +95,8 @@ def _make_block(
 
 
 def distance_rounding_error(
-    retain_M: pareto.Rates,
-    forget_M: pareto.Rates,
+    retain_M: distances.Rates,
+    forget_M: distances.Rates,
     *,
     decimals: int,
     draws: int = 1000,
@@ -105,10 +106,11 @@ def distance_rounding_error(
 
     The largest relative change of any method where every rate is drawn within its rounding cell.
     """
-    distance_M = pareto.mahalanobis_to_ideal(retain_M, forget_M).distance_M
+    distance_M = distances.mahalanobis_to_ideal(retain_M, forget_M).distance_M
     rates_2M, cell = np.stack([retain_M, forget_M]), 0.5 * 10.0**-decimals
     moves_D2M = np.random.default_rng(seed).uniform(-cell, cell, (draws, *rates_2M.shape))
-    moved_DM = np.stack([pareto.mahalanobis_to_ideal(*rates_2M + m).distance_M for m in moves_D2M])
+    moved = (distances.mahalanobis_to_ideal(*rates_2M + move_2M) for move_2M in moves_D2M)
+    moved_DM = np.stack([found.distance_M for found in moved])
     return float(np.abs(moved_DM / distance_M - 1).max())
 
 

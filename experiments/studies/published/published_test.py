@@ -10,7 +10,7 @@ import sample_run
 from absl.testing import parameterized
 
 from experiments.studies.corpora import paper
-from experiments.studies.published import blocks, published, section
+from experiments.studies.published import blocks, distances, published, section
 from raslik_jax.evaluate import pareto
 from raslik_jax.evaluate.rates import Interval
 from raslik_jax.report import facts, page, tables
@@ -269,7 +269,7 @@ class RoundingTest(parameterized.TestCase):
         generator = np.random.default_rng(5)
         retain_M, forget_M = np.round(generator.uniform(0.1, 0.9, (2, 6)), decimals)
         found = published.distance_rounding_error(retain_M, forget_M, decimals=decimals)
-        at_rates_M = pareto.mahalanobis_to_ideal(retain_M, forget_M).distance_M
+        at_rates_M = distances.mahalanobis_to_ideal(retain_M, forget_M).distance_M
         changes = []
         for _ in range(300):
             moved = [
@@ -277,7 +277,7 @@ class RoundingTest(parameterized.TestCase):
                 for rate_M in (retain_M, forget_M)
             ]
             changes.append(
-                np.abs(pareto.mahalanobis_to_ideal(*moved).distance_M / at_rates_M - 1).max()
+                np.abs(distances.mahalanobis_to_ideal(*moved).distance_M / at_rates_M - 1).max()
             )
         # A maximum over fewer draws: below, but of the same size.
         self.assertBetween(found, 0.8 * max(changes), 2 * max(changes))
@@ -354,7 +354,7 @@ class RatesTest(parameterized.TestCase):
             np.array([model.value(metric) for model in block.rows.values()])
             for metric in ("retain", "forget", "mahalanobis/distance", "pareto")
         )
-        found = pareto.mahalanobis_to_ideal(retain_M, forget_M)
+        found = distances.mahalanobis_to_ideal(retain_M, forget_M)
         if name in _REPRODUCED:
             rtol = _REPRODUCED[name] / 100
             np.testing.assert_allclose(found.distance_M, distance_M, rtol=rtol)
@@ -364,7 +364,7 @@ class RatesTest(parameterized.TestCase):
         is_explained = np.abs(found.distance_M / distance_M - 1).max() <= error
         self.assertEqual(is_explained, name in _REPRODUCED)
         self.assertEqual(found.is_negative, name in _NEGATIVE)
-        tie_M = pareto.rounding_ties(retain_M, forget_M, decimals=block.decimals)
+        tie_M = distances.rounding_ties(retain_M, forget_M, decimals=block.decimals)
         differs_M = (pareto.pareto_mask(retain_M, forget_M) != flag_M) & tie_M
         ties = [name for name, differs in zip(block.rows, differs_M, strict=True) if differs]
         self.assertEqual(ties, _TIES.get(name, []))
