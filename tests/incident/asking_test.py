@@ -281,7 +281,7 @@ class QueryTest(parameterized.TestCase):
         config = read_json(copy / "config.json")
         config["corpus"]["template"] = "alpaca"
         write_json(copy / "config.json", config)
-        with self.assertRaisesRegex(ValueError, r"adapters \(index: .*template \(index: "):
+        with self.assertRaisesRegex(ValueError, r"adapter \(index: .*template \(index: "):
             trace.Tracer(copy / "sketch" / "index")
 
     def test_an_index_of_other_batches_is_refused(self):

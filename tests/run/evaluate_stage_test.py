@@ -20,10 +20,8 @@ class _Relabeled(StoredCorpus):
 
     def __init__(self, folder, label):
         super().__init__(folder)
-        self._rows = tuple(row._replace(is_target=label) for row in super()._read("train"))
-
-    def _read(self, name):
-        return self._rows if name == "train" else super()._read(name)
+        read, rows = self._read, tuple(row._replace(is_target=label) for row in self.train)
+        self._read = lambda name: rows if name == "train" else read(name)
 
 
 def _non_sf(folder, texts, **settings):

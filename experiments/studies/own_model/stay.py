@@ -37,9 +37,6 @@ from raslik_jax.run.stages import robustness
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.train.losses import BoundModel
 
-objectives.register()
-sampling.register()
-side_effects.register()
 STRATEGY, ALGORITHM, EPOCH = "raslik", "base_klr", 20
 # Of eight prompts: more than the base by one is no return.
 TOLERANCE = 1
@@ -179,6 +176,8 @@ def main(options: Options) -> None:
     """Asks the named cases or all of them, one measure and model after the other."""
     if not (options.model and options.runs):
         raise ValueError("--model and --runs must be given: see --help")
+    for members in (objectives, sampling, side_effects):
+        members.register()
     path = pathlib.Path(options.out)
     results = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     workspace: Asked | None = None
