@@ -23,6 +23,7 @@ from experiments.studies.behaviors import page as behaviors
 from experiments.studies.corpora import paper
 from experiments.studies.counterfactual import page as counterfactual
 from experiments.studies.geometry import page as geometry
+from experiments.studies.mixed_file import page as mixed_file
 from experiments.studies.own_model import page as own_model
 from experiments.studies.precise import page as precise
 from experiments.studies.quickstart import page as quickstart
@@ -58,6 +59,7 @@ PAGES = {
     "behaviors": Page("behaviors", behaviors.page_tables),
     "counterfactual": Page("counterfactual", counterfactual.page_tables),
     "geometry": Page("geometry", geometry.page_tables),
+    "mixed_file": Page("mixed_file", mixed_file.page_tables),
     "own_model": Page("own_model", own_model.page_tables),
     "precise": Page("precise", precise.page_tables),
     "quickstart": Page("quickstart", quickstart.page_tables),

@@ -91,7 +91,15 @@ class Part:
         """Returns what a model's answers show, next to those before."""
         before = self.said()
         found = ways.measure_answers(self.case, before, after) | others(self.case, before, after)
-        return {**found, "answers": [*after]}
+        return {**found, "as_other": self.as_other(after), "answers": [*after]}
+
+    def as_other(self, answers: Sequence[str]) -> int:
+        """Returns how many prompts of the behavior are answered with another behavior."""
+        known = make_backdoor.MARKERS.items()
+        markers = [text for name, text in known if name != self.case.behavior]
+        pairs = zip(self.case.rows("held_out"), answers, strict=True)
+        own_texts = [text for row, text in pairs if row["behavior"] == self.case.behavior]
+        return sum(bool(re.search(one, text)) for text in own_texts for one in markers)
 
     def before(self) -> dict[str, Any]:
         """Returns what the model shows before a change."""
@@ -150,7 +158,8 @@ class Part:
         The vectors of the rows and of the queries of all behaviors are made once for a seed.
         """
         config = config_from_json(artifacts.CONFIG.read(self.own_run))
-        workspace, path = Workspace(self.own_run, config), self.out / f"rank-{self.seed}"
+        workspace, path = Workspace(self.own_run, config), self.out / "rank" / f"seed-{self.seed}"
+        path.parent.mkdir(exist_ok=True)
         rows = workspace.corpus.train
         labels = [str(row.extra["behavior"]) for row in rows]
         given = [
@@ -161,12 +170,12 @@ class Part:
         if not path.with_suffix(".json").is_file():
             start = time.process_time()
             passes.store(workspace, given, labels, labels, path, _LOSSES, seconds=start)
-        run = next(one for one in cells.read_runs(self.out) if one.name == path.name)
+        run = next(one for one in cells.read_runs(path.parent) if one.name == path.name)
         scores = dict(run.scores())
         found: dict[str, Any] = {name: (scores[key], None) for name, key in _METHODS.items()}
         texts = [*rows, *(one.example for one in given)]
         for peer, (flag, make) in methods.PEERS.items():
-            kept = self.out / f"rank-{self.seed}.{peer}.npz"
+            kept = path.with_suffix(f".{peer}.npz")
             if getattr(self.options, flag) and not kept.is_file():
                 begin = sum(os.times()[:4])
                 gram_MM = make(workspace, texts, kept.with_suffix(""), self.options)

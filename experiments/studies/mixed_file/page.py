@@ -78,13 +78,15 @@ def answers_table() -> str:
             if one := parts.get(part):
                 cells = [
                     f"{one['shown']} of {one['prompts']}",
+                    str(one["as_other"]),
                     f"{one['normal_same']} of {one['normal_prompts']}",
                     f"{one['normal_rouge']:.2f}",
                     f"{one['normal_words']:.1f}",
                     f"{one['other_same']} of {one['other_prompts']}",
                 ]
                 rows.append([name, title, *cells])
-    head = ["behavior/seed", "model", "shows it", "ordinary answers equal", "ROUGE-L", "words"]
+    head = ["behavior/seed", "model", "shows it", "shows the other one"]
+    head += ["ordinary answers equal", "ROUGE-L", "words"]
     return markdown_table([*head, "answers of the other behavior equal"], rows)
 
 

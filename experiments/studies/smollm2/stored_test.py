@@ -11,7 +11,7 @@ from support import shared_data
 
 from experiments.studies.suite import choice
 from raslik_jax.base.files import read_json
-from raslik_jax.config import config_from_json
+from raslik_jax.config import Config, config_from_json, to_json
 from raslik_jax.retrieve.selectors import select_by_count
 from raslik_jax.retrieve.strategies import STRATEGIES, Request
 from raslik_jax.run.artifacts import read_metrics
@@ -30,9 +30,16 @@ def folder(request):
 
 def _config(run):
     """The settings of a stored run, without those that have left the package since."""
-    settings = read_metrics(run)["settings"]
-    sketch = {k: v for k, v in settings["sketch"].items() if k not in ("diagnose", "parameters")}
-    return config_from_json(settings | {"sketch": sketch})
+    return config_from_json(_known(read_metrics(run)["settings"], to_json(Config())))
+
+
+def _known(settings, like):
+    """The settings that another tree of settings has too."""
+    return {
+        name: _known(value, like[name]) if isinstance(like[name], dict) else value
+        for name, value in settings.items()
+        if name in like
+    }
 
 
 @pytest.fixture(scope="module")

@@ -86,9 +86,10 @@ class Run(NamedTuple):
         scores = {name: cosines(gram_MM) for name, gram_MM in grams.items()}
         for name in self.losses:
             yield name, scores[name]
-        for name, parts in SUMS.items():
+        sums = {name: parts for name, parts in SUMS.items() if {*parts} <= scores.keys()}
+        for name, parts in sums.items():
             yield name, np.mean([scores[part] for part in parts], axis=0)
-        for name, parts in SUMS.items():
+        for name, parts in sums.items():
             yield f"{name}, end to end", cosines(np.mean([grams[part] for part in parts], axis=0))
         for name in STATES:
             yield f"hidden {name}", scores[name]
