@@ -62,6 +62,7 @@ def main(options: Options) -> None:
             gradient_checkpointing=False,
             save_strategy="no",
             report_to="none",
+            completion_only_loss=True,  # the default, said for those who read the recipe
             logging_steps=10,
             seed=options.seed,
             num_train_epochs=options.epochs,
