@@ -147,7 +147,7 @@ def read_settings(
         seed = {f"unlearn.{name}.seed": settings[f"unlearn.{ALGORITHM}.seed"] + 1}
         settings = {**own, **seed, **settings}
     if is_told and processes.is_first():
-        print(*_lines(folder, found, values, settings), sep="\n", flush=True)
+        print(*_lines(folder, found, values, settings, given), sep="\n", flush=True)
     return settings
 
 
@@ -181,6 +181,7 @@ def _lines(
     found: recipe.Recipe,
     values: Mapping[str, Any],
     settings: Mapping[str, Any],
+    given: Mapping[str, Any],
 ) -> Iterator[str]:
     """Yields the recipe, one line per setting, with the source of each value."""
     yield "recipe of the training"
@@ -194,6 +195,11 @@ def _lines(
         yield f"  {field.name:<17}{value!s:<10} {origin}"
     if not values:
         yield "  no file says how the adapter was trained: give --recipe, or each setting"
+    targets = found.settings.get("targets")
+    if targets and targets.value == recipe.BY_ROWS and f"unlearn.{ALGORITHM}.targets" not in given:
+        other = {"all": "response", "response": "all"}[values["targets"]]
+        yield "  the trainer chose the targets by the form of its rows, here by those of the run's"
+        yield f"  file: for a file of another form pass --unlearn.{ALGORITHM}.targets={other}"
     for difference in found.differences:
         yield f"  the files differ: {difference}; the first one decides"
     for lack in found.lacks:

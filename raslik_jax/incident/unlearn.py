@@ -170,8 +170,9 @@ def _outcome_lines(root: pathlib.Path, config: Config) -> Iterator[str]:
     (strategy,), algorithm = config.retrieve.strategies, config.unlearn.algorithms[0]
     epoch = Workspace(root, config).epochs(strategy, algorithm)[-1]
     after = artifacts.traced(epoch, artifacts.Variant(strategy, algorithm)).read(root)
-    yield from ("\nbefore unlearning", *answers_before(root))
-    yield from ("\nafter unlearning", *answer_lines(after))
+    way = "retraining" if OBJECTIVES[algorithm].retrains else "unlearning"
+    yield from (f"\nbefore {way}", *answers_before(root))
+    yield from (f"\nafter {way}", *answer_lines(after))
     yield from _told(root, config, (strategy, algorithm), epoch)
 
 

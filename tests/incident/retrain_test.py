@@ -72,7 +72,7 @@ def test_a_fresh_adapter_is_trained_on_what_is_left(traced, tmp_path):
     assert done.stdout.index("whole run: about") < done.stdout.index("120 rows: loss")
     check = json.loads((run / "unlearn/recipe/check.json").read_text())
     assert (check["steps"], check["of"], check["rows"]) == (16, 16, 120)
-    place = done.stdout.index("after unlearning")
+    place = done.stdout.index("after retraining")
     assert "Recipe not confirmed" in done.stdout[place:]
     assert "Recipe not confirmed" in (run / "report/report.html").read_text()
     # Without a second training there is a distance and no floor.
@@ -155,6 +155,16 @@ def test_epochs_that_are_given_replace_the_steps_of_the_recipe(traced, tmp_path,
         assert next(line[1] for line in lines if line[0] == "steps") == steps
 
 
+@pytest.mark.parametrize("given", [{}, {"unlearn.retrain.targets": "response"}])
+def test_targets_that_the_rows_decided_are_named(traced, tmp_path, capsys, given):
+    left = {"training_args.json": json.dumps(_RECIPE | {"completion_only_loss": None})}
+    run = _adapter_run(traced, tmp_path, left)
+    with pytest.raises(ValueError):  # the run is no trace
+        retrain.retrain(**run, settings=given)
+    said = capsys.readouterr().out
+    assert ("for a file of another form pass --unlearn.retrain.targets=all" in said) == (not given)
+
+
 @pytest.mark.heavy
 def test_both_ways_out_stay_in_either_order_and_are_compared(traced, tmp_path):
     """Also after a second training that was killed."""
@@ -165,6 +175,7 @@ def test_both_ways_out_stay_in_either_order_and_are_compared(traced, tmp_path):
             more = ["--other_seed"] if command == "retrain" else []
             done = tiny.run_command(command, f"--run={run}", f"--out={out}", *more)
             assert done.returncode == 0, done.stderr
+            assert ("after retraining" in done.stdout) == (command == "retrain")
         runs.append(run)
         # The command prints the judgment, also that of a floor.
         is_said = "of the noise floor" in " ".join(done.stdout.split())
