@@ -80,6 +80,8 @@ def _smollm2_rows() -> tuple[Rows, Mapping[str, Rows]]:
 
     asked: dict[str, list[dict[str, Any]]] = {"target": [], "normal": []}
     for row in read(HERE / "answers.jsonl"):
+        if row["split"] == "retrieval":  # a query of the first run of the study
+            continue
         asked[row["split"].removeprefix("test_")].append(row)
     return read(HERE.parent / "own_model" / "train.jsonl"), asked
 
