@@ -1,6 +1,6 @@
 """Measures how fast an index answers, against a plain NumPy read of the same bytes.
 
-Makes an index of random rows, then, dtype by dtype and for each number of queries: both poles over
+Makes an index of random rows, then, dtype by dtype and for each number of queries: the scores of
 all rows, streamed from the memory map, and in the same run a plain NumPy read of that memory map
 (the sum of its words). Checks a sample of the scores against float64 first.
 
@@ -15,8 +15,8 @@ With --json each line of stdout is one object. Its key "stage" says which:
 setup: every flag; device, cpus, jax.
 query (one for each dtype and number of queries): dtype, queries, row_bytes (of whole chunks),
   index_bytes (of all files), seconds_made (writing the index), seconds_scores (scores of all rows),
-  seconds_both_tails (both poles), seconds_numpy_read (on one core; all medians), gb_per_s (of the
-  scores), numpy_gb_per_s, share_of_numpy.
+  seconds_numpy_read (on one core; all medians), gb_per_s (of the scores), numpy_gb_per_s,
+  share_of_numpy.
 """
 
 import dataclasses
@@ -50,8 +50,6 @@ class Options(harness.Options):
     size: int = setting(65536, "Coordinates of a sketch.", low=1)
     dtypes: tuple[Dtype, ...] = setting(get_args(Dtype), "Dtypes of the rows.")
     queries: tuple[int, ...] = setting((1, 2, 4, 8), "Numbers of queries.", low=1)
-    top: int = setting(5000, "Rows from the top (at most all).", low=0)
-    bottom: int = setting(2000, "Rows from the bottom (at most all).", low=0)
     chunk_rows: int = setting(512, "Rows of a chunk.", low=1)
     folder: str = setting("", "New or empty folder for the index (default: a temporary one).")
     repeats: int = setting(7, "Number of measurements. The median is reported.", low=1)
@@ -107,13 +105,10 @@ def measure_dtype(options: Options, path: Path, dtype: str) -> Iterator[Line]:
     random = np.random.default_rng(options.seed + 1)
     all_queries = random.standard_normal((max(options.queries), options.size))
     check(store, all_queries[:1])
-    counts = (min(count, store.num_rows) for count in (options.top, options.bottom))
-    tails: Any = dict(zip(("k_forget", "k_retain"), counts, strict=True))
     for number in options.queries:
         about: Any = {"store": store, "query_QK": all_queries[:number], "center": True}
         calls: dict[str, Callable[[], Any]] = {
             "scores": functools.partial(search.score_store, **about),
-            "both_tails": functools.partial(search.search_store, **about, **tails),
             "numpy_read": lambda: [block.reshape(-1).view("u8").sum() for block in blocks],
         }
         taken = harness.take_turns(calls, options.repeats)

@@ -36,12 +36,12 @@ export XLA_PYTHON_CLIENT_MEM_FRACTION="${XLA_PYTHON_CLIENT_MEM_FRACTION:-0.95}"
 
 if [ "$SMOKE" = 1 ]; then
     MODEL="${MODEL:-pythia-14m}" BATCH_TOKENS="${BATCH_TOKENS:-128}" ROWS="${ROWS:-64}"
-    SIZE="${SIZE:-256}" TOP=8 PROMPTS=2 ALONE=1 NEW_TOKENS=2 DECODE_BATCH=2 REPEATS=1
+    SIZE="${SIZE:-256}" PROMPTS=2 ALONE=1 NEW_TOKENS=2 DECODE_BATCH=2 REPEATS=1
     DTYPE=float32 MAX_LEN=64 BUCKETS=1 LENGTH=32 QUERY_DTYPES=float32
     UNLEARN_BATCH=1 REMAT=--noremat
 else
     MODEL="${MODEL:-olmo2-7b}" BATCH_TOKENS="${BATCH_TOKENS:-8192}" ROWS="${ROWS:-52000}"
-    SIZE="${SIZE:-65536}" TOP=2000 PROMPTS=256 ALONE=4 NEW_TOKENS=128 DECODE_BATCH=256 REPEATS=3
+    SIZE="${SIZE:-65536}" PROMPTS=256 ALONE=4 NEW_TOKENS=128 DECODE_BATCH=256 REPEATS=3
     DTYPE=bfloat16 MAX_LEN=512 BUCKETS=4 LENGTH=128 QUERY_DTYPES=bfloat16
     UNLEARN_BATCH=8 REMAT=--remat
     # Ends at once, with a sentence, where JAX sees no GPU.
@@ -90,7 +90,7 @@ measure sketch_binned "${SKETCH[@]}" --batch_tokens="$BATCH_TOKENS" --max_len="$
 measure unlearn experiments/bench/unlearn.py --json --model="$MODEL" --dtype="$DTYPE" \
     --batch_size="$UNLEARN_BATCH" --length="$MAX_LEN" --repeats="$REPEATS" "$REMAT"
 measure query experiments/bench/query.py --json --rows="$ROWS" --size="$SIZE" --dtypes="$QUERY_DTYPES" \
-    --queries=1,8 --top="$TOP" --bottom="$TOP" --repeats="$REPEATS" --folder="$OUT/index"
+    --queries=1,8 --repeats="$REPEATS" --folder="$OUT/index"
 rm -rf "$OUT/index"
 measure decode experiments/bench/decode.py --json --model="$MODEL" --dtype="$DTYPE" \
     --prompts="$PROMPTS" --batch_size="$DECODE_BATCH" --new_tokens="$NEW_TOKENS" --alone="$ALONE"

@@ -20,7 +20,7 @@ from raslik_jax.base import settings
 from raslik_jax.base.settings import setting
 from raslik_jax.cli import asking, setting_flags
 from raslik_jax.config import RetrieveConfig
-from raslik_jax.incident.asking import OF_RUN, Asker, AskOptions, as_json, ask, read_queries
+from raslik_jax.incident.asking import OF_RUN, AskOptions, as_json, ask, open_index, read_queries
 from raslik_jax.parallel.processes import JobConfig
 
 # Settings of the run that a flag of the same name replaces.
@@ -49,11 +49,8 @@ def run(options: Options) -> None:
     """Traces and prints the result, or asks for questions."""
     options = dataclasses.replace(options, settings=setting_flags.given(FLAGS))
     if not read_queries(options):
-        asker = Asker(options)
-        if options.json:
-            asking.answer_lines(asker)
-        else:
-            asking.converse(asker)
+        answer = asking.answer_lines if options.json else asking.converse
+        answer(open_index(options))
         return
     found = ask(options)
     print(json.dumps(as_json(found.trace)) if options.json else found)

@@ -1,9 +1,8 @@
 """Questions to an index: the question, the answer, and its form in the terminal."""
 
 import dataclasses
-import functools
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from raslik_jax.base import files
@@ -77,7 +76,7 @@ def ask(options: AskOptions | None = None, **named: Any) -> AskResult:
     queries = read_queries(options)
     if not queries:
         raise ValueError("--instruction or --queries must be given, got none: give one of the two")
-    return AskResult(Asker(options)(queries))
+    return AskResult(open_index(options)(queries))
 
 
 def read_queries(options: AskOptions) -> Sequence[Example]:
@@ -92,30 +91,28 @@ def read_queries(options: AskOptions) -> Sequence[Example]:
     return (make_question(*asked),) if options.instruction else ()
 
 
-class Asker:
-    """An open index for questions from any thread, each answered by the same options."""
+def open_index(options: AskOptions) -> "Callable[[Sequence[Example]], Trace]":
+    """Returns a function that traces generations of one behavior by an index, from any thread.
 
-    def __init__(self, options: AskOptions):
-        """Opens the index and the model that made it on the devices of the options."""
-        from raslik_jax.data.tokens import prompts
-        from raslik_jax.incident.tracer import Tracer
-        from raslik_jax.parallel import meshes
+    Index and model are opened once, on the devices of the options.
+    """
+    from raslik_jax.data.tokens import prompts
+    from raslik_jax.incident.tracer import Tracer
+    from raslik_jax.parallel import meshes
 
-        self._devices = meshes.make_mesh(options.mesh.data)
-        self._use = functools.partial(meshes.use, self._devices)
-        with self._use():
-            index = options.index or options.run
-            self.tracer = Tracer(index, run=options.run or None, mesh=options.mesh)
-        workspace = self.tracer.workspace
-        if options.system.strip():
-            prompts.require_system(workspace.template, workspace.template_name)
-        self._how: dict[str, Any] = {name: options.settings.get(name) for name in OF_RUN}
-        self._how |= {"top": options.top, "bottom": options.bottom}
+    devices = meshes.make_mesh(options.mesh.data)
+    with meshes.use(devices):
+        index = options.index or options.run
+        tracer = Tracer(index, run=options.run or None, mesh=options.mesh)
+    if options.system.strip():
+        prompts.require_system(tracer.workspace.template, tracer.workspace.template_name)
+    how: dict[str, Any] = {name: options.settings.get(name) for name in OF_RUN}
 
-    def __call__(self, queries: Sequence[Example]) -> "Trace":
-        """Returns the examples behind generations of one behavior."""
-        with self._use():  # a mesh holds for one thread
-            return self.tracer.trace_queries(queries, **self._how)
+    def ask_index(queries: Sequence[Example]) -> "Trace":
+        with meshes.use(devices):  # a mesh holds for one thread
+            return tracer.trace_queries(queries, top=options.top, bottom=options.bottom, **how)
+
+    return ask_index
 
 
 def make_question(instruction: str, input: str, output: str, system: str = "") -> Example:

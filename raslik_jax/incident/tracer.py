@@ -21,7 +21,7 @@ from raslik_jax.data import batches
 from raslik_jax.data.examples import Example, answered, drop_unanswered, make_example
 from raslik_jax.data.tokens import masking
 from raslik_jax.index import search
-from raslik_jax.index.combine import Aggregate, check_agreement
+from raslik_jax.index.combine import Aggregate, best_positions, check_agreement, opposite
 from raslik_jax.index.format import refuse_differences
 from raslik_jax.index.store import SketchStore
 from raslik_jax.retrieve import behaviors, noise
@@ -207,49 +207,39 @@ class Tracer:
         queries, line = drop_unanswered(queries)
         self.workspace.tell(line)
         query_QK = self.sketch(queries)
+        ids = [query.example_id for query in queries]
         asked = search.queries_of_store(self.store, query_QK, center=center)
-        check_agreement(asked.gram_QQ, [query.example_id for query in queries])
+        check_agreement(asked.gram_QQ, ids)
         how: Any = {"center": center, "aggregate": aggregate}
-        score_N, toward, against = self._tails(query_QK, top, bottom, **how)
-        apart = behaviors.split_queries(asked.gram_QQ, [query.example_id for query in queries])
-        found = [
-            Behavior(group, self._tails(query_QK[[*group]], top, 0, **how)[1])
-            for group in (apart.groups if len(apart.groups) > 1 else ())
-        ]
+        score_N, toward, against = self._rank(asked, top, bottom, **how)
+        apart = behaviors.split_queries(asked.gram_QQ, ids)
+        found = []
+        for group in apart.groups if len(apart.groups) > 1 else ():
+            own = asked._replace(direction_QK=asked.direction_QK[[*group]])
+            found.append(Behavior(group, self._rank(own, top, 0, **how)[1]))
         of_all = queries, toward, against, score_N, query_QK, center, aggregate
         return Trace(*of_all, tuple(found), behaviors.sentence(apart))
 
-    def _tails(
-        self,
-        query_QK: Float32[np.ndarray, "Q K"],
-        top: int,
-        bottom: int,
-        *,
-        center: bool,
-        aggregate: Aggregate,
+    def _rank(
+        self, asked: search.Queries, top: int, bottom: int, *, center: bool, aggregate: Aggregate
     ) -> tuple[np.ndarray, tuple[Influence, ...], tuple[Influence, ...]]:
         """Returns the scores of all rows with these queries and both ends of their ranking."""
+        score_N = search.score_queries(self.store, asked, aggregate)
         how: Any = {"center": center, "aggregate": aggregate}
-        score_N = search.score_store(self.store, query_QK, **how)
-        sizes: Any = {"k_forget": top, "k_retain": bottom}
-        tails = search.search_store(self.store, query_QK, **how, **sizes, score_N=score_N)
-        asked = search.queries_of_store(self.store, query_QK, center=center)
         chances = chance_stage.of_trace(self.workspace, self.store, score_N, asked, **how)
 
-        def influences(ids: Sequence[str], score_M: np.ndarray) -> tuple[Influence, ...]:
-            positions = self.store.positions_of(ids)
-            sigmas: Sequence[float | None] = [None] * len(ids)
-            if ids and aggregate == "mean":
-                sigmas = noise.row_sigma(self.store, positions, asked).tolist()
-            told: Sequence[Mapping[str, float] | None] = [None] * len(ids)
-            if chances and not np.isnan(chances.p_N[positions]).any():
-                parts = np.stack(chances, axis=1)[positions].tolist()
-                told = [dict(zip(_CHANCE, part, strict=True)) for part in parts]
-            return tuple(
-                Influence(self.examples[name], float(score), sigma, one)
-                for name, score, sigma, one in zip(ids, score_M, sigmas, told, strict=True)
-            )
+        def end(pole_N: np.ndarray, count: int) -> tuple[Influence, ...]:
+            rows = best_positions(pole_N, self.store.ids, count)
+            sigmas: Sequence[float | None] = [None] * len(rows)
+            if len(rows) and aggregate == "mean":
+                sigmas = noise.row_sigma(self.store, rows, asked).tolist()
+            found = []
+            for row, sigma in zip(rows.tolist(), sigmas, strict=True):
+                chance = None
+                if chances and not np.isnan(chances.p_N[row]):
+                    chance = {name: float(getattr(chances, f"{name}_N")[row]) for name in _CHANCE}
+                example = self.examples[self.store.ids[row]]
+                found.append(Influence(example, float(score_N[row]), sigma, chance))
+            return tuple(found)
 
-        toward = influences(tails.forget_ids, tails.forget_scores)
-        against = influences(tails.retain_ids, -tails.retain_scores)
-        return score_N, toward, against
+        return score_N, end(score_N, top), end(opposite(score_N), bottom)

@@ -1,4 +1,4 @@
-"""Scores of every row of an index for queries and both ends of their ranking.
+"""Scores of every row of an index for queries.
 
 The score of row x for query q is the cosine of the two sketches. A centered score is the cosine of
 q - mu and x - mu with mu the mean sketch of the corpus:
@@ -28,9 +28,7 @@ from raslik_jax.base.axes import Array
 from raslik_jax.index.combine import (
     Aggregate,
     aggregate_scores,
-    best_positions,
     directions,
-    opposite,
     query_weights,
 )
 from raslik_jax.index.store import SketchStore
@@ -54,15 +52,6 @@ class Queries(NamedTuple):
     def gram_QQ(self) -> Float64[np.ndarray, "Q Q"]:
         """Cosines between the queries."""
         return self.direction_QK @ self.direction_QK.T
-
-
-class Tails(NamedTuple):
-    """Both ends of the ranking, best first; equal scores by id."""
-
-    forget_ids: tuple[str, ...]
-    forget_scores: Float32[np.ndarray, " k1"]
-    retain_ids: tuple[str, ...]
-    retain_scores: Float32[np.ndarray, " k2"]
 
 
 class Columns(NamedTuple):
@@ -277,29 +266,3 @@ def join_columns(
         aggregate_scores(left_LG.T, how) if how == "mean_rank" else left_LG[:, 0]
     )
     return score_N
-
-
-def search_store(
-    store: SketchStore,
-    query_QK: Float[np.ndarray, "Q K"],
-    *,
-    center: bool,
-    k_forget: int,
-    k_retain: int,
-    aggregate: Aggregate = "mean",
-    score_N: Float[np.ndarray, " N"] | None = None,
-) -> Tails:
-    """Returns both ends of the ranking from one pass over the index.
-
-    Args:
-      store, query_QK, center, aggregate: see `score_store`.
-      k_forget, k_retain: number of rows with the highest scores, and with the lowest.
-      score_N: scores of `score_store` for the same arguments, if the caller has them already.
-    """
-    if score_N is None:
-        score_N = score_store(store, query_QK, center=center, aggregate=aggregate)
-    ends: list = []
-    for pole_N, count in ((score_N, k_forget), (opposite(score_N), k_retain)):
-        best = best_positions(pole_N, store.ids, count)
-        ends += [tuple(store.ids[i] for i in best), pole_N[best]]
-    return Tails(*ends)

@@ -14,7 +14,7 @@ from absl.testing import parameterized
 from index_cases import IndexCase, correlated_rows
 from snapshots import refused
 
-from raslik_jax.index import search
+from raslik_jax.index import combine, search
 from raslik_jax.index.store import SketchStore
 from raslik_jax.index.upkeep import discard
 
@@ -37,11 +37,19 @@ def exact(store: SketchStore, query_QK: np.ndarray, *, center: bool) -> np.ndarr
     return scores.mean(axis=1)
 
 
-def exact_tails(score_N, ids, k_forget, k_retain):
+def ends(score_N, ids, highest, lowest):
+    """Ids of both ends of a ranking."""
+    poles = (score_N, highest), (combine.opposite(score_N), lowest)
+    return tuple(
+        tuple(ids[n] for n in combine.best_positions(pole_N, ids, count)) for pole_N, count in poles
+    )
+
+
+def exact_ends(score_N, ids, most, least):
     """Ids of both ends by a plain sort."""
     highest = sorted(range(len(ids)), key=lambda n: (-score_N[n], ids[n]))
     lowest = sorted(range(len(ids)), key=lambda n: (score_N[n], ids[n]))
-    return tuple(ids[n] for n in highest[:k_forget]), tuple(ids[n] for n in lowest[:k_retain])
+    return tuple(ids[n] for n in highest[:most]), tuple(ids[n] for n in lowest[:least])
 
 
 class ScoreTest(IndexCase):
@@ -53,12 +61,7 @@ class ScoreTest(IndexCase):
         expected = exact(store, query_QK, center=center)
         scores = search.score_store(store, query_QK, center=center)
         np.testing.assert_allclose(scores, expected, atol=2e-6)
-        tails = search.search_store(store, query_QK, center=center, k_forget=40, k_retain=25)
-        self.assertEqual(
-            (tails.forget_ids, tails.retain_ids), exact_tails(expected, store.ids, 40, 25)
-        )
-        np.testing.assert_allclose(tails.forget_scores, np.sort(expected)[::-1][:40], atol=2e-6)
-        np.testing.assert_allclose(tails.retain_scores, -np.sort(expected)[:25], atol=2e-6)
+        self.assertEqual(ends(scores, store.ids, 40, 25), exact_ends(expected, store.ids, 40, 25))
 
     @parameterized.product(dtype=DTYPES, center=[False, True])
     def test_dtypes_err_as_much_as_stated(self, dtype, center):
@@ -86,8 +89,8 @@ class ScoreTest(IndexCase):
         store = self.make(rows, dtype=dtype, ids=ids, chunk_rows=32)
         query_QK = correlated_rows(2, 64, seed=1)
         expected = exact(store, query_QK, center=center).round(9)
-        tails = search.search_store(store, query_QK, center=center, k_forget=50, k_retain=49)
-        self.assertEqual((tails.forget_ids, tails.retain_ids), exact_tails(expected, ids, 50, 49))
+        scores = search.score_store(store, query_QK, center=center)
+        self.assertEqual(ends(scores, ids, 50, 49), exact_ends(expected, ids, 50, 49))
 
     @parameterized.product(dtype=DTYPES, center=[False, True])
     def test_rows_without_a_gradient_are_in_no_ranking(self, dtype, center):
@@ -99,8 +102,8 @@ class ScoreTest(IndexCase):
         for aggregate in ("mean", "mean_rank"):
             scores = search.score_store(store, query_QK, center=center, aggregate=aggregate)
             self.assertEqual(np.flatnonzero(np.isneginf(scores)).tolist(), [0, 69])
-        tails = search.search_store(store, query_QK, center=center, k_forget=68, k_retain=68)
-        self.assertNoCommonElements({store.ids[0], store.ids[69]}, {*tails[0], *tails[2]})
+        both = ends(scores, store.ids, 68, 68)
+        self.assertNoCommonElements({store.ids[0], store.ids[69]}, {*both[0], *both[1]})
         plain_N = search.centered_cosine(rows, query_QK)
         self.assertEqual(np.asarray(plain_N)[[0, 69]].tolist(), [0, 0])
 
@@ -127,16 +130,8 @@ class ScoreTest(IndexCase):
         np.testing.assert_allclose(found, wanted_N, atol=1e-5)
 
     def test_an_end_of_no_rows_is_empty(self):
-        store = self.make(correlated_rows(70, 64, seed=0))
         query_QK = correlated_rows(2, 64, seed=1)
-        both = search.search_store(store, query_QK, center=True, k_forget=3, k_retain=2)
-        for counts, expected in (((3, 0), both[:2]), ((0, 2), both[2:])):
-            sizes = dict(zip(("k_forget", "k_retain"), counts, strict=True))
-            tails = search.search_store(store, query_QK, center=True, **sizes)
-            full, empty = (tails[:2], tails[2:]) if counts[0] else (tails[2:], tails[:2])
-            self.assertEqual(full[0], expected[0])
-            np.testing.assert_array_equal(full[1], expected[1])
-            self.assertEqual((empty[0], empty[1].shape), ((), (0,)))
+        self.assertEqual(ends(np.ones(3), "abc", 0, 0), ((), ()))
         self.assertEqual(
             search.centered_cosine(np.zeros((0, 64), np.float32), query_QK).shape, (0,)
         )
