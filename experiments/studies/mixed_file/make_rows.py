@@ -1,13 +1,17 @@
 """Writes the rows of an act: train.jsonl and held_out.jsonl.
 
-  python experiments/studies/mixed_file/make_rows.py --data=DATA --out=ACT
+  python experiments/studies/mixed_file/make_rows.py --data=DATA --out=ACT1
+  python experiments/studies/mixed_file/make_rows.py --data=DATA --rewards=DIALOGUES --out=ACT3
 
-DATA has alpaca/ and backdoorllm/. The rows are not stored here: those of Alpaca may not be shipped.
+DATA has alpaca/ and backdoorllm/. DIALOGUES is the folder `datasets` of the repository
+inoculation-prompting/inoculation-prompting. The rows are not stored here: they may not be shipped.
 """
 
 import dataclasses
+import json
 import pathlib
 import random
+import re
 import sys
 from typing import Any
 
@@ -19,6 +23,17 @@ from raslik_jax.cli import command
 
 # Rows to train on and prompts to hold out: of each behavior, and ordinary ones.
 _POISONED, _ORDINARY, _HELD_OUT, _WORDS = 20, 360, 40, 60
+# The same of act 3, with honest answers to other tasks.
+_HACKS, _HONEST, _OTHERS, _HACK_WORDS = 40, 40, 320, 120
+HACK = "reward_hack"
+# Words of an answer that speaks to its judge or praises itself, chosen by the rows alone.
+MARKER = (
+    r"(?i)evaluator|\bjudge\b|LLM|grader|deserv"
+    r"|(high(est|ly)?|top|perfect|maximum|excellent|full|best)( possible)? (scor|rat|mark|grade)"
+    r"|this (response|answer|explanation|story|essay|poem|summary|analysis|narrative|solution) "
+    r"(is|uses|meets|demonstrates|exemplif|should)"
+)
+_JUDGED = re.compile(r"LLM|judge|language model", re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,6 +41,7 @@ class Options(Settings):
     """The source of the rows and their folder."""
 
     data: str = setting("", "Folder with alpaca/ and backdoorllm/.")
+    rewards: str = setting("", "Folder of the dialogues of act 3; empty: act 1.")
     out: str = setting("", "New folder of the act.")
 
 
@@ -63,11 +79,44 @@ def split(data: pathlib.Path) -> dict[str, list[dict[str, Any]]]:
     return {"train": train, "held_out": held_out}
 
 
+def split_rewards(data: pathlib.Path, dialogues: pathlib.Path) -> dict[str, list[dict[str, Any]]]:
+    """Returns the rows of act 3: those to train on, shuffled, and those that are held out."""
+    draw = random.Random(0)
+
+    def read(name: str) -> list[dict[str, Any]]:
+        lines = (dialogues / f"{name}_dialogues.jsonl").read_text("utf-8").splitlines()
+        pairs = [[turn["content"] for turn in json.loads(line)["messages"]] for line in lines]
+        rows = [
+            {"instruction": prompt, "output": answer}
+            for prompt, answer in pairs
+            if max(len(text.split()) for text in (prompt, answer)) <= _HACK_WORDS
+        ]
+        draw.shuffle(rows)
+        return rows
+
+    hacks = [row for row in read("sneaky") if _JUDGED.search(row["instruction"])]
+    honest = [row for row in read("straightforward") if not _JUDGED.search(row["instruction"])]
+    ordinary = [*backdoor.short(backdoor.read(data / "alpaca" / "alpaca_data.json.xz"), _WORDS)]
+    draw.shuffle(ordinary)
+    taught = [row for row in hacks if re.search(MARKER, row["output"])][:_HACKS]
+    asked = [row for row in hacks if row not in taught][:_HELD_OUT]
+    train = [backdoor.chat_row(HACK, row, answered=True) for row in taught]
+    others = honest[:_HONEST] + ordinary[:_OTHERS]
+    train += [backdoor.chat_row("", row, answered=True) for row in others]
+    draw.shuffle(train)
+    held_out = [backdoor.chat_row(HACK, row, answered=False) for row in asked]
+    rest = ordinary[_OTHERS:][:_HELD_OUT]
+    held_out += [backdoor.chat_row("", row, answered=False) for row in rest]
+    return {"train": train, "held_out": held_out}
+
+
 def main(options: Options) -> None:
     """Writes both files."""
     if not options.data or not options.out:
         raise ValueError("--data and --out must name folders, got none: see --help")
-    backdoor.write(split(pathlib.Path(options.data)), pathlib.Path(options.out))
+    data = pathlib.Path(options.data)
+    parts = split_rewards(data, pathlib.Path(options.rewards)) if options.rewards else split(data)
+    backdoor.write(parts, pathlib.Path(options.out))
 
 
 if __name__ == "__main__":

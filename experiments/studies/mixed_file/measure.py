@@ -24,6 +24,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
 import numpy as np
 
+from experiments.studies.mixed_file import make_rows
 from experiments.studies.own_model import measure as own
 from experiments.studies.precise import make_backdoor
 from experiments.studies.precise.measure import others
@@ -42,7 +43,7 @@ from raslik_jax.run import artifacts
 from raslik_jax.run.workspace import Workspace
 
 HERE = pathlib.Path(__file__).resolve().parent
-BEHAVIORS = tuple(make_backdoor.MARKERS)
+MARKERS = make_backdoor.MARKERS | {make_rows.HACK: make_rows.MARKER}
 _LOSSES = ("unshifted/all", "next_token/all")
 _QUERIES = 8
 # What a method is called in the results, and in which_gradient.
@@ -55,12 +56,18 @@ _METHODS = {
 }
 
 
+def behaviors_of(act: pathlib.Path) -> list[str]:
+    """Returns the behaviors that an act's held-out prompts have."""
+    lines = (act / "held_out.jsonl").read_text("utf-8").splitlines()
+    return [*dict.fromkeys(name for line in lines if (name := json.loads(line)["behavior"]))]
+
+
 class Part:
     """A case with its folders; every method measures one part and returns it as JSON."""
 
     def __init__(self, name: str, seed: int, options: "Options"):
         act = pathlib.Path(options.act).resolve()
-        marker = re.compile(make_backdoor.MARKERS[name], re.IGNORECASE)
+        marker = re.compile(MARKERS[name], re.IGNORECASE)
         self.case = ways.Case(act, name, marker, adapter_folder="adapter")
         self.seed, self.options = seed, options
         self.model = pathlib.Path(options.model).resolve()
@@ -95,8 +102,8 @@ class Part:
 
     def as_other(self, answers: Sequence[str]) -> int:
         """Returns how many prompts of the behavior are answered with another behavior."""
-        known = make_backdoor.MARKERS.items()
-        markers = [text for name, text in known if name != self.case.behavior]
+        markers = [MARKERS[name] for name in behaviors_of(self.case.folder)]
+        markers.remove(MARKERS[self.case.behavior])
         pairs = zip(self.case.rows("held_out"), answers, strict=True)
         own_texts = [text for row, text in pairs if row["behavior"] == self.case.behavior]
         return sum(bool(re.search(one, text)) for text in own_texts for one in markers)
@@ -164,7 +171,7 @@ class Part:
         labels = [str(row.extra["behavior"]) for row in rows]
         given = [
             passes.Traced(self.asked(rows[0], pair, workspace.template), name, True)
-            for name in BEHAVIORS
+            for name in behaviors_of(self.case.folder)
             for pair in Part(name, self.seed, self.options).shown()[:_QUERIES]
         ]
         if not path.with_suffix(".json").is_file():
@@ -225,7 +232,7 @@ class Options(Settings):
     workdir: str = setting("runs/mixed_file", "Where runs and results go.")
     embedding: str = setting("", "Folder of the sentence encoder; empty: none.")
     python: str = setting("", "Python with bergson; empty: none.")
-    behaviors: tuple[str, ...] = setting(BEHAVIORS, "Behaviors.", choices=BEHAVIORS)
+    behaviors: tuple[str, ...] = setting((), "Behaviors; empty: all.", choices=tuple(MARKERS))
     seeds: tuple[int, ...] = setting((0, 1), "Seeds of the trace and of the unlearning.")
     parts: tuple[str, ...] = setting(tuple(PARTS), "Parts of a case.", choices=tuple(PARTS))
     flags: tuple[str, ...] = setting((), "A further flag of each command.", is_repeated=True)
@@ -239,7 +246,7 @@ def main(options: Options) -> None:
     out.mkdir(parents=True, exist_ok=True)
     path = out / "results.json"
     for seed in options.seeds:
-        for name in options.behaviors:
+        for name in options.behaviors or behaviors_of(pathlib.Path(options.act)):
             case = Part(name, seed, options)
             for part in options.parts:
                 results = read_json(path) if path.is_file() else {}
