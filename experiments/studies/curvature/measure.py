@@ -29,7 +29,9 @@ from raslik_jax.base.files import write_json
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command
 from raslik_jax.data import batches
-from raslik_jax.evaluate import counterfactual, ranking
+from raslik_jax.data.ordering import shuffled
+from raslik_jax.evaluate import ranking
+from raslik_jax.retrieve.strategies import query_text
 from raslik_jax.run import plan
 from raslik_jax.run.stages import sketch as sketch_lib
 from raslik_jax.sketch.loss import find_targets, mean_over_targets
@@ -87,7 +89,9 @@ def row_gradients(
     keys = None if seed is None else jax.random.split(jax.random.key(seed), len(encoded.ids))
 
     def of_row(base: Any, tokens: Any, mask: Any, key: Any) -> Any:
-        total = lambda flat: loss(tree(flat), base, tokens, mask, key, batch.num_targets)
+        def total(flat: Any) -> Any:
+            return loss(tree(flat), base, tokens, mask, key, batch.num_targets)
+
         return jax.grad(total)(flat)
 
     @jax.jit
@@ -118,7 +122,10 @@ def scores(
     """Returns the products of rows and queries and their cosines, in the metric of a curvature."""
     mean_P = rows_NP.mean(axis=0, dtype=np.float64).astype(np.float32)
     parts = [rows_NP - mean_P, asked_QP - mean_P]
-    dot = lambda a, b: (a @ b.T).astype(np.float64)
+
+    def dot(a: Any, b: Any) -> Kernel:
+        return (a @ b.T).astype(np.float64)
+
     same = [np.einsum("np,np->n", part, part, dtype=np.float64) for part in parts]
     product = dot(*parts)
     if curved_SP is not None:
@@ -141,41 +148,49 @@ def behavior_auprc(score_NQ: Kernel, is_mine_NQ: Any, is_target: Any) -> float:
     return float(np.mean(found))
 
 
+def stored_halves(rows: Any, number: int) -> list[np.ndarray]:
+    """Returns the rows of the stored trainings: halves of groups of 6, by behavior and prompt."""
+    order = sorted(range(len(rows)), key=lambda n: (rows[n].extra["label"], query_text(rows[n])))
+    groups = [order[start : start + 6] for start in range(0, len(rows), 6)]
+    drawn = (shuffled(groups, seed=seed, label="half") for seed in range(number))
+    return [np.sort(np.concatenate(one[: len(groups) // 2])) for one in drawn]
+
+
 def measure(options: "Options") -> dict[str, Any]:
     """Returns the LDS of each candidate by kind of answer, its AUPRC, and seconds of the passes."""
     own = halves.Options(
         case="smollm2", model=options.model, workdir=options.workdir, group=6, queries=15, epochs=2
     )
     is_target, _ = halves.write_rows(own), halves.trace_answers(own)
-    workspace = plan.open_run(pathlib.Path(options.workdir).absolute() / "traced", "corpus", "finetune")
+    root = pathlib.Path(options.workdir).absolute() / "traced"
+    workspace = plan.open_run(root, "corpus", "finetune")
     rows, asked = workspace.corpus.train, workspace.retrieval_queries()
     stored = json.loads((HERE.parent / "counterfactual" / "smollm2.json").read_text())
     is_mine_NQ = np.array(
         [[row.extra["label"] == query.extra["label"] for query in asked] for row in rows]
     )
-    kept = counterfactual.draw_subsets(len(rows), number=len(stored["nll"]), share=0.5, group=6, seed=0)
+    kept = stored_halves(rows, len(stored["nll"]))
     counts = np.array([is_mine_NQ[half].sum(axis=0) for half in kept])
     if not np.array_equal(counts, np.array(stored["predicted"]["labels"])[: len(kept)]):
         raise ValueError("the halves must be those of the stored trainings, got others")
     lora, decoder = sketch_lib.sketched_adapter(workspace), workspace.sketch_model.decoder
-    encode = lambda of, targets: workspace.encode(of, "rows", targets=targets)
+
+    def gradients(of: Any, name: str, seed: int | None = None) -> Float[np.ndarray, "N P"]:
+        shift, targets, smoothing = PASSES[name]
+        encoded = workspace.encode(of, "rows", targets=targets)
+        loss = row_loss(decoder, shift, smoothing)
+        return row_gradients(workspace, lora, encoded, loss, seed)
+
     found: dict[str, Kernel] = {}
     seconds: dict[str, float] = {}
-    response = encode(rows, "response")
     start = time.process_time()
-    fisher_SP = np.concatenate(
-        [
-            row_gradients(workspace, lora, response, row_loss(decoder, "next_token", 0.0), seed)
-            for seed in range(_DRAWS)
-        ]
-    )
+    drawn = [gradients(rows, "trained/response", seed) for seed in range(_DRAWS)]
+    fisher_SP = np.concatenate(drawn)
+    del drawn
     seconds["Fisher information"] = time.process_time() - start
-    for name, (shift, targets, smoothing) in PASSES.items():
+    for name in PASSES:
         start = time.process_time()
-        make = lambda of: row_gradients(
-            workspace, lora, encode(of, targets), row_loss(decoder, shift, smoothing), None
-        )
-        rows_NP, asked_QP = make(rows), make(asked)
+        rows_NP, asked_QP = gradients(rows, name), gradients(asked, name)
         seconds[name] = time.process_time() - start
         for kind, one in scores(rows_NP, asked_QP, None, 0.0).items():
             found[f"{name}, {kind}"] = one
