@@ -118,6 +118,8 @@ def judge(
         decided, reasons = "partly", [why, *still]
     elif decided == "unchanged" and (moved := [q for q in quantities if q.way >= LEAST_WAY]):
         decided, reasons = "partly", [why, *(one.text for one in moved)]
+    if decided not in ("damaged", "unchanged") and (alike := _alike(models)):
+        reasons.append(alike)
     others = _describe_others(models)
     found = JudgmentEntry(verdict=decided, reasons=reasons, inputs=inputs, others=others)
     if backbone and look_up(entry, "others/ended") is not None:
@@ -161,6 +163,17 @@ def _lies_below(models: Sequence[Entry]) -> str:
     if not (start["low"] > end["high"] and now["high"] < end["low"]):
         return ""
     return f"F {now['mean']:.3f} is below the base's {end['mean']:.3f}"
+
+
+def _alike(models: Sequence[Entry]) -> str:
+    """Returns a sentence if the answers to target queries are alike but not the base's.
+
+    Another behavior may have taken the place of the forgotten one.
+    """
+    now, _, base = (look_up(model, "diversity/target/distinct_2") for model in models)
+    if not (now and base and _has_queries(models[0])) or now >= LEAST_DISTINCT * base:
+        return ""
+    return f"the answers to target prompts are alike: distinct-2 {now:.2f}, the base's {base:.2f}"
 
 
 class _Quantity(NamedTuple):

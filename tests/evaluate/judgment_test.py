@@ -83,6 +83,21 @@ def test_likelihood_and_rows_have_to_move_too(behavior, gone, verdict):
         assert "gone: 4 of 10 rows" in found["reasons"][-1]
 
 
+@pytest.mark.parametrize(
+    ("now", "number", "prompts", "is_said"),
+    [(0.29, 40, (0, 8), True), (0.31, 40, (0, 8), False), (0.29, 2, (0, 8), False)]
+    + [(0.29, 40, (8, 8), False)],
+)
+def test_one_answer_to_all_prompts_is_named_if_the_base_has_several(now, number, prompts, is_said):
+    """Another behavior may have taken the place. Before, all had one answer as well."""
+    models = _entry(1.0 if prompts[0] else 0.4, prompts=prompts), _entry(), _entry(0.35)
+    for model, distinct in zip(models, (now, 0.1, 0.6), strict=True):
+        model["diversity"]["target"] = _diversity(distinct, 0.05) | {"answers": number}
+    found = judgment.judge(*models)
+    assert found["verdict"] == ("unchanged" if prompts[0] else "forgotten")
+    assert any("are alike: distinct-2 0.29" in reason for reason in found["reasons"]) == is_said
+
+
 @pytest.mark.parametrize("place", ["forget", "held-out", "prompts"])
 def test_what_is_not_finite_is_unknown(place):
     entry = _entry(0.4, prompts=(0, 8))
