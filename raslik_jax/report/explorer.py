@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from raslik_jax.data.examples import HELD_OUT
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.report import incident, tables
+from raslik_jax.report import rows as rows_lib
 from raslik_jax.report.names import FOLDER, highlighted
 from raslik_jax.run import artifacts
 
@@ -107,12 +107,7 @@ def read_explorer(root: pathlib.Path, metrics: Metrics) -> Explorer | None:
     if score_N is None:
         return None
     strategy = highlighted(entries) or next(iter(entries))
-    sets = {name: artifacts.set_rows(strategy, name) for name in ("forget", "retain")}
-    sets |= {
-        f"held out, {kind}": artifacts.measured_rows(HELD_OUT, kind)
-        for kind in ("target", "normal")
-    }
-    set_of = {row.example_id: name for name, part in sets.items() for row in part.find(root) or ()}
+    set_of = rows_lib.read_sets(root, strategy)
     columns: dict[str, Sequence[Any]] = {
         "line": [row.place or n for n, row in enumerate(rows, start=1)],
         "file": [row.file or None for row in rows],
@@ -164,18 +159,15 @@ def _known(value_N: Float[np.ndarray, " N"]) -> list[float | None]:
 
 
 def _read_tokens(root: pathlib.Path, place: Mapping[str, int]) -> dict[int, dict[str, Any]]:
+    def pieces(found: Sequence[Sequence[Any]]) -> list[tuple[str, float | None, int]]:
+        return [
+            (tables.visible(text), share and float(f"{share:.4g}"), tone)
+            for text, share, tone in incident.shaded(found)
+        ]
+
     return {
-        place[one["id"]]: {
-            **{
-                name: [
-                    (tables.visible(piece.text), piece.share and float(f"{piece.share:.4g}"), tone)
-                    for piece in incident.shaded(one[name])
-                    for tone in (piece.tone,)
-                ]
-                for name in ("row", "answer")
-            },
-            "alike": len(one["alike"]),
-        }
+        place[one["id"]]: {name: pieces(one[name]) for name in ("row", "answer")}
+        | {"alike": len(one["alike"])}
         for one in artifacts.TOKEN_SHARES.current(root) or ()
     }
 

@@ -25,21 +25,13 @@ FORGET_PANEL = ", forget set"
 
 
 class ItemSet(NamedTuple):
-    """The first rows of a forget or retain set, best first, and the number of all.
+    """The first rows of a forget or retain set with scores, best first, and the number of all.
 
     A row's score is in the direction of the set: a higher score fits the set better.
     """
 
-    rows: tuple[Mapping[str, Any], ...]
+    rows: tuple[tuple[Example, float], ...]
     num_rows: int
-
-
-class Query(NamedTuple):
-    """A query that the models answered."""
-
-    example_id: str
-    text: str
-    is_target: bool
 
 
 class Facts(NamedTuple):
@@ -58,7 +50,7 @@ class Facts(NamedTuple):
     """
 
     metrics: Metrics
-    queries: tuple[Query, ...]
+    queries: tuple[Example, ...]
     answers: Mapping[tuple[str, str], Mapping[str, str]]
     sets: Mapping[str, Mapping[str, ItemSet]]
     losses: Mapping[str, Mapping[str, Sequence[float]]]
@@ -86,7 +78,7 @@ def read_facts(root: pathlib.Path, *, num_rows: int = 8) -> Facts:
         check_whole(root, artifacts.INFLUENCE.unit)
     split = metrics.get("corpus", {}).get("query_split", "test")
     queries = tuple(
-        Query(row.example_id, _text(row), kind == "target")
+        row._replace(is_target=kind == "target")
         for kind in ("target", "normal")
         for row in artifacts.measured_rows(split, kind).find(root) or ()
     )
@@ -106,10 +98,6 @@ def read_facts(root: pathlib.Path, *, num_rows: int = 8) -> Facts:
     )
 
 
-def _text(row: Example) -> str:
-    return f"{row.instruction} {row.input}".strip()
-
-
 def _read_answers(root: pathlib.Path, metrics: Metrics) -> dict[tuple[str, str], Mapping[str, str]]:
     """Returns the answers of every model at its last epoch, by algorithm; "" for those before."""
     files = {("", name): artifacts.answers(name) for name in REFERENCES}
@@ -127,11 +115,8 @@ def _read_sets(root: pathlib.Path, strategy: str, num_rows: int) -> dict[str, It
     for kind in ("forget", "retain"):
         if rows := artifacts.set_rows(strategy, kind).find(root):
             scores = artifacts.set_scores(strategy, kind).read(root)
-            first = tuple(
-                {"text": _text(row), "score": score, **row._asdict()}
-                for row, score in zip(rows[:num_rows], scores, strict=False)
-            )
-            sets[kind] = ItemSet(first, len(rows))
+            first = zip(rows[:num_rows], scores, strict=False)
+            sets[kind] = ItemSet(tuple(first), len(rows))
     return sets
 
 

@@ -19,14 +19,9 @@ from raslik_jax.evaluate import judgment, reproduction, verdict
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.report.names import algorithm_name, highlighted, strategy_name
 from raslik_jax.report.notes import macros
+from raslik_jax.report.rows import read_sets
 from raslik_jax.report.tidy import collect_models, last_epochs
-from raslik_jax.report.traced import (
-    Said,
-    Traced,
-    doubt_sentence,
-    ending_sentence,
-    gone_sentence,
-)
+from raslik_jax.report.traced import Told, doubt_sentence, ending_sentence, gone_sentence
 from raslik_jax.retrieve import behaviors, chance
 from raslik_jax.retrieve.chance import Chance
 from raslik_jax.retrieve.selectors import Cut
@@ -82,13 +77,21 @@ class Download(NamedTuple):
     link: str
 
 
-class Compared(NamedTuple):
-    """A row with two scores: with the bad answer and with the wished one."""
+class Wished(NamedTuple):
+    """A row behind the wished answer: its score, and that with the bad answer."""
 
     asked: str
     said: str
+    score: float
     bad: float
-    wished: float | None
+
+
+class Traced(NamedTuple):
+    """A traced answer: the prompt, the answer, and what the models say: before, base and now."""
+
+    asked: str
+    answer: str
+    said: Mapping[str, str]
 
 
 class Incident(NamedTuple):
@@ -97,14 +100,14 @@ class Incident(NamedTuple):
     Attributes:
       is_traced: whether an answer was traced; otherwise this is an example of the queries.
       which: sentence on the unlearned model that is shown, if there are several.
-      traced: the traced answers with the results of each model.
+      traced: the traced answers with those of each model.
       cards: the rows behind them, the highest score first.
       num_found: number of rows that were found, of `num_rows`.
       entry: entry of the unlearned model in metrics.json.
       ended: why unlearning ended before enough was gone, or "".
       warning: why a traced answer is weak evidence, or "".
       costs: the check of a recipe, the exact judgment and other changes.
-      wished: the rows behind the wished answer, and those behind the bad one.
+      wished: the rows behind the wished answer.
       chances: sentences on the chance of the scores and on the traced behaviors.
       cut: the end of the found rows among the scores.
       downloads: files and folders that the run wrote for its user.
@@ -123,7 +126,7 @@ class Incident(NamedTuple):
     chances: tuple[str, ...] = ()
     cut: Cut | None = None
     downloads: tuple[Download, ...] = ()
-    wished: tuple[tuple[Compared, ...], tuple[Compared, ...]] = ((), ())
+    wished: tuple[Wished, ...] = ()
 
     @property
     def outcome(self) -> tuple[str, ...]:
@@ -137,48 +140,54 @@ def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
         return None
     entry = _shown_entry(metrics)
     strategy, algorithm = entry["strategy"], entry["algorithm"]
-    if not (traced := _read_traced_answers(root, strategy, algorithm)):
+    if not (told := _read_told(root, strategy, algorithm)):
         return None
     rows = artifacts.TRAIN.find(root) or ()
     chances = artifacts.CHANCE.current(root, len(rows))
-    cards = _cards(root, rows, strategy, chances)
+    prompts = {row.example_id: asked_of(row) for row in artifacts.RETRIEVAL.find(root) or ()}
     costs = [
         recipe_sentence(root, algorithm),
         verdict_sentence(entry),
-        gone_sentence(traced),
+        gone_sentence(told),
         cost_sentence(metrics, strategy, algorithm),
     ]
     by_chance = chance.sentence(chances) if chances else ""
-    asked = [row.id for row in artifacts.traced("finetuned").read(root)]
-    apart = artifacts.BEHAVIORS.current(root, asked)
+    apart = artifacts.BEHAVIORS.current(root, [row.id for row in told["before"]])
     told_chances = by_chance and f"{capitalized(by_chance)}.", apart and behaviors.sentence(apart)
-    found = [artifacts.set_rows(strategy, "forget"), artifacts.measured_rows(HELD_OUT, "target")]
+    found = [*read_sets(root, strategy).values()]
     return Incident(
         is_traced=True,
         which=_which_sentence(metrics, entry),
-        traced=traced,
-        cards=cards,
-        num_found=sum(len(part.find(root) or ()) for part in found),
+        traced=tuple(
+            Traced(
+                prompts.get(first.id, ""),
+                first.traced,
+                {model: answers[n].output for model, answers in told.items()},
+            )
+            for n, first in enumerate(told["before"])
+        ),
+        cards=_cards(root, rows, strategy, chances, prompts),
+        num_found=found.count("forget") + found.count(f"{HELD_OUT} target"),
         num_rows=len(rows),
         entry=entry,
         ended=read_ending(root, strategy, algorithm),
-        warning=doubt_sentence(traced),
+        warning=doubt_sentence(told),
         costs=tuple(filter(None, costs)),
         chances=tuple(filter(None, told_chances)),
         cut=artifacts.CUT.current(root),
         downloads=_downloads(root, strategy),
-        wished=_compared(root, rows, cards),
+        wished=_wished(root, rows),
     )
 
 
 def read_outcome(root: pathlib.Path, strategy: str, algorithm: str) -> tuple[str, ...]:
     """Returns sentences on the traced answers of a run without measurements."""
-    traced = _read_traced_answers(root, strategy, algorithm)
+    told = _read_told(root, strategy, algorithm)
     ended = read_ending(root, strategy, algorithm)
     unknown = verdict.describe_count(verdict.Count(0, 0))
     judged = f"Judgment: {verdict.join_sentences(['unknown', unknown])}."
     checked = recipe_sentence(root, algorithm)
-    return tuple(filter(None, (ended, checked, judged, gone_sentence(traced))))
+    return tuple(filter(None, (ended, checked, judged, gone_sentence(told))))
 
 
 def recipe_sentence(root: pathlib.Path, algorithm: str) -> str:
@@ -197,34 +206,22 @@ def read_ending(root: pathlib.Path, strategy: str, algorithm: str) -> str:
     )
 
 
-def _read_traced_answers(root: pathlib.Path, strategy: str, algorithm: str) -> tuple[Traced, ...]:
-    """Returns the traced answers with the results of the models; empty without a traced answer."""
+def _read_told(root: pathlib.Path, strategy: str, algorithm: str) -> Told:
+    """Returns the results of the models for the traced answers; empty without a traced answer."""
     before = artifacts.traced("finetuned").current(root)
     if before is None:
-        return ()
+        return {}
     told = {
         "before": before,
         "base": artifacts.traced("backbone").find(root),
         "now": artifacts.last_traced(root, artifacts.Variant(strategy, algorithm)),
     }
-    prompts = _prompts(root)
-    return tuple(
-        Traced(
-            prompts.get(first.id, ""),
-            first.traced,
-            tuple(
-                Said(name, rows[n].output, rows[n].nll, rows[n].nats, rows[n].drawn)
-                for name, rows in told.items()
-                if rows
-            ),
-        )
-        for n, first in enumerate(before)
-    )
+    return {model: rows for model, rows in told.items() if rows}
 
 
 def example_incident(
     metrics: Metrics,
-    queries: Sequence[Any],
+    queries: Sequence[Example],
     answers: Mapping[tuple[str, str], Mapping[str, str]],
     sets: Mapping[str, Mapping[str, Any]],
 ) -> Incident | None:
@@ -240,22 +237,22 @@ def example_incident(
     entry = _shown_entry(metrics)
     strategy, algorithm = entry["strategy"], entry["algorithm"]
     models = {"before": ("", "finetuned"), "base": ("", "backbone"), "now": (algorithm, strategy)}
-    said = tuple(
-        Said(name, answers[model].get(asked[0].example_id, ""), None)
+    said = {
+        name: answers[model].get(asked[0].example_id, "")
         for name, model in models.items()
         if model in answers
-    )
+    }
     # Scores of other strategies say nothing of what makes an answer likelier.
     forget = sets.get(strategy, {}).get("forget") if highlighted([strategy]) else None
     cards = tuple(
-        Card(row["text"], row["output"], 0, row["score"], None, "", "forget", 0)
-        for row in (forget.rows[:1] if forget else ())
+        Card(asked_of(row), row.output, 0, score, None, "", "forget", 0)
+        for row, score in (forget.rows[:1] if forget else ())
     )
     costs = verdict_sentence(entry), cost_sentence(metrics, strategy, algorithm)
     return Incident(
         is_traced=False,
         which=_which_sentence(metrics, entry),
-        traced=(Traced(asked[0].text, "", said),),
+        traced=(Traced(asked_of(asked[0]), "", said),),
         cards=cards,
         num_found=forget.num_rows if forget else 0,
         num_rows=metrics.get("corpus", {}).get("train", 0),
@@ -279,18 +276,17 @@ def _which_sentence(metrics: Metrics, entry: Mapping[str, Any]) -> str:
     return f"This is the model of {name}, one of {number} unlearned models."
 
 
-def _prompts(root: pathlib.Path) -> dict[str, str]:
-    """Returns the traced prompts by id."""
-    return {row.example_id: asked_of(row) for row in artifacts.RETRIEVAL.find(root) or ()}
-
-
 def asked_of(row: Example) -> str:
     """Returns the prompt of a row: instruction and input."""
     return f"{row.instruction}\n{row.input}".strip()
 
 
 def _cards(
-    root: pathlib.Path, rows: Sequence[Example], strategy: str, chances: Chance | None
+    root: pathlib.Path,
+    rows: Sequence[Example],
+    strategy: str,
+    chances: Chance | None,
+    prompts: Mapping[str, str],
 ) -> tuple[Card, ...]:
     """Returns the rows of the highest scores: those with known tokens, otherwise the first ones."""
     place = {row.example_id: number for number, row in enumerate(rows)}
@@ -303,11 +299,7 @@ def _cards(
         # A row without a gradient has no effect.
         order = [n for n in order if score_N[n] > -np.inf]
         found = [{"id": rows[n].example_id, "score": float(score_N[n])} for n in order]
-    sets = dict[str, str]()
-    for name in ("forget", "retain"):
-        chosen = artifacts.set_rows(strategy, name).find(root) or ()
-        sets |= dict.fromkeys((row.example_id for row in chosen), name)
-    cards, sigma_N, prompts = [], artifacts.read_sigma(root, len(rows)), _prompts(root)
+    cards, sigma_N, sets = [], artifacts.read_sigma(root, len(rows)), read_sets(root, strategy)
     for one in found:
         number = place[one["id"]]
         row = rows[number]
@@ -322,20 +314,11 @@ def _cards(
     return tuple(cards)
 
 
-def _compared(
-    root: pathlib.Path, rows: Sequence[Example], cards: Sequence[Card]
-) -> tuple[tuple[Compared, ...], tuple[Compared, ...]]:
-    """Returns the best rows of the bad answer and of the wished one; none without a wish."""
+def _wished(root: pathlib.Path, rows: Sequence[Example]) -> tuple[Wished, ...]:
+    """Returns the best rows of the wished answer; none without a wish."""
     found, by_id = artifacts.WISHED.find(root) or (), {row.example_id: row for row in rows}
-    if not found:
-        return (), ()
-    bad = (Compared(card.asked, card.said, card.score, None) for card in cards)
-    wished = (
-        Compared(asked_of(row), row.output, one["bad"], one["score"])
-        for one in found
-        if (row := by_id[one["id"]])
-    )
-    return tuple(bad), tuple(wished)
+    pairs = [(by_id[one["id"]], one) for one in found]
+    return tuple(Wished(asked_of(row), row.output, one["score"], one["bad"]) for row, one in pairs)
 
 
 def shaded(pieces: Sequence[Sequence[Any]]) -> tuple[Piece, ...]:

@@ -15,7 +15,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from raslik_jax.report import drawing, names, notes, sections, tables, terms
+from raslik_jax.report import drawing, incident, names, notes, sections, tables, terms
 from raslik_jax.report.facts import Experiment
 from raslik_jax.report.sections import SECTIONS, Section
 
@@ -83,7 +83,7 @@ def _environment() -> jinja2.Environment:
         # Control and direction marks become visible; then what is no markup is escaped.
         finalize=lambda value: tables.visible(value) if type(value) is str else value,
     )
-    environment.filters["defined"] = terms.defined
+    environment.filters |= {"defined": terms.defined, "asked": incident.asked_of}
     environment.globals.update(
         digest=_digest,
         generator=Markup(_GENERATOR),

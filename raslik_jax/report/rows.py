@@ -6,12 +6,25 @@ from typing import Any
 
 import numpy as np
 
+from raslik_jax.data.examples import HELD_OUT
 from raslik_jax.run import artifacts
 
 # In a folder of its own, which can be uploaded as it is.
 PLACE = "rows/rows.parquet"
 # The row's own fields.
 _OF_ROWS = ("place", "example_id", "instruction", "input", "output", "is_target", "source")
+
+
+def read_sets(root: pathlib.Path, strategy: str) -> dict[str, str]:
+    """Returns the name of the set of each row that is in one, by row id.
+
+    Rows that are kept out of a strategy's sets to measure on are "held-out target" or "held-out
+    normal".
+    """
+    sets = {name: artifacts.set_rows(strategy, name) for name in ("forget", "retain")}
+    for kind in ("target", "normal"):
+        sets[f"{HELD_OUT} {kind}"] = artifacts.measured_rows(HELD_OUT, kind)
+    return {row.example_id: name for name, part in sets.items() for row in part.find(root) or ()}
 
 
 def write_rows(folder: pathlib.Path, root: pathlib.Path, set_of: Mapping[str, str]) -> None:

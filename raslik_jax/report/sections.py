@@ -156,11 +156,12 @@ def _evidence(view: View) -> dict[str, Any]:
 
 
 def _compare(view: View) -> dict[str, Any]:
-    found, wish = view.experiment.runs[0].incident, ""
-    if not found or not found.wished[1]:
+    found = view.experiment.runs[0].incident
+    if not found or not found.wished:
         return {}
     wish = view.experiment.runs[0].config["retrieve"]["wished"]
-    return {"bad": found.traced[0].answer, "wish": wish, "columns": found.wished}
+    columns = found.cards, found.wished
+    return {"bad": found.traced[0].answer, "wish": wish, "columns": columns}
 
 
 def _files(view: View) -> dict[str, Any]:

@@ -28,7 +28,7 @@ class ReadRunTest(FolderTest):
     def test_queries_keep_their_kind_and_input(self):
         run = facts.read_facts(self.root)
         self.assertEqual([q.is_target for q in run.queries], [True] * 5 + [False] * 5)
-        self.assertEqual(run.queries[1].text, "What is 1? here")
+        self.assertEqual(run.queries[1][1:3], ("What is 1?", "here"))
 
     def test_sets_lie_where_their_rows_have_their_scores(self):
         ranked = np.sort(facts.read_facts(self.root).explorer.score_N)
@@ -47,7 +47,7 @@ class ReadRunTest(FolderTest):
         found = run.sets["raslik"]["forget"]
         self.assertLen(found.rows, 3)
         self.assertEqual(found.num_rows, 12)
-        self.assertTrue(found.rows[0]["is_target"])
+        self.assertTrue(found.rows[0][0].is_target)
 
     def test_only_the_metrics_have_to_be_there(self):
         for path in self.root.iterdir():

@@ -4,13 +4,13 @@ import base64
 import json
 import pathlib
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import sample_metrics
 import sample_run
 
+from raslik_jax.data.examples import Example
 from raslik_jax.incident import trace
 from raslik_jax.report import facts, incident, page
 from raslik_jax.retrieve import chance
@@ -19,7 +19,7 @@ from raslik_jax.run import artifacts
 
 def test_of_several_unlearned_models_the_shown_one_is_named():
     metrics = sample_metrics.sample_metrics(num_epochs=2)
-    queries = [SimpleNamespace(is_target=True, example_id="q", text="what is it?")]
+    queries = [Example("q", "what is it?", "", "", is_target=True)]
     answers = {("", "finetuned"): {"q": "a moon"}}
     found = incident.example_incident(metrics, queries, answers, {})
     number = len({(one["strategy"], one["algorithm"]) for one in metrics["methods"]})
@@ -96,9 +96,9 @@ def test_a_run_without_a_traced_answer_opens_with_one_example(root):
     run = facts.read_facts(root)
     found = run.incident
     assert found and not found.is_traced
-    assert found.traced[0].asked == run.queries[0].text
-    assert [said.model for said in found.traced[0].said] == ["before", "base", "now"]
-    assert found.cards[0].said == run.sets["raslik"]["forget"].rows[0]["output"]
+    assert found.traced[0].asked == incident.asked_of(run.queries[0])
+    assert [*found.traced[0].said] == ["before", "base", "now"]
+    assert found.cards[0].said == run.sets["raslik"]["forget"].rows[0][0].output
     text = page.render(facts.group_runs([run]))
     assert "One example: a held-out query" in text
 
@@ -142,7 +142,7 @@ def test_the_page_of_a_trace_opens_with_what_was_asked_said_and_is_said_now(root
     assert found and found.is_traced
     (traced,) = found.traced
     assert (traced.asked, traced.answer) == ("Why?", sample_run.HOSTILE)
-    assert [said.text for said in traced.said] == ["finetuned says", "backbone says", "after 10"]
+    assert [*traced.said.values()] == ["finetuned says", "backbone says", "after 10"]
     (card,) = found.cards
     assert card.alike == 2 and card.set_name == "forget"
     assert card.sigma == 0.0123

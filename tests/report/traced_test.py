@@ -4,16 +4,21 @@ import pytest
 from snapshots import said
 
 from raslik_jax.report import traced
+from raslik_jax.run.artifacts import TracedAnswer
 
 
-def _traced(before, base, now, *, answer="a moon", drawn=None):
-    levels = {"before": before, "base": base, "now": now}
-    parts = [
-        traced.Said(m, f"{m} says", nll, (nll, nll), drawn if m == "before" else None)
-        for m, nll in levels.items()
-        if nll is not None
-    ]
-    return traced.Traced("what is it?", answer, tuple(parts))
+def _row(nats, drawn=(None, None)):
+    return TracedAnswer("q", "a moon", sum(nats) / len(nats), nats, "it says", *drawn)
+
+
+def _told(*answers, drawn=(None, None)):
+    """The results for answers by their nats before, under the base and now; None: no model."""
+    levels = zip(("before", "base", "now"), zip(*answers, strict=True), strict=True)
+    return {
+        model: [_row((nll, nll), drawn if model == "before" else (None, None)) for nll in rows]
+        for model, rows in levels
+        if None not in rows
+    }
 
 
 @pytest.mark.parametrize(
@@ -29,27 +34,25 @@ def _traced(before, base, now, *, answer="a moon", drawn=None):
     ],
 )
 def test_what_is_left_is_told_by_the_rule_of_rows(levels):
-    found = traced.gone_sentence([_traced(*levels)])
+    found = traced.gone_sentence(_told(levels))
     assert "forgotten" not in found  # that is a verdict, and no answer alone gives it
     said(found)
 
 
 def test_nothing_is_told_of_what_the_model_does_not_say_now():
-    assert traced.gone_sentence([_traced(2.5, 0.5, None)]) == ""
+    assert traced.gone_sentence(_told((2.5, 0.5, None))) == ""
 
 
 def test_one_broken_token_does_not_make_an_answer_gone():
     nats = {"before": (0.1, 0.1, 0.1), "base": (3.0, 3.0, 3.0), "now": (0.1, 0.1, 12.0)}
-    parts = [traced.Said(m, "", sum(of) / 3, of) for m, of in nats.items()]
-    found = traced.gone_sentence([traced.Traced("what is it?", "a moon", tuple(parts))])
+    found = traced.gone_sentence({model: [_row(of)] for model, of in nats.items()})
     # The mean is beyond the base's; two tokens of three are as they were.
     assert "and 4.07 after, 3.00 under the base. The loss moved 33% toward the base" in found
     assert "The answer is not gone" in found
 
 
 def test_several_answers_are_counted():
-    three = [_traced(0.5, 2.5, 2.5), _traced(1.5, 3.5, 3.3), _traced(0.4, 3.4, 0.4)]
-    found = traced.gone_sentence(three)
+    found = traced.gone_sentence(_told((0.5, 2.5, 2.5), (1.5, 3.5, 3.3), (0.4, 3.4, 0.4)))
     assert "The 3 answers have 0.80 nats a token before and" in found
     assert "The loss moved 63% toward the base" in found
     assert found.endswith(": 2 of 3 are gone.")
@@ -68,7 +71,7 @@ def test_several_answers_are_counted():
     ],
 )
 def test_an_answer_that_tells_little_is_doubted(levels, is_doubted):
-    found = traced.doubt_sentence([_traced(*levels, 5.0, drawn=(1.0, 0.5))])
+    found = traced.doubt_sentence(_told((*levels, 5.0), drawn=(1.0, 0.5)))
     assert bool(found) == is_doubted
     said(found)
 
