@@ -167,6 +167,11 @@ class Experiment(NamedTuple):
         """The metrics of each seed."""
         return tuple(run.metrics for run in self.runs)
 
+    @property
+    def strategies(self) -> list[str]:
+        """The strategies of the unlearned models."""
+        return list(dict.fromkeys(one["strategy"] for one in self.metrics[0]["methods"]))
+
     def of_seed(self, place: int = 0) -> str:
         """Returns the seed of a part, " (seed 3)", if there are several."""
         return f" (seed {self.seeds[place]})" if len(self.seeds) > 1 else ""

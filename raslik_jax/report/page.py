@@ -43,8 +43,7 @@ def render(
       findings: why a run found no row (`retrieve.finding`), by the name of the run.
     """
     environment = _environment()
-    page = sections.make_page(experiments)
-    facts = {key: section.facts(page) for key, section in SECTIONS.items()}
+    facts = {key: section.facts(experiments) for key, section in SECTIONS.items()}
     shown = {key: section for key, section in SECTIONS.items() if facts[key]}
     parts: dict[str, list[Any]] = {part: [] for part in ("", *sections.PARTS)}
     for key, section in shown.items():
@@ -55,8 +54,8 @@ def render(
     heading = _STORY if has_story else names_of
     return environment.get_template("page.html.jinja").render(
         heading=title or heading,
-        page=page,
-        facts=sections.facts_of(page),
+        has_runs=bool(experiments),
+        facts=sections.facts_of(experiments),
         parts=parts,
         titles=sections.PARTS,
         has_story=has_story,

@@ -23,6 +23,7 @@ from raslik_jax.report import (
     validation,
 )
 from raslik_jax.report.facts import FORGET_PANEL, Experiment
+from raslik_jax.report.tables import Table
 from raslik_jax.report.tidy import Model, collect_models, has_steps, is_probed
 
 # The limits of the page, so that its size stays bounded for any run.
@@ -37,26 +38,10 @@ LIMITS = {
 }
 _MAX_CHARACTERS = 1_500_000  # of all answers
 _MAX_PANELS, _MAX_HISTOGRAMS = 12, 4
-
-
-class View(NamedTuple):
-    """An experiment in the form of the page; `first` names the shown seed if there are several.
-
-    `styles` has mark and printed name by strategy. `references` has the models before unlearning.
-    """
-
-    experiment: Experiment
-    name: str
-    first: str
-    strategies: Sequence[str]
-    styles: Mapping[str, tuple[Markup, str]]
-    references: Mapping[str, tuple[Markup, str]]
-
-
-class Page(NamedTuple):
-    """The source of sections' facts."""
-
-    views: Sequence[View]
+_RATES = {
+    "forget": ("F", "forget rate (lower is better)"),
+    "retain": ("R", "retain rate (higher is better)"),
+}
 
 
 # The parts of the page that are opened by a click, with what each one shows.
@@ -82,36 +67,36 @@ class Section(NamedTuple):
 
     title: str
     part: str
-    facts: Callable[[Page], Mapping[str, Any]]
+    facts: Callable[[Sequence[Experiment]], Mapping[str, Any]]
     template: str
     style: Callable[[], str] = str
     script: Callable[[], str] = str
 
 
-def make_page(experiments: Sequence[Experiment]) -> Page:
-    """Returns the source of the sections' facts."""
-    return Page([*map(_view, experiments)])
-
-
-def _view(experiment: Experiment) -> View:
-    strategies = list(dict.fromkeys(one["strategy"] for one in experiment.metrics[0]["methods"]))
-    styles = {
+def _styles(experiment: Experiment) -> dict[str, tuple[Markup, str]]:
+    """Returns the mark and the printed name of each strategy."""
+    styles = names.strategy_styles(experiment.strategies).items()
+    return {
         name: (drawing.mark_svg(marker, color), names.strategy_name(name))
-        for name, (color, marker) in names.strategy_styles(strategies).items()
+        for name, (color, marker) in styles
     }
-    references = {
+
+
+def _references() -> dict[str, tuple[Markup, str]]:
+    """Returns the mark and the printed name of each model before unlearning and of the ideal."""
+    return {
         name: (drawing.mark_svg(marker, color, has_line=False), names.strategy_name(name))
         for name, (marker, _, color) in figures.REFERENCE_MARKS.items()
     }
-    first = experiment.of_seed()
-    return View(experiment, experiment.name, first, strategies, styles, references)
 
 
-def _each(page: Page, show: Callable[[View], Mapping[str, Any]]) -> dict[str, Any]:
+def _each(
+    experiments: Sequence[Experiment], show: Callable[[Experiment], Mapping[str, Any]]
+) -> dict[str, Any]:
     """Returns the facts of each experiment that has some, as `views` of a section."""
-    shown = [(view, found) for view in page.views if (found := show(view))]
-    named = [{"name": view.name, "first": view.first, **found} for view, found in shown]
-    return {"views": named} if named else {}
+    shown = [(one, found) for one in experiments if (found := show(one))]
+    views = [{"name": one.name, "first": one.of_seed(), **found} for one, found in shown]
+    return {"views": views} if views else {}
 
 
 def _figure(figure: Any, title: str, lead: str, text: str = "") -> dict[str, Any]:
@@ -128,11 +113,11 @@ def shorten(text: str, length: int) -> str:
 # what happened ----------------------------------------------------------------------------------
 
 
-def _story(view: View) -> dict[str, Any]:
-    found = view.experiment.runs[0].incident
+def _story(experiment: Experiment) -> dict[str, Any]:
+    found = experiment.runs[0].incident
     if not found:
         return {}
-    missing = [notes.behavior_sentence(m) for m in _seeds(view) if not _is_shown(m)]
+    missing = [notes.behavior_sentence(m) for m in experiment.metrics if not _is_shown(m)]
     return {"found": found, "missing": missing[:1]}
 
 
@@ -141,8 +126,8 @@ def _is_shown(metrics: Any) -> bool:
     return not (found := metrics.get("behavior")) or found["is_shown"]
 
 
-def _evidence(view: View) -> dict[str, Any]:
-    found, rows, drawn = view.experiment.runs[0].incident, _rows(view), []
+def _evidence(experiment: Experiment) -> dict[str, Any]:
+    found, rows, drawn = experiment.runs[0].incident, experiment.runs[0].explorer, []
     if not found:
         return {}
     if found.cut and rows:
@@ -150,82 +135,69 @@ def _evidence(view: View) -> dict[str, Any]:
         place = {"num_forget": number, "middle": middle, "edge": edge}
         figure = figures.draw_cut(rows.score_N, **place, frame=drawing.Frame(330))
         text = f"{number:,} of {len(rows.score_N):,} rows stand out."
-        title = f"Scores of the rows of {view.name} in order. {text}"
+        title = f"Scores of the rows of {experiment.name} in order. {text}"
         drawn = [_figure(figure, title, "The end of the rows that stand out.", text)]
     return {"found": found, "cut": drawn}
 
 
-def _compare(view: View) -> dict[str, Any]:
-    found = view.experiment.runs[0].incident
+def _compare(experiment: Experiment) -> dict[str, Any]:
+    found = experiment.runs[0].incident
     if not found or not found.wished:
         return {}
-    wish = view.experiment.runs[0].config["retrieve"]["wished"]
+    wish = experiment.runs[0].config["retrieve"]["wished"]
     columns = found.cards, found.wished
     return {"bad": found.traced[0].answer, "wish": wish, "columns": columns}
 
 
-def _files(view: View) -> dict[str, Any]:
-    found = view.experiment.runs[0].incident
+def _files(experiment: Experiment) -> dict[str, Any]:
+    found = experiment.runs[0].incident
     return {"downloads": found.downloads} if found and found.downloads else {}
 
 
-def _all_rows(page: Page) -> dict[str, Any]:
-    room = explorer.MOST_BYTES // max(1, sum(bool(_rows(view)) for view in page.views))
+def _all_rows(experiments: Sequence[Experiment]) -> dict[str, Any]:
+    room = explorer.MOST_BYTES // max(1, sum(bool(one.runs[0].explorer) for one in experiments))
 
-    def show(view: View) -> dict[str, Any]:
-        if not (rows := _rows(view)):
-            return {}
-        return {"rows": explorer.pack(rows, room)}
+    def show(experiment: Experiment) -> dict[str, Any]:
+        rows = experiment.runs[0].explorer
+        return {"rows": explorer.pack(rows, room)} if rows else {}
 
-    return _each(page, show)
-
-
-def _rows(view: View) -> explorer.Explorer | None:
-    return view.experiment.runs[0].explorer
+    return _each(experiments, show)
 
 
 # results ----------------------------------------------------------------------------------------
 
 
-def _summary(page: Page) -> dict[str, Any]:
-    def show(view: View) -> dict[str, Any]:
-        experiment = view.experiment
-        missing = [m for m in experiment.metrics if not _is_shown(m)]
-        judged = [(m["seed"], notes.judgment_sentence(collect_models([m]))) for m in _seeds(view)]
+def _summary(experiments: Sequence[Experiment]) -> dict[str, Any]:
+    def show(experiment: Experiment) -> dict[str, Any]:
+        runs = experiment.metrics
+        missing = [m for m in runs if not _is_shown(m)]
+        told = [(m["seed"], notes.judgment_sentence(collect_models([m]))) for m in runs]
         return {
             "missing": [(m["seed"], notes.behavior_sentence(m)) for m in missing[:1]],
-            "judgments": [(seed, text) for seed, text in judged if text],
+            "judgments": [(seed, text) for seed, text in told if text],
             "costs": incident.costs if (incident := experiment.runs[0].incident) else (),
-            "against": notes.answers_taken_against(_metrics(view)),
-            "items": [*_summarized(view)],
+            "against": notes.answers_taken_against(runs[0]),
+            "items": [*_summarized(experiment)],
         }
 
-    return _each(page, show)
+    return _each(experiments, show)
 
 
-def _metrics(view: View) -> Any:
-    return view.experiment.metrics[0]
-
-
-def _seeds(view: View) -> Sequence[Any]:
-    return view.experiment.metrics
-
-
-def _summarized(view: View) -> Iterator[dict[str, Any]]:
+def _summarized(experiment: Experiment) -> Iterator[dict[str, Any]]:
     """Yields the facts of the summary for an algorithm and the strategy of the report.
 
     Without F and R of all models it yields nothing.
     """
-    models = collect_models(_seeds(view))
+    models = collect_models(experiment.metrics)
     earlier = {model.strategy: model for model in models if not model.algorithm}
     for algorithm in dict.fromkeys(model.algorithm for model in models if model.algorithm):
         shown = [model for model in models if model.algorithm == algorithm]
-        if any(len(one.values.get("euclidean", ())) < len(_seeds(view)) for one in shown):
+        if any(len(one.values.get("euclidean", ())) < len(experiment.metrics) for one in shown):
             continue
         own = names.highlighted(model.strategy for model in shown)
         nearest = min(shown, key=lambda model: model.spread("euclidean")["mean"])
         after = next((model for model in shown if model.strategy == own), nearest)
-        where = f"{view.name}, {names.algorithm_name(algorithm)}"
+        where = f"{experiment.name}, {names.algorithm_name(algorithm)}"
         drawn = [*shown, *(model for name, model in earlier.items() if name == "backbone")]
         yield {
             "algorithm": algorithm,
@@ -234,9 +206,7 @@ def _summarized(view: View) -> Iterator[dict[str, Any]]:
             "before": earlier["finetuned"],
             "after": after,
             "damaged": [model.strategy for model in shown if model.num_damaged],
-            "figures": [
-                _intervals(where, drawn, view.strategies, rate) for rate in ("forget", "retain")
-            ],
+            "figures": [_intervals(where, drawn, experiment.strategies, r) for r in _RATES],
         }
 
 
@@ -244,10 +214,7 @@ def _intervals(
     where: str, models: Sequence[Model], strategies: Sequence[str], rate: str
 ) -> dict[str, Any]:
     """Returns the figure of a rate of all models with its intervals."""
-    letter, words = {
-        "forget": ("F", "forget rate (lower is better)"),
-        "retain": ("R", "retain rate (higher is better)"),
-    }[rate]
+    letter, words = _RATES[rate]
     rows = {names.strategy_name(m.strategy): m.joined(rate) for m in models}
     styles = names.strategy_styles(strategies) | {"backbone": (drawing.INK, "")}
     lowest = min(row["low"] for row in rows.values())
@@ -266,39 +233,40 @@ def _intervals(
     return _figure(figure, title, f"{letter}, {words}.", start_note)
 
 
-def _robustness(view: View) -> dict[str, Any]:
-    points = robustness.points_of(_metrics(view))
-    return {"points": points, "tables": robustness.tables_of(_metrics(view))} if points else {}
+def _robustness(experiment: Experiment) -> dict[str, Any]:
+    metrics = experiment.metrics[0]
+    points = robustness.points_of(metrics)
+    return {"points": points, "tables": robustness.tables_of(metrics)} if points else {}
 
 
-def _validation(view: View) -> dict[str, Any]:
-    found = view.experiment.runs[0].validation
+def _validation(experiment: Experiment) -> dict[str, Any]:
+    found = experiment.runs[0].validation
     return {"table": validation.table_of(found)} if found else {}
 
 
-def _retrained(view: View) -> dict[str, Any]:
-    if not (table := results.retrained_table(_metrics(view))):
-        return {}
-    said = [one.get("judgment", {}).get("distance") for one in _metrics(view)["methods"]]
-    return {"table": table, "sentences": [text for text in said if text]}
+def _retrained(experiment: Experiment) -> dict[str, Any]:
+    metrics = experiment.metrics[0]
+    said = [one.get("judgment", {}).get("distance") for one in metrics["methods"]]
+    table = results.retrained_table(metrics)
+    return {"table": table, "sentences": [*filter(None, said)]} if table else {}
 
 
-def _frontier(view: View) -> dict[str, Any]:
-    metrics = _metrics(view)
+def _frontier(experiment: Experiment) -> dict[str, Any]:
+    metrics = experiment.metrics[0]
     algorithms = dict.fromkeys(entry["algorithm"] for entry in metrics["methods"])
-    if not algorithms or any(m["finetuned"]["euclidean"] is None for m in _seeds(view)):
+    if not algorithms or any(m["finetuned"]["euclidean"] is None for m in experiment.metrics):
         return {}
-    panels = list(itertools.product(enumerate(_seeds(view)), algorithms))
-    low, drawn = min(map(figures.lowest_retain, _seeds(view))), []
+    panels = list(itertools.product(enumerate(experiment.metrics), algorithms))
+    low, drawn = min(map(figures.lowest_retain, experiment.metrics)), []
     for (i, seed), algorithm in panels[:_MAX_PANELS]:
         frame = drawing.Frame(380)
         figure = figures.draw_frontier(seed, algorithm, retain_from=low, frame=frame)
-        where = names.algorithm_name(algorithm) + view.experiment.of_seed(i)
-        title = f"Frontier of {view.name}, {where}: F against R"
+        where = names.algorithm_name(algorithm) + experiment.of_seed(i)
+        title = f"Frontier of {experiment.name}, {where}: F against R"
         drawn.append(_figure(figure, title, where))
-    shown = [name for name in view.references if name in (*metrics, "ideal")]
+    marks = [mark for name, mark in _references().items() if name in (*metrics, "ideal")]
     return {
-        "legend": [*view.styles.values(), *(view.references[name] for name in shown)],
+        "legend": [*_styles(experiment).values(), *marks],
         "figures": drawn,
         "left_out": len(panels) - len(drawn),
         "epochs": results.results_table(metrics, epochs="all"),
@@ -308,20 +276,20 @@ def _frontier(view: View) -> dict[str, Any]:
     }
 
 
-def _tables(view: View) -> dict[str, Any]:
-    several = len(_seeds(view)) > 1
-    first, *others = (
-        results.tables_of(_seeds(view)) if several else [results.results_table(_metrics(view))]
-    )
-    return {"results": first, "seeds": others, "details": results.details(_metrics(view))}
+def _tables(experiment: Experiment) -> dict[str, Any]:
+    runs, others = experiment.metrics, list[Table]()
+    first = results.results_table(runs[0])
+    if len(runs) > 1:
+        first, *others = results.tables_of(runs)
+    return {"results": first, "seeds": others, "details": results.details(runs[0])}
 
 
 # what was chosen, said and set -------------------------------------------------------------------
 
 
-def _retrieval(view: View) -> dict[str, Any]:
-    run, drawn = view.experiment.runs[0], []
-    seeds = view.experiment.runs
+def _retrieval(experiment: Experiment) -> dict[str, Any]:
+    run, drawn = experiment.runs[0], []
+    seeds = experiment.runs
     scored = [(one.metrics["seed"], one.explorer.distribution()) for one in seeds if one.explorer]
     for seed, found in scored[:_MAX_HISTOGRAMS]:
         figure = figures.draw_scores(**found, frame=drawing.Frame(330))
@@ -329,12 +297,12 @@ def _retrieval(view: View) -> dict[str, Any]:
         ends = [f"{name} {at[0]:.3g} to {at[1]:.3g}" for name, at in sets.items() if at]
         shaded = f" The sets are shaded: {' and '.join(ends)}." if ends else ""
         text = f"Seed {seed}.{shaded}"
-        title = f"Retrieval scores of {view.name}. {text}"
+        title = f"Retrieval scores of {experiment.name}. {text}"
         drawn.append(_figure(figure, title, "Scores of the training examples.", text))
     colors = ((drawing.TARGET_COLOR, "targets"), (drawing.OTHER_COLOR, "other examples"))
     marks = ((drawing.mark_svg("s", color, has_line=False), name) for color, name in colors)
     return {
-        "table": results.retrieval_table(_metrics(view)),
+        "table": results.retrieval_table(experiment.metrics[0]),
         "histograms": drawn,
         "left_out": len(scored) - len(drawn),
         "kinds": [*marks] if any(f["is_target_N"] is not None for _, f in scored) else [],
@@ -344,14 +312,14 @@ def _retrieval(view: View) -> dict[str, Any]:
     }
 
 
-def _answers(page: Page) -> dict[str, Any]:
+def _answers(experiments: Sequence[Experiment]) -> dict[str, Any]:
     """Returns the first queries with every model's answer that fit into a number of characters."""
-    share = _MAX_CHARACTERS // max(1, sum(bool(v.experiment.runs[0].answers) for v in page.views))
-    return _each(page, lambda view: _side_by_side(view, share))
+    share = _MAX_CHARACTERS // max(1, sum(bool(one.runs[0].answers) for one in experiments))
+    return _each(experiments, lambda one: _side_by_side(one, share))
 
 
-def _side_by_side(view: View, budget: int) -> dict[str, Any]:
-    run, legend = view.experiment.runs[0], {**view.styles, **view.references}
+def _side_by_side(experiment: Experiment, budget: int) -> dict[str, Any]:
+    run, legend = experiment.runs[0], {**_styles(experiment), **_references()}
     if not run.answers or not run.queries:
         return {}
     texts = [text for answers in run.answers.values() for text in answers.values()]
@@ -395,35 +363,35 @@ def _side_by_side(view: View, budget: int) -> dict[str, Any]:
     }
 
 
-def _training(view: View) -> dict[str, Any]:
-    losses = view.experiment.runs[0].losses
+def _training(experiment: Experiment) -> dict[str, Any]:
+    losses = experiment.runs[0].losses
     drawn = [
         _figure(
-            figures.draw_losses(curves, view.strategies, frame=drawing.Frame(300)),
-            f"Loss of {view.name}{view.first}, {panel}, over the steps",
+            figures.draw_losses(curves, experiment.strategies, frame=drawing.Frame(300)),
+            f"Loss of {experiment.name}{experiment.of_seed()}, {panel}, over the steps",
             panel,
         )
         for panel, curves in losses.items()
     ]
     is_unlearned = any(panel.endswith(FORGET_PANEL) for panel in losses)
-    shown = {"is_unlearned": is_unlearned, "legend": view.styles.values(), "figures": drawn}
-    return shown if drawn else {}
+    legend = _styles(experiment).values()
+    return {"is_unlearned": is_unlearned, "legend": legend, "figures": drawn} if drawn else {}
 
 
-def _settings(view: View) -> dict[str, Any]:
-    config = view.experiment.runs[0].config
+def _settings(experiment: Experiment) -> dict[str, Any]:
+    config = experiment.runs[0].config
     plain = {name: value for name, value in config.items() if not isinstance(value, Mapping)}
     groups = {name: value for name, value in config.items() if isinstance(value, Mapping)}
-    versions = _metrics(view).get("versions", {})
-    run = plain | {"seed": view.experiment.seeds}
+    versions = experiment.metrics[0].get("versions", {})
+    run = plain | {"seed": experiment.seeds}
     return {"settings": {"run": run, **groups, "versions": versions}}
 
 
-def facts_of(page: Page) -> list[str]:
+def facts_of(experiments: Sequence[Experiment]) -> list[str]:
     """Returns the opening facts of the page, one a line; shared facts occur once."""
 
-    def told(view: View) -> Iterator[str]:
-        run, corpus = view.experiment.runs[0], _metrics(view).get("corpus", {})
+    def told(experiment: Experiment) -> Iterator[str]:
+        run, corpus = experiment.runs[0], experiment.metrics[0].get("corpus", {})
         yield names.dataset_name(run.config)
         yield names.describe_model(run.config)
         if "train" in corpus:
@@ -432,17 +400,17 @@ def facts_of(page: Page) -> list[str]:
                 f"{corpus['target_queries']} target and {corpus['normal_queries']} normal "
                 f"{corpus['query_split']} queries"
             )
-        seeds = view.experiment.seeds
+        seeds = experiment.seeds
         yield f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
-    return list(dict.fromkeys(line for view in page.views for line in told(view) if line))
+    return list(dict.fromkeys(line for one in experiments for line in told(one) if line))
 
 
 def _stored(
-    title: str, part: str, show: Callable[[View], Mapping[str, Any]], template: str
+    title: str, part: str, show: Callable[[Experiment], Mapping[str, Any]], template: str
 ) -> Section:
     """Returns a section that shows each experiment separately."""
-    return Section(title, part, lambda page: _each(page, show), template)
+    return Section(title, part, lambda experiments: _each(experiments, show), template)
 
 
 # By their anchors, in the order of the page.

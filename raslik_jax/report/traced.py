@@ -48,7 +48,8 @@ def ending_sentence(found: Mapping[str, Any]) -> str:
 
 def doubt_sentence(told: Told) -> str:
     """Returns a warning with numbers if a traced answer is weak evidence; otherwise ""."""
-    bases = [row.nll for row in told.get("base", ())] or [None] * len(told["before"])
+    bases: list[float | None] = [row.nll for row in told.get("base", ())]
+    bases = bases or [None] * len(told["before"])
     for number, (row, base) in enumerate(zip(told["before"], bases, strict=True), start=1):
         if why := doubt(row.nll, base, row.drawn):
             which = "the traced answer" if len(bases) == 1 else f"traced answer {number}"

@@ -138,8 +138,8 @@ def test_the_table_is_on_the_page(validated):
     found = artifacts.VALIDATION.current(validated.workdir)
     assert tables.render_terminal(validation.table_of(found)) in str(validated)
     run = facts.Facts({}, (), {}, {}, {}, frozenset(), validation=found)
-    views = [sections.View(facts.Experiment((run,)), "mine", "", (), {}, {})]
-    shown = sections.SECTIONS["validation"].facts(sections.Page(views))
+    run = run._replace(metrics={"name": "mine", "seed": 0})
+    shown = sections.SECTIONS["validation"].facts([facts.Experiment((run,))])
     assert shown["views"][0]["table"] == validation.table_of(found)
     interval = {"mean": 0.25, "low": -0.125, "high": 0.625}
     qld = {"rise": {"raslik": interval}, "noise": 0.0625}

@@ -171,7 +171,7 @@ MEMBERS = (
         Section(
             "Only counted",
             "method",
-            lambda page: {"number": len(page.views)},
+            lambda experiments: {"number": len(experiments)},
             "<p>{{ number }} experiment is <i>counted</i>.</p>",
         ),
     ),

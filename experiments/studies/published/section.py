@@ -9,13 +9,13 @@ those that the runs repeat, next to the results of the runs.
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.studies.published import blocks, published
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.report import facts, tables
-from raslik_jax.report.sections import SECTIONS, Page, Section
+from raslik_jax.report.sections import SECTIONS, Section
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,10 +34,10 @@ def run(options: Options) -> None:
     print("\n\n".join(tables.render_terminal(blocks.lay_out(block)) for block in shown))
 
 
-def _facts(page: Page) -> Mapping[str, Any]:
+def _facts(experiments: Sequence[facts.Experiment]) -> Mapping[str, Any]:
     """Returns the blocks of the page's runs that the paper has too."""
     paper = published.read_blocks()
-    found = [block for view in page.views for block in blocks.make_blocks(view.experiment, paper)]
+    found = [block for one in experiments for block in blocks.make_blocks(one, paper)]
     return {"tables": shown} if (shown := [blocks.lay_out(b) for b in found if b.paper]) else {}
 
 
