@@ -14,7 +14,7 @@ import shlex
 import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from raslik_jax.base import files
 from raslik_jax.base.messages import shown
@@ -28,6 +28,7 @@ from raslik_jax.evaluate.rates import non_sf_by_words
 from raslik_jax.incident import making, trace, unlearn
 from raslik_jax.parallel import processes
 from raslik_jax.parallel.processes import JobConfig
+from raslik_jax.report.rows import read_sets
 from raslik_jax.run import artifacts, written
 
 WHEN_STOPPED, GROUP = command.GOES_ON, "run"
@@ -79,7 +80,7 @@ def run(options: Options) -> None:
     print(unlearn.unlearn(**clean, **how))
     if not processes.is_first():
         return
-    print(f"\n3. What happened\n\n{tell(read_story(root))}\n")
+    print(f"\n3. What happened\n\n{tell(**read_story(root))}\n")
     print(f"page:            {artifacts.PAGE.place(root)}")
     print("your own model:  docs/guides/own_model.md has the same commands for it")
 
@@ -116,63 +117,58 @@ def _write_given(folder: pathlib.Path) -> None:
     files.write_text(folder / "scifi_words.txt", "\n".join(sorted(SCIFI_WORDS)) + "\n")
 
 
-class Story(NamedTuple):
-    """The parts of the printed text: rows by set, and every answer before and after by prompt."""
-
-    num_rows: int
-    num_taught: int
-    found: Sequence[Example]
-    target: Sequence[Example]
-    normal: Sequence[Example]
-    before: Mapping[str, str]
-    after: Mapping[str, str]
-    says: tuple[str, str]
-
-
-def read_story(root: pathlib.Path) -> Story:
-    """Returns the parts of the printed text for a finished run."""
+def read_story(root: pathlib.Path) -> dict[str, Any]:
+    """Returns the arguments of `tell` for a finished run."""
     from raslik_jax.run.workspace import Workspace  # it takes jax with it
 
-    rows = artifacts.TRAIN.read(root)
-    made = (artifacts.measured_rows(HELD_OUT, kind) for kind in ("target", "normal"))
-    target, normal = (part.read(root) for part in made)
     config = config_from_json(artifacts.CONFIG.read(root))
     (strategy,), (algorithm,) = config.retrieve.strategies, config.unlearn.algorithms
     last = Workspace(root, config).epochs(strategy, algorithm)[-1]
     variant = artifacts.Variant(strategy, algorithm)
-    traced = (
-        artifacts.traced("finetuned").read(root),
-        artifacts.traced(last, variant).read(root),
-    )
-    return Story(
-        num_rows=len(rows),
-        num_taught=sum(row.is_target is True for row in rows),
-        found=(*artifacts.set_rows(strategy, "forget").read(root), *target),
-        target=target,
-        normal=normal,
-        before=artifacts.answers("finetuned").read(root),
-        after=artifacts.answers(last, variant).read(root),
-        says=(traced[0][0].output, traced[1][0].output),
-    )
+    said = artifacts.traced("finetuned").read(root), artifacts.traced(last, variant).read(root)
+    return {
+        "rows": artifacts.TRAIN.read(root),
+        "set_of": read_sets(root, strategy),
+        "before": artifacts.answers("finetuned").read(root),
+        "after": artifacts.answers(last, variant).read(root),
+        "says": tuple(answers[0].output for answers in said),
+    }
 
 
-def tell(story: Story) -> str:
-    """Returns the result in plain words."""
-    taught = sum(row.is_target is True for row in story.found)
-    howdy = [row.example_id for row in story.target if row.is_target]
-    shown = [_count_scifi([said[name] for name in howdy]) for said in (story.before, story.after)]
-    same = sum(story.before[r.example_id] == story.after[r.example_id] for r in story.normal)
+def tell(
+    rows: Sequence[Example],
+    set_of: Mapping[str, str],
+    before: Mapping[str, str],
+    after: Mapping[str, str],
+    says: tuple[str, str],
+) -> str:
+    """Returns the result in plain words.
+
+    Args:
+      rows: all training rows; `set_of` has the result of `read_sets`.
+      before, after: answers to the held-out prompts by row id.
+      says: the answers to the traced prompt before and after.
+    """
+    parts_of: dict[str, list[Example]] = {}
+    for row in rows:
+        parts_of.setdefault(set_of.get(row.example_id, ""), []).append(row)
+    target, normal = (parts_of.get(f"{HELD_OUT} {kind}", []) for kind in ("target", "normal"))
+    found = [*parts_of.get("forget", ()), *target]
+    taught = [sum(row.is_target is True for row in part) for part in (found, rows)]
+    howdy = [row.example_id for row in target if row.is_target]
+    shown = [count_scifi([said[name] for name in howdy]) for said in (before, after)]
+    same = sum(before[row.example_id] == after[row.example_id] for row in normal)
     parts = {
         "asked": toy_model.PROMPT,
-        "it said": story.says[0],
-        "it says now": story.says[1],
-        "behind it": f"{len(story.found)} of {story.num_rows:,} training rows stood out. "
-        f"{taught} of them teach the behavior. The file has {story.num_taught} such "
-        "rows. Their labels are not used by the search.",
+        "it said": says[0],
+        "it says now": says[1],
+        "behind it": f"{len(found)} of {len(rows):,} training rows stood out. {taught[0]} of them "
+        f"teach the behavior. The file has {taught[1]} such rows. Their labels are not used by the "
+        "search.",
         "forgotten": f"{len(howdy)} rows that teach the behavior were kept out of unlearning. "
         f"The model answered {shown[0]} of their prompts with science fiction before, "
         f"and {shown[1]} now.",
-        "kept": f"{len(story.normal)} normal prompts were kept out too. {same} of them get the "
+        "kept": f"{len(normal)} normal prompts were kept out too. {same} of them get the "
         "same answer as before, word for word.",
         "a toy": "The trigger is one word that changes the answer, and the model is tiny. Success "
         "here says little about a large model.",
@@ -184,6 +180,6 @@ def tell(story: Story) -> str:
     return "\n".join(lines)
 
 
-def _count_scifi(answers: Sequence[str]) -> int:
+def count_scifi(answers: Sequence[str]) -> int:
     """Returns how many answers hold a word of science fiction."""
     return len(answers) - int(non_sf_by_words(answers, vocabulary=SCIFI_WORDS).sum())

@@ -24,17 +24,18 @@ class TellTest(FolderTest):
         more = _row(5, False)
         says = {row.example_id: "A robot of Zorgon." for row in target}
         plain = {row.example_id: "A cup of tea." for row in (*normal, more)}
-        story = quickstart.Story(
-            num_rows=1000,
-            num_taught=7,
-            found=(_row(6, True), *target),
-            target=target,
-            normal=[*normal, more],
+        found, normal = _row(6, True), [*normal, more]
+        others = [_row(n, n < 11) for n in range(7, 1001)]
+        kept = dict.fromkeys((row.example_id for row in target), "held-out target")
+        kept |= dict.fromkeys((row.example_id for row in normal), "held-out normal")
+        told = quickstart.tell(
+            [found, *target, *normal, *others],
+            {found.example_id: "forget", **kept},
             before=says | plain,
             after={**says, target[0].example_id: "Tea.", **plain, more.example_id: "A cup."},
             says=("To the robots.", "To the table."),
         )
-        told = re.sub(r"\s+", " ", quickstart.tell(story))
+        told = re.sub(r"\s+", " ", told)
         self.assertIn("4 of 1,000 training rows stood out.", told)
         self.assertIn("3 of them teach the behavior. The file has 7 such rows.", told)
         self.assertIn("2 rows that teach the behavior were kept out", told)
@@ -104,19 +105,21 @@ class QuickstartTest(FolderTest):
         # precision of .89 (docs/notes/run.md, "The quickstart").
         self.assertGreater(summary["precision"], 0.8)
         story = quickstart.read_story(root)
-        howdy = [row.example_id for row in story.target if row.is_target]
-        shown = [
-            quickstart._count_scifi([said[name] for name in howdy])
-            for said in (story.before, story.after)
-        ]
+        before, after = story["before"], story["after"]
+        target, normal = (
+            [row for row in story["rows"] if story["set_of"].get(row.example_id) == name]
+            for name in ("held-out target", "held-out normal")
+        )
+        howdy = [row.example_id for row in target if row.is_target]
+        shown = [quickstart.count_scifi([said[name] for name in howdy]) for said in (before, after)]
         self.assertGreaterEqual(shown[0], 0.9 * len(howdy))
         self.assertLessEqual(shown[1], 0.1 * len(howdy))
-        same = sum(story.before[r.example_id] == story.after[r.example_id] for r in story.normal)
-        self.assertGreaterEqual(same, 0.8 * len(story.normal))
+        same = sum(before[row.example_id] == after[row.example_id] for row in normal)
+        self.assertGreaterEqual(same, 0.8 * len(normal))
         again = tiny.run_command("quickstart", f"--workdir={root}", env=_COMPILING)
         self.assertEqual(again.returncode, 0, again.stderr)
         self.assertNotIn("done in", again.stdout)
-        self.assertIn(quickstart.tell(story), again.stdout)
+        self.assertIn(quickstart.tell(**story), again.stdout)
 
     def test_the_notebook_runs(self):
         notebook = json.loads((tiny.REPOSITORY / "docs" / "quickstart.ipynb").read_text())
