@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import dataclasses
 import gc
 import io
 import os
@@ -19,7 +20,7 @@ from absl import app, flags, logging
 from raslik_jax.base import machine
 from raslik_jax.base.files import sentence_of
 from raslik_jax.base.messages import bounded, printable, shown
-from raslik_jax.base.settings import FROM_STUDIES, Settings
+from raslik_jax.base.settings import FROM_STUDIES, Leaf, Settings
 from raslik_jax.cli import setting_flags
 from raslik_jax.incident.making import require as require
 from raslik_jax.parallel import processes
@@ -71,6 +72,21 @@ def start(
         return _leave(_run(run, when_stopped, argv))
 
     app.run(run_whole, flags_parser=_parse)
+
+
+def of_job(
+    options: type[Settings], call: Callable[..., Any], flags_of: Sequence[Leaf]
+) -> tuple[Callable[..., Settings], Callable[[Settings], None]]:
+    """Returns options with those of a job, and a command that prints what a function returns.
+
+    The function gets the options and, as `settings`, the flags of `flags_of` that the user gives.
+    """
+
+    def run(options: Settings) -> None:
+        print(call(options, settings=setting_flags.given(flags_of)))
+
+    how: Any = {"frozen": True, "kw_only": True, "bases": (options, JobConfig)}
+    return dataclasses.make_dataclass(options.__name__, (), **how), run
 
 
 def _check_text(argument: str) -> None:

@@ -15,22 +15,10 @@ pickle and is not read: the message shows a line that prints it as training_args
 Settings of the recipe can be given: --unlearn.retrain.learning_rate=1e-4. --helpfull lists all.
 """
 
-import dataclasses
-
 from raslik_jax.cli import command, setting_flags
 from raslik_jax.incident.retrain import RetrainOptions, retrain
-from raslik_jax.parallel.processes import JobConfig
 
 WHEN_STOPPED = command.GOES_ON
 FLAGS = setting_flags.of_config(None)
 GROUP = "run"  # of the settings of no stage: --help has the command's own flags alone
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(RetrainOptions, JobConfig):
-    """The run to continue, the files to write, and the processes that train."""
-
-
-def run(options: Options) -> None:
-    """Trains, measures and exports; prints the outcome for the traced prompt."""
-    print(retrain(options, settings=setting_flags.given(FLAGS)))
+Options, run = command.of_job(RetrainOptions, retrain, FLAGS)

@@ -13,22 +13,10 @@ this and writes no set. Another prompt in the same folder (with --update) sketch
 Every setting of `raslik run` can be given too: --helpfull lists them.
 """
 
-import dataclasses
-
 from raslik_jax.cli import command, setting_flags
 from raslik_jax.incident.trace import PRESET, TraceOptions, trace
-from raslik_jax.parallel.processes import JobConfig
 
 WHEN_STOPPED = command.GOES_ON
 FLAGS = setting_flags.of_config(PRESET)
 GROUP = "run"  # of the settings of no stage: --help has the command's own flags alone
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(TraceOptions, JobConfig):
-    """The bad answer, the model, its training rows, and the processes that trace it."""
-
-
-def run(options: Options) -> None:
-    """Traces and prints the rows that stand out."""
-    print(trace(options, settings=setting_flags.given(FLAGS)))
+Options, run = command.of_job(TraceOptions, trace, FLAGS)

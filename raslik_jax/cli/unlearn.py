@@ -14,22 +14,10 @@ keeps these sets until --retrieve.strategies names another one.
 Every setting of `raslik run` can be given too: --helpfull lists them.
 """
 
-import dataclasses
-
 from raslik_jax.cli import command, setting_flags
 from raslik_jax.incident.unlearn import UnlearnOptions, unlearn
-from raslik_jax.parallel.processes import JobConfig
 
 WHEN_STOPPED = command.GOES_ON
 FLAGS = setting_flags.of_config(None)
 GROUP = "run"  # of the settings of no stage: --help has the command's own flags alone
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(UnlearnOptions, JobConfig):
-    """The run to go on with, the files to write, and the processes that unlearn."""
-
-
-def run(options: Options) -> None:
-    """Unlearns, measures and exports; prints the outcome for the traced prompt."""
-    print(unlearn(options, settings=setting_flags.given(FLAGS)))
+Options, run = command.of_job(UnlearnOptions, unlearn, FLAGS)

@@ -17,23 +17,11 @@ The losses of the queries after each retraining are stored. A larger --retrainin
 report of the run shows the table.
 """
 
-import dataclasses
-
 from raslik_jax.cli import command, setting_flags
 from raslik_jax.incident.validate import ValidateOptions, validate
-from raslik_jax.parallel.processes import JobConfig
 
 WHEN_STOPPED = command.GOES_ON
 FLAGS = tuple(
     leaf for leaf in setting_flags.of_config(None) if leaf.name.startswith("unlearn.retrain.")
 )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(ValidateOptions, JobConfig):
-    """Which trace is validated and the processes that train."""
-
-
-def run(options: Options) -> None:
-    """Trains and prints the table."""
-    print(validate(options, settings=setting_flags.given(FLAGS)))
+Options, run = command.of_job(ValidateOptions, validate, FLAGS)
