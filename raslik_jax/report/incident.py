@@ -128,11 +128,6 @@ class Incident(NamedTuple):
     downloads: tuple[Download, ...] = ()
     wished: tuple[Wished, ...] = ()
 
-    @property
-    def outcome(self) -> tuple[str, ...]:
-        """The outcome for the behavior, for a terminal."""
-        return tuple(filter(None, (self.ended, *self.costs)))
-
 
 def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
     """Returns the traced answers of a run and the rows behind them; None without such."""
@@ -145,12 +140,6 @@ def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
     rows = artifacts.TRAIN.find(root) or ()
     chances = artifacts.CHANCE.current(root, len(rows))
     prompts = {row.example_id: asked_of(row) for row in artifacts.RETRIEVAL.find(root) or ()}
-    costs = [
-        recipe_sentence(root, algorithm),
-        verdict_sentence(entry),
-        gone_sentence(told),
-        cost_sentence(metrics, strategy, algorithm),
-    ]
     by_chance = chance.sentence(chances) if chances else ""
     apart = artifacts.BEHAVIORS.current(root, [row.id for row in told["before"]])
     told_chances = by_chance and f"{capitalized(by_chance)}.", apart and behaviors.sentence(apart)
@@ -172,7 +161,7 @@ def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
         entry=entry,
         ended=read_ending(root, strategy, algorithm),
         warning=doubt_sentence(told),
-        costs=tuple(filter(None, costs)),
+        costs=_costs(root, told, entry, metrics),
         chances=tuple(filter(None, told_chances)),
         cut=artifacts.CUT.current(root),
         downloads=_downloads(root, strategy),
@@ -180,14 +169,28 @@ def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
     )
 
 
-def read_outcome(root: pathlib.Path, strategy: str, algorithm: str) -> tuple[str, ...]:
-    """Returns sentences on the traced answers of a run without measurements."""
-    told = _read_told(root, strategy, algorithm)
-    ended = read_ending(root, strategy, algorithm)
+def read_outcome(
+    root: pathlib.Path, strategy: str, algorithm: str, metrics: Metrics | None
+) -> tuple[str, ...]:
+    """Returns sentences on the outcome for the behavior; without metrics it is unknown."""
+    entry: Mapping[str, Any] = {"strategy": strategy, "algorithm": algorithm}
+    for one in last_epochs(metrics["methods"]) if metrics else ():
+        entry = one if entry.items() <= one.items() else entry
+    told, ended = _read_told(root, strategy, algorithm), read_ending(root, strategy, algorithm)
+    return tuple(filter(None, (ended, *_costs(root, told, entry, metrics))))
+
+
+def _costs(
+    root: pathlib.Path, told: Told, entry: Mapping[str, Any], metrics: Metrics | None
+) -> tuple[str, ...]:
+    """Returns the check of a recipe, the judgment, the traced answers and other changes."""
     unknown = verdict.describe_count(verdict.Count(0, 0))
-    judged = f"Judgment: {verdict.join_sentences(['unknown', unknown])}."
-    checked = recipe_sentence(root, algorithm)
-    return tuple(filter(None, (ended, checked, judged, gone_sentence(told))))
+    judged, cost = f"Judgment: {verdict.join_sentences(['unknown', unknown])}.", ""
+    if metrics:
+        judged = verdict_sentence(entry)
+        cost = cost_sentence(metrics, entry["strategy"], entry["algorithm"])
+    checked = recipe_sentence(root, entry["algorithm"])
+    return tuple(filter(None, (checked, judged, gone_sentence(told), cost)))
 
 
 def recipe_sentence(root: pathlib.Path, algorithm: str) -> str:

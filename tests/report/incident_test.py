@@ -47,7 +47,7 @@ def test_a_run_that_measured_nothing_tells_what_became_of_the_answer(tmp_path):
     found = {"kept_before": [], "probes": [probe], "kept": 5, "end": ""}
     (tmp_path / "unlearn" / "raslik-ga").mkdir(parents=True)
     (tmp_path / "unlearn" / "raslik-ga" / "probes.json").write_text(json.dumps(found))
-    ended, judged, went = incident.read_outcome(tmp_path, "raslik", "ga")
+    ended, judged, went = incident.read_outcome(tmp_path, "raslik", "ga", None)
     assert judged.startswith("Judgment: unknown")
     assert ended.startswith("Not forgotten: unlearning ended because its epochs ended")
     assert (
