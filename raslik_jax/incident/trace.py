@@ -98,16 +98,13 @@ class TraceResult(making.Result):
     @property
     def forget_file(self) -> pathlib.Path:
         """The file of the rows to forget; it does not exist if none was found."""
-        return self._forget.place(self.workdir)
-
-    @property
-    def _forget(self) -> artifacts.Artifact[tuple[Example, ...]]:
-        return artifacts.set_rows(self.config.retrieve.strategies[0], "forget")
+        return artifacts.set_rows(self.config.retrieve.strategies[0], "forget").place(self.workdir)
 
     @property
     def forget(self) -> Sequence[Example]:
         """The rows to forget."""
-        return () if self.finding else self._forget.read(self.workdir)
+        rows = artifacts.set_rows(self.config.retrieve.strategies[0], "forget")
+        return () if self.finding else rows.read(self.workdir)
 
     @property
     def held_out(self) -> Sequence[Example]:
@@ -192,13 +189,10 @@ def make_config(options: TraceOptions) -> Config:
         raise ValueError(f"{' and '.join(twice)} must be left out: give {those} instead")
     has_base = options.adapter or "backbone.adapter" in own
     preset = PRESET if has_base or "unlearn.algorithms" in own else {**PRESET, **WHOLE}
-    return making.changed(Config(), {**preset, "name": _name_of(workdir), **own, **given})
-
-
-def _name_of(workdir: pathlib.Path) -> str:
-    """Returns a name for the run of a work directory with any characters in its path."""
+    # The path may have any characters, and the escapes of some have a backslash again.
     name = one_line(workdir.absolute().name.replace("\\", "-")).replace("\\", "-")
-    return name.strip(". ") or "incident"
+    name = name.strip(". ") or "incident"
+    return making.changed(Config(), {**preset, "name": name, **own, **given})
 
 
 def write_query(options: TraceOptions, config: Config) -> Callable[[], None]:
