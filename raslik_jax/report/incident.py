@@ -45,22 +45,18 @@ class Piece(NamedTuple):
 class Card(NamedTuple):
     """A row behind the answer.
 
-    `place` is its line or number in the training file, 0 if it has none. `file` names the file if
-    there are several. sigma is the noise of the sketch in its score. `alike` counts the rows with
-    nearly the same gradient. The pieces of the answer sum to `cosine`, the cosine with the answer
-    to the prompt `query`. Without shares of tokens there are no pieces.
+    sigma is the noise of the sketch in its score. `alike` counts the rows with nearly the same
+    gradient. `tokens` are the pieces of the row. Those of the answer sum to `cosine`, the cosine
+    with the answer to the prompt `query`. Without shares of tokens there are no pieces.
     """
 
-    asked: str
-    said: str
-    place: int
+    row: Example
     score: float
-    sigma: float | None
-    chance: str
-    set_name: str
-    alike: int
-    file: str = ""
-    row: tuple[Piece, ...] = ()
+    sigma: float | None = None
+    chance: str = ""
+    set_name: str = ""
+    alike: int = 0
+    tokens: tuple[Piece, ...] = ()
     answer: tuple[Piece, ...] = ()
     query: str = ""
     cosine: float = 0.0
@@ -80,8 +76,7 @@ class Download(NamedTuple):
 class Wished(NamedTuple):
     """A row behind the wished answer: its score, and that with the bad answer."""
 
-    asked: str
-    said: str
+    row: Example
     score: float
     bad: float
 
@@ -248,7 +243,7 @@ def example_incident(
     # Scores of other strategies say nothing of what makes an answer likelier.
     forget = sets.get(strategy, {}).get("forget") if highlighted([strategy]) else None
     cards = tuple(
-        Card(asked_of(row), row.output, 0, score, None, "", "forget", 0)
+        Card(row._replace(place=0), score, set_name="forget")
         for row, score in (forget.rows[:1] if forget else ())
     )
     costs = verdict_sentence(entry), cost_sentence(metrics, strategy, algorithm)
@@ -308,10 +303,10 @@ def _cards(
         row = rows[number]
         told = chance.in_words(*(part[number] for part in chances)) if chances else ""
         sigma = None if math.isnan(sigma_N[number]) else float(sigma_N[number])
-        said = (row.output, row.place, one["score"], sigma, told, sets.get(one["id"], ""))
-        card = Card(asked_of(row), *said, len(one.get("alike", ())), row.file)
+        alike = len(one.get("alike", ()))
+        card = Card(row, one["score"], sigma, told, sets.get(one["id"], ""), alike)
         if "row" in one:
-            card = card._replace(row=shaded(one["row"]), answer=shaded(one["answer"]))
+            card = card._replace(tokens=shaded(one["row"]), answer=shaded(one["answer"]))
             card = card._replace(query=prompts.get(one["query"], ""), cosine=one["cosine"])
         cards.append(card)
     return tuple(cards)
@@ -320,8 +315,7 @@ def _cards(
 def _wished(root: pathlib.Path, rows: Sequence[Example]) -> tuple[Wished, ...]:
     """Returns the best rows of the wished answer; none without a wish."""
     found, by_id = artifacts.WISHED.find(root) or (), {row.example_id: row for row in rows}
-    pairs = [(by_id[one["id"]], one) for one in found]
-    return tuple(Wished(asked_of(row), row.output, one["score"], one["bad"]) for row, one in pairs)
+    return tuple(Wished(by_id[one["id"]], one["score"], one["bad"]) for one in found)
 
 
 def shaded(pieces: Sequence[Sequence[Any]]) -> tuple[Piece, ...]:
