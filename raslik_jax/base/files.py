@@ -64,9 +64,13 @@ def read_bytes(path: AnyPath) -> bytes:
 
 
 def read_text(path: AnyPath, *, mend: str = "correct the path") -> str:
-    """Returns the text of a UTF-8 file, without a byte order mark; refuses others and no file."""
+    """Returns the text of a UTF-8 file in any locale; refuses other and missing files."""
     with open_regular(path, mend=mend) as file:
-        raw = file.read()
+        return decode_text(file.read(), path)
+
+
+def decode_text(raw: bytes, path: AnyPath) -> str:
+    """Returns the text of a file's bytes without a byte order mark; refuses other encodings."""
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -89,13 +89,13 @@ def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None
     from raslik_jax.parallel import meshes  # for the same reason, here
     from raslik_jax.report import forecast as shown
     from raslik_jax.report import tables, writing
-    from raslik_jax.run import checking, cost, forecast, operands
+    from raslik_jax.run import checking, cost, forecast
 
     gpu = gpus.GPUS[options.gpu] if options.gpu else None
     if gpu:
         mesh = gpus.mesh_of(gpu, data=options.mesh.data or 1)
     else:
-        config = operands.settled(config, workdir)
+        config = cost.settled(config, workdir)
         mesh = meshes.make_mesh(options.mesh.data)
     checking.check_mesh(config, mesh.size, stages=options.stages)
     found = forecast.forecast(

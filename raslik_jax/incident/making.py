@@ -17,7 +17,7 @@ from raslik_jax.data.read.formats import parse_fields, read_examples
 from raslik_jax.parallel import processes
 from raslik_jax.run import written
 from raslik_jax.run.live import WRITERS
-from raslik_jax.run.workdir import open_workdir
+from raslik_jax.run.written import open_workdir
 
 _O = TypeVar("_O", bound=settings.Settings)
 # How the program was called whose commands are shown.
@@ -99,9 +99,9 @@ def make(
     if is_measured and "report" in stages:
         require("matplotlib")
     require(*(WRITERS[name] for name in writers))
-    from raslik_jax.run import operands  # it takes jax with it, and --help should not
+    from raslik_jax.run import cost  # it takes jax with it, and --help should not
 
-    config = operands.settled(config, workdir)
+    config = cost.settled(config, workdir)
     with contextlib.ExitStack() as held:
         record = processes.alone(
             lambda: held.enter_context(open_workdir(workdir, config, update=update))

@@ -27,7 +27,7 @@ from raslik_jax.index.store import SketchStore
 from raslik_jax.retrieve import behaviors, noise
 from raslik_jax.retrieve.chance import Chance
 from raslik_jax.run import artifacts, memory
-from raslik_jax.run.stages import chance as chance_stage
+from raslik_jax.run.stages import scores as scores_stage
 from raslik_jax.run.stages import sketch as sketch_stage
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.sketch import projections
@@ -226,7 +226,7 @@ class Tracer:
         """Returns the scores of all rows with these queries and both ends of their ranking."""
         score_N = search.score_queries(self.store, asked, aggregate)
         how: Any = {"center": center, "aggregate": aggregate}
-        chances = chance_stage.of_trace(self.workspace, self.store, score_N, asked, **how)
+        chances = scores_stage.of_trace(self.workspace, self.store, score_N, asked, **how)
 
         def end(pole_N: np.ndarray, count: int) -> tuple[Influence, ...]:
             rows = best_positions(pole_N, self.store.ids, count)

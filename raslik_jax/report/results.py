@@ -47,15 +47,15 @@ def fields_of(table: str, *, is_spread: bool = False) -> list[Field]:
     for name, metric in METRICS.items():
         if table in metric.columns:
             titles.setdefault(metric.columns[table].title, {})[name] = metric.columns[table]
-    return [field_of(title, columns, is_spread=is_spread) for title, columns in titles.items()]
-
-
-def field_of(
-    title: str, columns: Mapping[str, metrics_lib.Column], *, is_spread: bool = False
-) -> Field:
-    """Returns the column that shows some metrics; see `fields_of`."""
-    align: Literal["left", "right"] = "left" if any(c.ends for c in columns.values()) else "right"
-    return Field(title, tuple(columns), partial(_show, columns, is_spread), align)
+    return [
+        Field(
+            title,
+            tuple(columns),
+            partial(_show, columns, is_spread),
+            "left" if any(column.ends for column in columns.values()) else "right",
+        )
+        for title, columns in titles.items()
+    ]
 
 
 def _show(columns: Mapping[str, metrics_lib.Column], is_spread: bool, model: Model) -> str:
@@ -64,8 +64,7 @@ def _show(columns: Mapping[str, metrics_lib.Column], is_spread: bool, model: Mod
     for name, column in columns.items():
         if values := model.values.get(name):
             entry = model.spread(name) if is_spread else model.intervals(name)[0]
-            mean: Any = entry["mean"]
-            text = mean if isinstance(mean, str) else format_number(mean, column.spec)
+            text = format_number(entry["mean"], column.spec)
             if column.ends:
                 text = format_interval(entry, column.spec, column.ends)
             is_partial = is_spread and len(values) < len(model.epochs)
@@ -99,7 +98,7 @@ _SEEDS = (
 _JUDGED = Field("Judged", ("judgment/verdict",), lambda model: model.judged())
 
 
-def make_table(
+def _table(
     models: Sequence[Model],
     fields: Sequence[Field],
     notes: tuple[str, ...],
@@ -159,7 +158,7 @@ def results_table(metrics: Metrics, *, epochs: Literal["last", "all"] = "last") 
         return f"{algorithm_name(algorithm)}, after epoch {' and '.join(map(str, after))}"
 
     notes = write_notes("results", metrics=metrics, methods=methods)
-    return make_table(models, fields, notes, heading=heading)
+    return _table(models, fields, notes, heading=heading)
 
 
 def checks_table(metrics: Metrics) -> Table:
@@ -169,7 +168,7 @@ def checks_table(metrics: Metrics) -> Table:
     fields = (_ALGORITHM, *_epoch_of(metrics), *fields_of("checks"), _JUDGMENT)
     has_left = any(one.get("left") for one in metrics["methods"])
     notes = write_notes("checks", inputs=inputs, has_left=has_left)
-    return make_table(collect_models([metrics]), fields, notes, heading=None)
+    return _table(collect_models([metrics]), fields, notes, heading=None)
 
 
 def measured_table(metrics: Metrics, group: str, notes: Any = write_notes) -> Table | None:
@@ -177,7 +176,7 @@ def measured_table(metrics: Metrics, group: str, notes: Any = write_notes) -> Ta
     if not (found := metrics["finetuned"].get(group)):
         return None
     fields = (*_epoch_of(metrics), *fields_of(group))
-    return make_table(collect_models([metrics]), fields, notes(group, found=found))
+    return _table(collect_models([metrics]), fields, notes(group, found=found))
 
 
 def retrained_table(metrics: Metrics) -> Table | None:
@@ -186,7 +185,7 @@ def retrained_table(metrics: Metrics) -> Table | None:
     fields = (_ALGORITHM, _STILL, *_DISTANCE)
     has_floor = any(m.algorithm in OBJECTIVES and OBJECTIVES[m.algorithm].repeats for m in models)
     notes = write_notes("retrained", has_floor=has_floor)
-    return make_table(models, fields, notes, heading=None) if models else None
+    return _table(models, fields, notes, heading=None) if models else None
 
 
 def retrieval_table(metrics: Metrics) -> Table:
@@ -195,7 +194,7 @@ def retrieval_table(metrics: Metrics) -> Table:
     models = [make_model(name, "", {"retrieval": entry}) for name, entry in found.items()]
     base_rates = [entry.get("base_rate") for entry in found.values()]
     notes = write_notes("retrieval", metrics=metrics, strategies=models, base_rates=base_rates)
-    return make_table(models, fields_of("retrieval"), notes, name="Strategy", is_full=True)
+    return _table(models, fields_of("retrieval"), notes, name="Strategy", is_full=True)
 
 
 def probes_table(metrics: Metrics) -> Table | None:
@@ -224,26 +223,6 @@ def probes_table(metrics: Metrics) -> Table | None:
     titles = [*(SETS[name] for name in sets), *(f"{SETS[name]},\ngone" for name in counted)]
     columns = (Column("Model"), *(Column(name, "right") for name in titles))
     return Table(columns, tuple(rows), write_notes("probes")) if unlearned else None
-
-
-def validation_table(found: Mapping[str, Any]) -> Table:
-    """Returns QLD and LDS of every ranking: how well scores predict retraining without rows."""
-    qld, lds, rows = found.get("qld", {}), found.get("lds", {}), []
-    for name, title in found["titles"].items():
-        cells = [
-            format_interval(part.get(name), spec, ends)
-            for part, spec, ends in (
-                (qld.get("rise", {}), "+.3f", "+.3f"),
-                (qld.get("over_nothing", {}), "+.3f", "+.3f"),
-                (lds.get("score", {}), ".3f", ".2f"),
-            )
-        ]
-        rows.append((title, *cells))
-    heads = ("Ranking", "QLD", "Rise over\nnothing removed", "LDS")
-    notes = write_notes("validation", found=found, qld=qld, lds=lds)
-    kept = [0, *(n for n in (1, 2, 3) if any(row[n] != NOT_KNOWN for row in rows))]
-    columns = tuple(Column(heads[n]) for n in kept)
-    return Table(columns, tuple(tuple(row[n] for n in kept) for row in rows), notes)
 
 
 # The tables behind the results of a run by title.
@@ -278,7 +257,7 @@ def seeds_table(runs: Sequence[Metrics]) -> Table:
                 model.values[_CLOSER] = [a < b for a, b in zip(own, others, strict=True)]
     fields = (*fields_of("seeds", is_spread=True), *_SEEDS)
     notes = write_notes("seeds", runs=runs, methods=_methods(models))
-    return make_table(models, fields, notes, is_marked=False)
+    return _table(models, fields, notes, is_marked=False)
 
 
 def seeds_checks_table(runs: Sequence[Metrics]) -> Table:
@@ -288,7 +267,7 @@ def seeds_checks_table(runs: Sequence[Metrics]) -> Table:
     """
     fields = (*fields_of("seeds_checks", is_spread=True), _JUDGED)
     notes = write_notes("seeds_checks", runs=runs)
-    return make_table(collect_models(runs), fields, notes, is_marked=False)
+    return _table(collect_models(runs), fields, notes, is_marked=False)
 
 
 def tables_of(runs: Sequence[Metrics]) -> list[Table]:

@@ -47,6 +47,10 @@ class Artifact(NamedTuple, Generic[Content]):
         """Its path below the work directory."""
         return f"{self.unit}/{self.file}".lstrip("/")
 
+    def of(self, *names: object) -> "Artifact[Content]":
+        """Returns the file of these names, which its unit and its path have in braces."""
+        return self._replace(unit=self.unit.format(*names), file=self.file.format(*names))
+
     def place(self, root: pathlib.Path) -> pathlib.Path:
         """Returns where it is in a work directory."""
         return root / self.unit / self.file
@@ -85,10 +89,6 @@ def _load_rows(path: pathlib.Path) -> tuple[Example, ...]:
     return read_written(path) if path.stat().st_size else ()
 
 
-def _load_scores(path: pathlib.Path) -> list[float]:
-    return [row["score"] for row in read_json_lines(path, {"score": float})]
-
-
 def _save_array(path: pathlib.Path, array: np.ndarray) -> None:
     np.save(path, array, allow_pickle=False)
 
@@ -124,9 +124,20 @@ class Variant(NamedTuple):
         return f"{self.strategy}-{self.algorithm}"
 
 
-def _stem(model: str | int) -> str:
-    """Returns the name of a model's files: before unlearning, or after an epoch."""
-    return model if isinstance(model, str) else f"epoch-{model}"
+def _of_models(
+    before: str, after: str, file: str, load: Callable[..., Any], save: Callable[..., object]
+) -> Callable[..., Artifact[Any]]:
+    """Returns the function from a model to its file in a unit.
+
+    The model is "finetuned" or "backbone", or the number of an epoch and its variant.
+    """
+
+    def of(model: str | int, variant: Variant | None = None) -> Artifact[Any]:
+        stem = model if isinstance(model, str) else f"epoch-{model}"
+        unit = after.format(variant) if variant else before
+        return Artifact(unit, file.format(stem), load, save)
+
+    return of
 
 
 # Of no unit ---------------------------------------------------------------------------------------
@@ -148,22 +159,14 @@ EXPORTS = _json("", "exports.json", {str: str})
 # The corpus, and the models before unlearning -----------------------------------------------------
 
 
-def corpus_rows(name: str) -> Artifact[tuple[Example, ...]]:
-    """Returns the file of the training rows, the backbone's rows or a query set."""
-    return _rows("corpus", name)
-
-
+# The training rows, the backbone's rows or a query set.
+corpus_rows = _rows("corpus", "{0}").of
 TRAIN, RETRIEVAL = corpus_rows("train"), corpus_rows("retrieval")
 TOKENIZER = Artifact(
     "corpus", "tokenizer", tokenization.load_tokenizer, tokenization.save_tokenizer
 )
-
-
-def corpus_tokens(name: str) -> Artifact[encoding.Encoded]:
-    """Returns the file of the token ids of the training rows or of the backbone's."""
-    return Artifact("corpus", f"{name}.npz", encoding.load_encoded, encoding.save_parts)
-
-
+# The token ids of the training rows or of the backbone's.
+corpus_tokens = Artifact("corpus", "{0}.npz", encoding.load_encoded, encoding.save_parts).of
 TRAIN_TOKENS = corpus_tokens("train")
 
 
@@ -175,9 +178,8 @@ def measured_rows(split: str, kind: str) -> Artifact[tuple[Example, ...]]:
     return _rows("retrieve/sizes", kind) if split == HELD_OUT else corpus_rows(f"{split}_{kind}")
 
 
-def losses(stage: str) -> Artifact[list[float]]:
-    """Returns the file of the loss of every step of a training."""
-    return _json(stage, "losses.json")
+# The loss of every step of the training of a stage.
+losses = _json("{0}", "losses.json").of
 
 
 class Answers(dict[str, str]):
@@ -197,38 +199,24 @@ def _load_answers(path: pathlib.Path) -> Answers:
     return found
 
 
-def _save_answers(path: pathlib.Path, answers: Iterable[tuple[str, str]]) -> None:
-    _save_lines(path, [{"id": name, "output": text} for name, text in answers])
+def _save_answers(path: pathlib.Path, answers: Mapping[str, str]) -> None:
+    _save_lines(path, [{"id": name, "output": text} for name, text in answers.items()])
 
 
+_ANSWERS = _load_answers, _save_answers
 # The fine-tuned model's own answers to retrieval queries without an output.
-OWN_ANSWERS: Artifact[Any] = Artifact(
-    "references/retrieval", "finetuned.jsonl", _load_answers, _save_answers
+OWN_ANSWERS: Artifact[Any] = Artifact("references/retrieval", "finetuned.jsonl", *_ANSWERS)
+# A model's answers to the queries of the measurement, and its `left.NormalRecord`s.
+_MEASURED = "references/evaluation", "generate/{}"
+answers = _of_models(*_MEASURED, "{}.jsonl", *_ANSWERS)
+_NORMAL = [{"id": str, "nats": float, "words": int, "ended": bool}]
+normal_records = _of_models(
+    *_MEASURED, "{}-normal.json", lambda path: read_json(path, _NORMAL), write_json
 )
-
-
-def answers(model: str | int, variant: Variant | None = None) -> Artifact[Any]:
-    """Returns the file of a model's answers to the queries of the measurement.
-
-    The model is "finetuned" or "backbone", or the model of a variant's epoch.
-    """
-    unit = f"generate/{variant}" if variant else "references/evaluation"
-    return Artifact(unit, f"{_stem(model)}.jsonl", _load_answers, _save_answers)
-
-
-_NORMAL = {"id": str, "nats": float, "words": int, "ended": bool}
-
-
-def normal_records(model: str | int, variant: Variant | None = None) -> Artifact[Any]:
-    """Returns the file of a model's `left.NormalRecord`s; the model is as for `answers`."""
-    unit = answers(model, variant).unit
-    return _json(unit, f"{_stem(model)}-normal.json", [_NORMAL])
-
-
-def perplexities(model: str | int, variant: Variant | None = None) -> Artifact[Any]:
-    """Returns the file of a model's likelihoods of given answers; the model is as for `answers`."""
-    unit = f"generate/perplexity-{variant}" if variant else "references/perplexity"
-    return _json(unit, f"{_stem(model)}.json")
+# A model's likelihoods of given answers.
+perplexities = _of_models(
+    "references/perplexity", "generate/perplexity-{}", "{}.json", read_json, write_json
+)
 
 
 # Scores and sets ----------------------------------------------------------------------------------
@@ -272,10 +260,8 @@ def _save_traced(path: pathlib.Path, told: Iterable[TracedAnswer]) -> None:
     _save_lines(path, [{name: value for name, value in row if value is not None} for row in rows])
 
 
-def traced(model: str | int, variant: Variant | None = None) -> Artifact[list[TracedAnswer]]:
-    """Returns the file of a model's results for the traced answers; a model as for `answers`."""
-    unit = f"generate/traced-{variant}" if variant else "retrieve/traced"
-    return Artifact(unit, f"{_stem(model)}.jsonl", _load_traced, _save_traced)
+# A model's results for the traced answers.
+traced = _of_models("retrieve/traced", "generate/traced-{}", "{}.jsonl", _load_traced, _save_traced)
 
 
 def last_traced(root: pathlib.Path, variant: Variant) -> list[TracedAnswer] | None:
@@ -288,11 +274,8 @@ def last_traced(root: pathlib.Path, variant: Variant) -> list[TracedAnswer] | No
 QUERY_SKETCHES = _array("retrieve/queries", "queries.npy")
 
 
-def row_scores(need: str) -> Artifact[np.ndarray]:
-    """Returns the file of the scores of every training row that a strategy needs by this name."""
-    return _array(f"retrieve/{need}", "influence.npy")
-
-
+# The scores of every training row that a strategy needs by this name.
+row_scores = _array("retrieve/{0}", "influence.npy").of
 INFLUENCE = row_scores("influence")
 # Of several queries: the score of every row with each of the first ones.
 EACH_INFLUENCE = _array("retrieve/influence", "each.npy")
@@ -356,17 +339,13 @@ CUT = Artifact(
 )
 
 
-def finding(unit: str) -> Artifact[str]:
-    """Returns the file of the reason why a trace finds no row. It ends the run."""
-
-    def load(path: pathlib.Path) -> str:
-        return str(read_json(path, {"finding": str})["finding"])
-
-    return Artifact(
-        unit, "finding.json", load, lambda path, text: write_json(path, {"finding": text})
-    )
-
-
+# The reason why a trace finds no row. It ends the run.
+finding = Artifact(
+    "{0}",
+    "finding.json",
+    lambda path: str(read_json(path, {"finding": str})["finding"]),
+    lambda path, text: write_json(path, {"finding": text}),
+).of
 FINDINGS = TRACED_FINDING, SIZES_FINDING = finding("retrieve/traced"), finding("retrieve/sizes")
 
 
@@ -375,30 +354,23 @@ def read_finding(root: pathlib.Path) -> str:
     return next(filter(None, (found.current(root) for found in FINDINGS)), "")
 
 
-def set_rows(strategy: str, kind: str) -> Artifact[tuple[Example, ...]]:
-    """Returns the file of a strategy's forget or retain set; best first."""
-    return _rows(f"retrieve/{strategy}", kind)
-
-
-def set_scores(strategy: str, kind: str) -> Artifact[list[float]]:
-    """Returns the same file for its scores, in the direction of the set."""
-    rows = set_rows(strategy, kind)
-    return Artifact(rows.unit, rows.file, _load_scores, rows.save)
-
-
-def set_summary(strategy: str) -> Artifact[Any]:
-    """Returns the file of the numbers of labeled targets in a strategy's sets."""
-    return _json(f"retrieve/{strategy}", "summary.json")
+# A strategy's forget or retain set, best first, and its scores in the direction of the set.
+set_rows = _rows("retrieve/{0}", "{1}").of
+set_scores = Artifact(
+    "retrieve/{0}",
+    "{1}.jsonl",
+    lambda path: [row["score"] for row in read_json_lines(path, {"score": float})],
+    write_examples,
+).of
+# The numbers of labeled targets in a strategy's sets.
+set_summary = _json("retrieve/{0}", "summary.json").of
 
 
 # Unlearned models ---------------------------------------------------------------------------------
 
 
-def steps(variant: Variant) -> Artifact[Any]:
-    """Returns the file of the numbers of every step of an unlearning."""
-    return _json(f"unlearn/{variant}", "steps.json")
-
-
+# The numbers of every step of the unlearning of a variant.
+steps = _json("unlearn/{0}", "steps.json").of
 # How far a training by the recipe on all rows gives the adapter that was given.
 _RECIPE: dict[str, Any] = {"steps": int, "of": int, "rows?": int}
 _RECIPE |= dict.fromkeys(("curve?", "loss?", "answers?"), ([(float, None)], None))
@@ -411,19 +383,14 @@ _PROBES = {
 }
 
 
-def probes(variant: Variant) -> Artifact[Any]:
-    """Returns the file of the results of an unlearning's probes."""
-    return _json(f"unlearn/{variant}", "probes.json", _PROBES)
+# The results of the probes of a variant's unlearning.
+probes = _json("unlearn/{0}", "probes.json", _PROBES).of
 
 
-def distances(retrained: Variant) -> Artifact[Any]:
-    """Returns the file of the KL between each model of a strategy and its retrained model.
-
-    The keys are algorithms ("" for the fine-tuned model), kinds of query and query ids. A value has
-    KL(retrained || model), then KL(model || retrained).
-    """
-    shape = {str: {str: {str: [float]}}}
-    return _json(f"generate/distance-{retrained}", "distances.json", shape)
+# The KL between each model of a strategy and its retrained variant. The keys are algorithms ("" for
+# the fine-tuned model), kinds of query and query ids. A value has KL(retrained || model), then
+# KL(model || retrained).
+distances = _json("generate/distance-{0}", "distances.json", {str: {str: {str: [float]}}}).of
 
 
 def robustness(measure: str, strategy: str, algorithm: str = "") -> Artifact[Any]:
@@ -435,11 +402,8 @@ def robustness(measure: str, strategy: str, algorithm: str = "") -> Artifact[Any
 # Retrainings without rows -------------------------------------------------------------------------
 
 
-def query_losses(training: str) -> Artifact[Any]:
-    """Returns the file of the nats a token of each query after a training, by id."""
-    return _json(f"validate/{training}", "losses.json", {str: float})
-
-
+# The nats a token of each query after a training, by id.
+query_losses = _json("validate/{0}", "losses.json", {str: float}).of
 _INTERVALS = {str: {"mean": float, "low": float, "high": float}}
 _VALIDATED = {
     **dict.fromkeys(("rows", "top", "seeds", "subsets", "group"), int),

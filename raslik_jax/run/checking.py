@@ -25,7 +25,7 @@ from raslik_jax.models.adapter_targets import MERGE
 from raslik_jax.retrieve import sets
 from raslik_jax.retrieve.strategies import STRATEGIES, Request, choose
 from raslik_jax.run import memory
-from raslik_jax.run.stages import backbone
+from raslik_jax.run.stages.finetune import shape_of
 from raslik_jax.run.units import Unit
 from raslik_jax.run.workspace import (
     StoredCorpus,
@@ -45,7 +45,7 @@ def model_of(config: Config) -> tuple[str, decoder.ModelConfig]:
     """Returns the name and the shapes of a run's model; reads no more than a config.json."""
     settings, name = config.backbone, config.backbone.checkpoint
     if not name:
-        shape = backbone.shape_of(config, vocab_size=config.corpus.vocab_size)
+        shape = shape_of(config, vocab_size=config.corpus.vocab_size)
         return "trained from scratch", shape
     if pathlib.Path(name).is_dir():
         return name, checkpoint.read_config(name)

@@ -1,5 +1,10 @@
-"""The rates of this machine's device, by a matrix product and a copy."""
+"""The rates of this machine's device, and --backbone.operands by them: the faster one here."""
 
+import contextlib
+import json
+import os
+import pathlib
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -8,12 +13,21 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from raslik_jax.base import files, machine, settings
+from raslik_jax.config import Config
 from raslik_jax.models import products
-from raslik_jax.run import memory
+from raslik_jax.parallel import processes
+from raslik_jax.run import artifacts, checking, memory
 from raslik_jax.run.gpus import GPUS, Device
 
 # The rates of a device that is not measured, by JAX's name of its kind.
 ASSUMED = {"cpu": Device("a CPU", 0, 1e10, 1e11), "gpu": GPUS["h200"]}
+_PLAIN, _NARROW = "float32", "bfloat16"
+# Smaller models spend little of their time in products.
+_LEAST_WIDTH = 256
+# Less would be within what measuring it again may give.
+_LEAST_GAIN = 1.2
+_KEPT = "operands.json"
 
 
 def measure(inputs: int, outputs: int, dtype: Any) -> Device:
@@ -53,3 +67,62 @@ def _shortest(function: Callable[..., Any], *args: Any) -> float:
         jax.block_until_ready(function(*args))
         seconds.append(time.perf_counter() - start)
     return min(seconds)
+
+
+def settled(config: Config, workdir: pathlib.Path) -> Config:
+    """Returns the settings of a run with its operands, which all results of the model depend on.
+
+    It prints a line if a new run gets bfloat16 by measurement.
+    """
+    found = processes.from_first(lambda: _settle(config, workdir))
+    return settings.replaced(config, {"backbone.operands": found})
+
+
+def _settle(config: Config, workdir: pathlib.Path) -> str:
+    """Returns the given operands, those of a begun run, or the faster ones for a new run."""
+    dtype, operands = config.backbone.dtype, config.backbone.operands
+    if operands != "auto":
+        return operands
+    with contextlib.suppress(ValueError):  # of something else, which is refused later
+        recorded = artifacts.CONFIG.find(workdir) or {}
+        begun = recorded.get("backbone", {}).get("operands", "auto")
+        if begun != "auto":
+            return str(begun)
+    if dtype != _PLAIN or config.unlearn.parameters == "all" or jax.default_backend() != "cpu":
+        return dtype
+    try:
+        shapes = checking.shapes_of(config).text_part
+    except ValueError:  # the checkpoint is refused later
+        return _PLAIN
+    width, inner = shapes.hidden_size, shapes.intermediate_size
+    if width < _LEAST_WIDTH or measured_gain(width, inner) <= _LEAST_GAIN:
+        return _PLAIN
+    print(
+        "matrix products with the base take bfloat16 inputs and float32 sums, which is faster "
+        f"on this machine (--backbone.operands={_PLAIN} turns it off)",
+        file=sys.stderr,
+    )
+    return _NARROW
+
+
+def measured_gain(inputs: int, outputs: int) -> float:
+    """Returns the speedup of a product of this width by bfloat16 operands.
+
+    It is measured once per kind of machine and stored in the folder of compiled programs.
+    """
+    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    place = pathlib.Path(folder) / _KEPT if folder else None
+    name = f"{machine.kind()} jax {jax.__version__} {inputs}x{outputs}"
+    try:
+        kept = json.loads(place.read_text(encoding="utf-8")) if place else {}
+        if name in kept:
+            return float(kept[name])
+    except (OSError, ValueError, TypeError):  # none yet, or damaged
+        kept = {}
+    plain, narrow = (
+        measure_product(inputs=inputs, outputs=outputs, dtype=(_PLAIN, operands))
+        for operands in (_PLAIN, _NARROW)
+    )
+    if place:
+        files.write_json(place, {**kept, name: narrow / plain})
+    return narrow / plain

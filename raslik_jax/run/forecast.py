@@ -186,10 +186,9 @@ class Watch:
         device: Callable[[float], Device],
         compiling: Callable[[], float],
         clock: Callable[[], float] = time.time,
-        say: Callable[[str], object] = print,
     ):
         self._count, self._device, self._compiling = count, device, compiling
-        self._clock, self._say = clock, say
+        self._clock = clock
         self._spent: list[tuple[Step, float, float]] = []  # seconds of computing, of compiling
         self._start, self._said = clock(), -math.inf
 
@@ -200,7 +199,7 @@ class Watch:
         if steps and elapsed - self._said >= _SECONDS_BETWEEN:
             self._said, left = elapsed, self.seconds(steps)
             line = f"    whole run: about {format_seconds(elapsed + left)}"
-            self._say(line + (f", {format_seconds(left)} left" if elapsed >= 1 else ""))
+            print(line + (f", {format_seconds(left)} left" if elapsed >= 1 else ""))
         begin, compiled = self._clock(), self._compiling()
         yield
         compiling = self._compiling() - compiled
@@ -225,15 +224,7 @@ class Watch:
 
 @contextlib.contextmanager
 def watching(config: Config, root: pathlib.Path) -> Iterator[Around]:
-    """Yields the watch of a run: the first process counts and prints while others wait."""
-    if not processes.is_first():
-
-        def wait(units: Sequence[Unit]) -> contextlib.AbstractContextManager[None]:
-            processes.alone(lambda: None)
-            return contextlib.nullcontext()
-
-        yield wait
-        return
+    """Yields the watch of a run: the first process counts and prints, others have no work."""
 
     @functools.cache
     def run() -> AbstractRun:

@@ -74,8 +74,9 @@ class Live:
     """The writers of one training: JSON lines and those that were named."""
 
     def __init__(self, root: pathlib.Path, unit: str, names: Sequence[str] = ()):
-        self._place, self._names = (root, unit), ["JSON lines", *names]
-        self._writes: dict[str, Any] | None = None if processes.is_first() else {}
+        self._place = root, unit
+        names = ["JSON lines", *names] if processes.is_first() else []
+        self._writes: dict[str, Any] = dict.fromkeys(names)  # None before the first numbers
         self._held = contextlib.ExitStack()
 
     def __enter__(self) -> "Live":
@@ -87,14 +88,12 @@ class Live:
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Hands on the numbers of a step, and texts; the writers begin with the first ones."""
-        begun, writes = self._writes, dict[str, Any]()
-        for name in self._names if begun is None else begun:
+        for name, write in [*self._writes.items()]:
+            del self._writes[name]  # one that fails is left out
             with _told(name):
-                write = begun and begun[name]
                 write = write or self._held.enter_context(_OPEN[name](*self._place, step))
                 write(step, values)
-                writes[name] = write
-        self._writes = writes
+                self._writes[name] = write
 
 
 @contextlib.contextmanager

@@ -11,14 +11,10 @@ from raslik_jax.config import STAGES, Config, config_from_json
 from raslik_jax.run import artifacts, checking
 from raslik_jax.run.recipes import Recipe
 from raslik_jax.run.stages import (
-    backbone,
-    chance,
     corpus,
-    distance,
     evaluate,
     finetune,
     generate,
-    references,
     retrain,
     retrieve,
     robustness,
@@ -39,17 +35,14 @@ from raslik_jax.run.workspace import StoredCorpus, Workspace
 # By the module that declares them. A unit runs after those that it reads, else in this order.
 UNITS: dict[str, tuple[Recipe, ...] | Callable[[Config], tuple[Recipe, ...]]] = {
     "corpus": corpus.UNITS,
-    "backbone": backbone.UNITS,
     "finetune": finetune.UNITS,
-    "references": references.UNITS,
+    "references": generate.BEFORE,
     "scores": scores.scores_of,
-    "chance": chance.UNITS,
     "tokens": tokens.UNITS,
     "sets": retrieve.UNITS,
     "unlearn": unlearn.UNITS,
     "retrain": retrain.UNITS,
     "generate": generate.UNITS,
-    "distance": distance.UNITS,
     "robustness": robustness.UNITS,
     "evaluate": evaluate.UNITS,
 }

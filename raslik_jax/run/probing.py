@@ -171,8 +171,10 @@ class Prober:
                 f"does. So a row is gone if three quarters of its tokens lose {rise} nats"
             )
 
-    def look(self, step: int, params: Tree) -> bool:
-        """Probes the model after a step and returns whether unlearning ends there."""
+    def look(self, step: int, save: Callable[[Tree], Any] | None, params: Tree) -> bool:
+        """Saves the model of an epoch's end and probes it; returns whether unlearning ends."""
+        if save:
+            save(params)
         earlier = [probe for probe in self._probes if probe["step"] < step]
         model = self._workspace.trained(params)
         try:

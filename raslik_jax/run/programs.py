@@ -333,19 +333,16 @@ class AbstractRun:
         *,
         max_len: int = 0,
         is_fixed: bool = False,
-        is_answer: bool = False,
     ) -> Shapes:
         """Returns the number of a training's batches by shape, estimated from drawn batches.
 
-        With `is_fixed` all have the longest row's shape. With `is_answer` rows are answers only.
+        With `is_fixed` all have the longest row's shape.
         """
         max_len = max_len or self.config.corpus.max_len
         if is_fixed:
             return {Shape(batch, max_len, max_len): steps}
         length_N = np.minimum(self.length_N, max_len)
         response_N = np.maximum(self.response_N - (self.length_N - length_N), 0)
-        if is_answer:
-            length_N = response_N = np.minimum(self.response_N, max_len)
         place_N = np.random.default_rng(0).integers(0, len(length_N), _DRAWS * batch)
         found = _count_lines(length_N[place_N], response_N[place_N], batch)
         return {shape: count * steps / _DRAWS for shape, count in found.items()}

@@ -74,7 +74,7 @@ class Recipe(NamedTuple):
 
     def units(self, workspace: Workspace, names: Sequence[str] = ()) -> Iterator[Unit]:
         """Yields the units of a run; `names` are those that are planned before."""
-        config = workspace.config
+        config, work = workspace.config, self.work
         for member in self.members(config) if self.is_asked(config) else ():
             case = Case(workspace, member, names)
             reads, settings = (
@@ -94,14 +94,8 @@ class Recipe(NamedTuple):
                 files={**named, **self.files(case)},
                 is_resumable=self.is_resumable,
                 is_alone=alone,
-                work=self.work and functools.partial(_bound, self.work, *given),
+                work=work and (lambda run, given=given: work(run, *given)),
             )
-
-
-def _bound(work: Callable[..., Work], *given: Any) -> Work:
-    """Returns the work on a run, which comes last, and a member."""
-    *member, run = given
-    return work(run, *member)
 
 
 def variants_of(

@@ -23,6 +23,7 @@ from raslik_jax.run import artifacts, manifests
 from raslik_jax.run.manifests import MANIFEST, STARTED, Hashes, Manifest, content_hash
 
 _MAKING = ".making"
+_STARTED = {"key": str, "seconds?": float}
 # The files that several processes write together in the folder of a unit.
 _TOGETHER = (RESUME, "index")
 
@@ -65,14 +66,6 @@ def owner_of(path: str, names: Collection[str]) -> str:
 Around = Callable[[Sequence[Unit]], contextlib.AbstractContextManager[object]]
 
 
-class Key(NamedTuple):
-    """The inputs that decide a unit's result: a hash of all, and the content of each."""
-
-    value: str
-    reads: dict[str, str]
-    files: dict[str, str]
-
-
 class Plan:
     """The units of a run and the content of its work directory."""
 
@@ -96,36 +89,36 @@ class Plan:
         owners = dict.fromkeys(map(self.owner, unit.reads))
         return [name for name in owners if name not in self.done]
 
-    def key(self, unit: Unit) -> Key:
-        """Returns the key of a unit whose inputs are all up to date."""
+    def inputs(self, unit: Unit) -> dict[str, Any]:
+        """Returns the inputs that decide a unit, all up to date, and their hash as the `key`."""
         reads = {}
         for path in unit.reads:
             owner = self.owner(path)
             reads[path] = manifests.content_below(path, owner, self.done[owner])
             if not reads[path]:
                 raise ValueError(f"{unit.name} reads {path}, which {owner} did not write")
-        files = {what: self._content_of(path) for what, path in unit.files.items()}
+        files = {
+            what: self._held.get(os.fspath(path)) or self._hashes.of_content(path)
+            for what, path in unit.files.items()
+        }
         parts = {"settings": dict(unit.settings), "reads": reads, "files": files}
-        return Key(content_hash({"name": unit.name, **parts}), reads, files)
-
-    def _content_of(self, path: str | os.PathLike[str]) -> str:
-        return self._held.get(os.fspath(path)) or self._hashes.of_content(path)
+        return {"key": content_hash({"name": unit.name, **parts}), **parts}
 
     def check(self, unit: Unit) -> bool:
         """Returns whether a unit is up to date, whole, and made from the current inputs."""
-        key = processes.from_first(lambda: self._key_of_whole(unit))
-        if key:
-            self.done[unit.name] = _read_visible(self.root / unit.name, key)
-        return bool(key)
-
-    def _key_of_whole(self, unit: Unit) -> str:
-        """Returns the key of a unit that is up to date; "" of another."""
         folder = self.root / unit.name
-        manifest = manifests.read_manifest(folder)
-        if manifest is None or self.missing(unit) or manifest["key"] != self.key(unit).value:
-            return ""
-        is_damaged = manifests.damaged_outputs(folder, manifest, self._hashes)
-        return "" if is_damaged else str(manifest["key"])
+
+        def key_of_whole() -> str:
+            manifest = manifests.read_manifest(folder)
+            if manifest is None or self.missing(unit):
+                return ""
+            is_current = manifest["key"] == self.inputs(unit)["key"]
+            is_whole = is_current and not manifests.damaged_outputs(folder, manifest, self._hashes)
+            return str(manifest["key"]) if is_whole else ""
+
+        if key := processes.from_first(key_of_whole):
+            self.done[unit.name] = _read_visible(folder, key)
+        return bool(key)
 
     def survey(self) -> "Plan":
         """Checks all units, up to one that ends the run, and returns itself."""
@@ -140,39 +133,40 @@ class Plan:
 
     def make(self, unit: Unit) -> None:
         """Runs a unit or resumes it from an interrupted run, and puts it in its place."""
+        folder, inputs = making_folder(self.root, unit.name), dict[str, Any]()
 
-        def begin() -> str:
-            """Returns the folder in which the unit runs; "" if it is finished."""
-            key = self.key(unit)
-            self._held |= {os.fspath(path): key.files[what] for what, path in unit.files.items()}
-            folder = _start(self.root, unit, key.value)
-            started = _read_started(folder) if (folder / STARTED).is_file() else {"seconds": 0.0}
-            return "" if "seconds" in started else str(folder)
+        def begin() -> bool:
+            """Returns whether the unit is still to run."""
+            inputs.update(self.inputs(unit))
+            self._held |= {os.fspath(path): inputs["files"][n] for n, path in unit.files.items()}
+            return _start(folder, unit, inputs["key"])
 
-        if folder := processes.from_first(begin):
-            seconds = _run_in(pathlib.Path(folder), unit)
-            processes.alone(lambda: _note_seconds(pathlib.Path(folder), seconds))
-        key = processes.from_first(lambda: self._finish_unit(unit))
-        self.done[unit.name] = _read_visible(self.root / unit.name, key)
+        def finish() -> str:
+            if (folder / STARTED).is_file():
+                self._write_manifest(folder, inputs, seconds)
+            self._install(unit, folder)
+            return str(inputs["key"])
 
-    def _finish_unit(self, unit: Unit) -> str:
-        """Writes the manifest of a unit and puts the unit in its place; returns its key."""
-        key, folder = self.key(unit), making_folder(self.root, unit.name)
-        if (folder / STARTED).is_file():
-            started = _read_started(folder)
-            made = {name: folder / name for name in manifests.files_of(folder)}
-            outputs = {
-                name: {"size": path.stat().st_size, "sha256": self._hashes.of_file(path)}
-                for name, path in made.items()
-            }
-            manifest: dict[str, Any] = {"format": manifests.FORMAT, "key": key.value}
-            manifest |= {"settings": dict(unit.settings), "reads": key.reads, "files": key.files}
-            manifest |= {"seconds": started["seconds"], "versions": manifests.versions()}
-            write_json(folder / MANIFEST, {**manifest, "outputs": outputs})
-            shutil.rmtree(folder / RESUME, ignore_errors=True)
-            (folder / STARTED).unlink()
-        self._install(unit, folder)
-        return key.value
+        seconds = _run_in(folder, unit) if processes.from_first(begin) else 0.0
+        self.done[unit.name] = _read_visible(self.root / unit.name, processes.from_first(finish))
+
+    def _write_manifest(
+        self, folder: pathlib.Path, inputs: Mapping[str, Any], seconds: float
+    ) -> None:
+        """Writes the manifest of a unit that has run, in the folder in which it was made."""
+        # With its seconds the result is kept, whatever ends the process before the manifest.
+        started = {"seconds": seconds, **read_json(folder / STARTED, _STARTED)}
+        write_json(folder / STARTED, started)
+        outputs = {
+            name: {"size": path.stat().st_size, "sha256": self._hashes.of_file(path)}
+            for name in manifests.files_of(folder)
+            for path in [folder / name]
+        }
+        made = {"seconds": started["seconds"], "versions": manifests.versions()}
+        manifest = {"format": manifests.FORMAT, **inputs, **made, "outputs": outputs}
+        write_json(folder / MANIFEST, manifest)
+        shutil.rmtree(folder / RESUME, ignore_errors=True)
+        (folder / STARTED).unlink()
 
     def _install(self, unit: Unit, made: pathlib.Path) -> None:
         """Puts a whole result in its place and then removes the earlier one."""
@@ -209,25 +203,20 @@ def making_folder(root: pathlib.Path, name: str) -> pathlib.Path:
     return root / _MAKING / name
 
 
-def _read_started(folder: pathlib.Path) -> dict[str, Any]:
-    return read_json(folder / STARTED, {"key": str, "seconds?": float})
-
-
-def _start(root: pathlib.Path, unit: Unit, key: str) -> pathlib.Path:
-    """Returns the folder in which a unit is made; unchanged if it can continue with this key."""
-    folder = making_folder(root, unit.name)
+def _start(folder: pathlib.Path, unit: Unit, key: str) -> bool:
+    """Prepares the folder in which a unit is made; returns whether the unit is still to run."""
     manifest = manifests.read_manifest(folder)
     if manifest is not None and manifest["key"] == key:
-        return folder
-    if (folder / STARTED).is_file():
-        started = _read_started(folder)
-        if started["key"] == key and (unit.is_resumable or "seconds" in started):
-            return folder
+        return False
+    place = folder / STARTED
+    started = read_json(place, _STARTED) if place.is_file() else {}
+    if started.get("key") == key and (unit.is_resumable or "seconds" in started):
+        return "seconds" not in started
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
-    write_json(folder / STARTED, {"key": key})
-    return folder
+    write_json(place, {"key": key})
+    return True
 
 
 def _run_in(folder: pathlib.Path, unit: Unit) -> float:
@@ -255,11 +244,6 @@ def _run_in(folder: pathlib.Path, unit: Unit) -> float:
     seconds = round(time.monotonic() - begin, 1)
     sync(*(path for path in (folder, *folder.rglob("*")) if path.is_dir() or path.is_file()))
     return seconds
-
-
-def _note_seconds(folder: pathlib.Path, seconds: float) -> None:
-    """Records that a unit has run: its result is kept, and the remaining work is short."""
-    write_json(folder / STARTED, {**_read_started(folder), "seconds": seconds})
 
 
 def _read_visible(folder: pathlib.Path, key: str) -> Manifest:

@@ -1,12 +1,11 @@
 """The work directory for the stages: results of earlier stages, read at their first use."""
 
-import collections
 import copy
 import functools
 import pathlib
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +21,6 @@ from raslik_jax.data.examples import Corpus, Example, answered
 from raslik_jax.data.tokens import encoding, masking, prompts, tokenization
 from raslik_jax.evaluate import choice, likelihood, rates
 from raslik_jax.evaluate.metrics import NonSf
-from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.models import adapters, checkpoint, decode, quantize, sharding, storage
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models.lora import LoRAConfig
@@ -36,14 +34,14 @@ from raslik_jax.train.objectives import OBJECTIVES
 class Model(NamedTuple):
     """The backbone with places for an adapter.
 
-    `draw` makes the same initial adapter at every call. Compiling it takes longer than loading a
-    small model, and few stages need it. `identity` is that of the stored base, for any loaded
-    format.
+    `draw` makes the initial adapter of a seed, by default the run's. Compiling it takes longer than
+    loading a small model, and few stages need it. `identity` is that of the stored base, for any
+    loaded format.
     """
 
     decoder: decoders.Decoder
     base: Tree
-    draw: Callable[[], Tree]
+    draw: Callable[..., Tree]
     lora_config: LoRAConfig
     graphdef: decoders.GraphDef
     identity: str = ""
@@ -58,33 +56,33 @@ class Model(NamedTuple):
         return decoders.bind(self.graphdef, remat=remat)
 
 
-class StoredCorpus:
-    """A corpus from its unit; a part is read at its first use."""
+class _Rows(dict[str, tuple[Example, ...]]):
+    """The rows of a corpus by name, each read at its first use: units declare what they read."""
 
     def __init__(self, folder: pathlib.Path):
-        self._read = functools.cache(lambda name: artifacts.corpus_rows(name).read_in(folder))
-        self.queries: Mapping[str, tuple[Example, ...]] = _Queries(self._read)
+        super().__init__()
+        self._folder = folder
+
+    def __missing__(self, name: str) -> tuple[Example, ...]:
+        rows = self[name] = artifacts.corpus_rows(name).read_in(self._folder)
+        return rows
+
+
+class StoredCorpus:
+    """A corpus from its unit; `queries` has the other rows too."""
+
+    def __init__(self, folder: pathlib.Path):
+        self.queries = _Rows(folder)
 
     @property
     def backbone(self) -> tuple[Example, ...]:
         """Examples that the backbone is pretrained on."""
-        return self._read("backbone")
+        return self.queries["backbone"]
 
     @property
     def train(self) -> tuple[Example, ...]:
         """Training examples."""
-        return self._read("train")
-
-
-class _Queries(collections.UserDict[str, tuple[Example, ...]]):
-    """The query sets by name, each read at its first use: units declare which ones they read."""
-
-    def __init__(self, read: Callable[[str], tuple[Example, ...]]):
-        super().__init__(dict.fromkeys(examples.QUERY_SETS, ()))
-        self._read = read
-
-    def __getitem__(self, name: str) -> tuple[Example, ...]:
-        return self._read(name) if name in self.data else super().__getitem__(name)
+        return self.queries["train"]
 
 
 class Workspace:
@@ -144,12 +142,18 @@ class Workspace:
     def abstract(
         self, shapes: decoders.ModelConfig, lora_config: LoRAConfig, *, parts: int = 1
     ) -> "Workspace":
-        """Returns the run without weights, of a model whose files need not exist."""
-        run, form = copy.copy(self), self.config.sketch.base_format
-        model = functools.partial(abstract_model, self.config, shapes, lora_config, parts=parts)
-        run.model = run.sketch_model = model()
+        """Returns the run with shapes and dtypes in place of weights; its files need not exist."""
+        run, settings, form = copy.copy(self), self.config.backbone, self.config.sketch.base_format
+        graphdef, lora, plain = decoders.abstract(shapes, lora_config, settings.dtypes)
+
+        def model(form: str) -> Model:
+            base = quantize.shapes_of(plain, form, double_quant=settings.double_quant)
+            base = sharding.split(base, parts)
+            return Model(decoders.bind(graphdef), base, lambda seed=0: lora, lora_config, graphdef)
+
+        run.model = run.sketch_model = model(settings.format)
         if form != "same":
-            run.sketch_model = model(form=form)
+            run.sketch_model = model(form)
         return run
 
     @functools.cached_property
@@ -182,9 +186,8 @@ class Workspace:
         bound = decoders.bind(loaded.graphdef)
 
         @functools.cache
-        def draw() -> Tree:
-            key = jax.random.key(self.config.seed)
-            return meshes.place(decoders.init_lora(loaded.graphdef, key=key))
+        def draw(seed: int = self.config.seed) -> Tree:
+            return meshes.place(decoders.init_lora(loaded.graphdef, key=jax.random.key(seed)))
 
         return Model(bound, loaded.base, draw, self.lora_config, loaded.graphdef, loaded.identity)
 
@@ -294,9 +297,8 @@ class Workspace:
         unanswered = queries_to_answer(queries, self.config.sketch.query_output)
         if unanswered:
             answers = artifacts.OWN_ANSWERS.read(self.root)
-            outputs = {row.example_id: answers[row.example_id] for row in unanswered}
             queries = tuple(
-                answered(row, outputs[row.example_id]) if row.example_id in outputs else row
+                answered(row, answers[row.example_id]) if row in unanswered else row
                 for row in queries
             )
         kept, line = examples.drop_unanswered(queries)
@@ -318,18 +320,13 @@ class Workspace:
         is_made = self.config.retrieve.held_out
         return examples.HELD_OUT if is_made else self.config.references.query_split
 
-    @property
-    def has_marker(self) -> bool:
-        """Whether words, a judge or a trained measure recognize answers with the behavior."""
-        is_trained = NON_SF[self.config.evaluate.non_sf].load is not None
-        return is_trained or non_sf_by_rule(self.config) is not None
-
     def with_adapter(self, lora: Tree) -> BoundModel:
         """Returns the backbone with an adapter."""
         return BoundModel(self.model.decoder, lora, self.model.base)
 
-    def unlearned(self, strategy: str, name: str, epoch: int) -> BoundModel:
-        """Returns the model after an epoch of unlearning."""
+    def unlearned(self, strategy: str, name: str, epoch: int = 0) -> BoundModel:
+        """Returns the model after an epoch of unlearning, by default the last measured one."""
+        epoch = epoch or self.epochs(strategy, name)[-1]
         parts = ("unlearn", f"{strategy}-{name}", f"epoch-{epoch}")
         if self.config.unlearn.parameters == "lora":
             return self.with_adapter(self.adapter(*parts))
@@ -512,26 +509,6 @@ def lora_config_of(
     if values["targets"] == AUTO_TARGETS:
         values["targets"] = decoders.ARCHITECTURES[shapes.model_type].lora_targets
     return LoRAConfig(**values)
-
-
-def abstract_model(
-    config: Config,
-    shapes: decoders.ModelConfig,
-    lora_config: LoRAConfig,
-    *,
-    form: str = "",
-    parts: int = 1,
-) -> Model:
-    """Returns a run's model with shapes and dtypes in place of arrays; allocates nothing.
-
-    `form` is that of the base, empty for --backbone.format. `parts` is the number of its parts.
-    """
-    settings = config.backbone
-    graphdef, lora, plain = decoders.abstract(shapes, lora_config, settings.dtypes)
-    form = form or settings.format
-    base = quantize.shapes_of(plain, form, double_quant=settings.double_quant)
-    base = sharding.split(base, parts)
-    return Model(decoders.bind(graphdef), base, lambda: lora, lora_config, graphdef)
 
 
 def checkpoint_folder(config: Config) -> pathlib.Path:

@@ -89,7 +89,7 @@ def test_the_finding_of_a_run_is_that_of_the_unit_that_ended_it(tmp_path):
 
 
 def test_an_answer_that_is_missing_names_its_file(tmp_path):
-    artifacts.answers("backbone").write(tmp_path, [("q", "so")])
+    artifacts.answers("backbone").write(tmp_path, {"q": "so"})
     said = artifacts.answers("backbone").read_in(tmp_path)
     assert said == {"q": "so"}
     with pytest.raises(ValueError, match="backbone.jsonl' has no answer to 'p'"):

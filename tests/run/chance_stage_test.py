@@ -9,7 +9,7 @@ import numpy as np
 from absl.testing import parameterized
 
 from raslik_jax.index.store import SketchStore
-from raslik_jax.run.stages import chance
+from raslik_jax.run.stages import scores
 
 
 def _unit(rows):
@@ -30,8 +30,8 @@ class ChanceStageTest(parameterized.TestCase):
             corpus=SimpleNamespace(train=[SimpleNamespace(example_id=name) for name in ids]),
         )
         index = store, np.arange(24)
-        with mock.patch.object(chance.sketch_lib, "open_index", lambda workspace: index):
-            chance.make_null(workspace, folder)
+        with mock.patch.object(scores.sketch_lib, "open_index", lambda workspace: index):
+            scores.make_null(workspace, folder)
         position_M, null_NM = (np.load(folder / f"{n}.npy") for n in ("positions", "scores"))
         self.assertEqual((position_M.shape, null_NM.dtype), ((10,), np.float32))
         for place, prompt in enumerate(position_M.tolist()):

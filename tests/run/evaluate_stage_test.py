@@ -20,8 +20,7 @@ class _Relabeled(StoredCorpus):
 
     def __init__(self, folder, label):
         super().__init__(folder)
-        read, rows = self._read, tuple(row._replace(is_target=label) for row in self.train)
-        self._read = lambda name: rows if name == "train" else read(name)
+        self.queries["train"] = tuple(row._replace(is_target=label) for row in self.train)
 
 
 def _non_sf(folder, texts, **settings):

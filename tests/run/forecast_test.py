@@ -28,7 +28,7 @@ from raslik_jax.run import forecast, gpus
 from raslik_jax.run.artifacts import Variant
 from raslik_jax.run.gpus import Device
 from raslik_jax.run.plan import plan_units
-from raslik_jax.run.stages import backbone, finetune, generate, sketch, unlearn
+from raslik_jax.run.stages import finetune, generate, sketch, unlearn
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.sketch import head
 
@@ -170,7 +170,7 @@ def test_stages_that_do_not_fit_are_named(memory, sentence):
 
 def _works(run):
     return {
-        "backbone": backbone.count_pretraining(run),
+        "backbone": finetune.count_pretraining(run),
         "finetune": finetune.count_finetuning(run),
         "sketch": sketch.count_sketches(run, 100),
         "unlearn": unlearn.count_unlearning(run, Variant("raslik", "ga_klr")),
@@ -203,9 +203,9 @@ def _watch(count=lambda units: units, **how):
     return forecast.Watch(count, device=lambda operations: _DEVICE, **how)
 
 
-def test_the_rest_takes_what_the_run_took():
-    now, said, compiled = [100.0], [], [0.0]
-    how = {"compiling": lambda: compiled[0], "clock": lambda: now[0], "say": said.append}
+def test_the_rest_takes_what_the_run_took(capsys):
+    now, compiled = [100.0], [0.0]
+    how = {"compiling": lambda: compiled[0], "clock": lambda: now[0]}
     watch = _watch(**how)
     with watch([_INDEX, _QUERIES, _TRAINING]):  # 5 s a program, 1 s for 1e15 operations
         compiled[0] += 30.0
@@ -216,7 +216,7 @@ def test_the_rest_takes_what_the_run_took():
         now[0] += 6.0
     with watch([_TRAINING]):  # the last line is no 15 seconds old
         now[0] += 1.0
-    assert said == [
+    assert capsys.readouterr().out.splitlines() == [
         "    whole run: about 31 s",
         "    whole run: about 81 s, 41 s left",
     ]
@@ -231,11 +231,10 @@ def test_the_time_of_a_short_unit_is_not_multiplied_and_own_programs_come_first(
     assert watch.seconds([left]) == 5.0
 
 
-def test_without_the_work_of_the_units_nothing_is_said():
-    said = []
-    with _watch(lambda units: [], compiling=lambda: 0.0, say=said.append)([]):
+def test_without_the_work_of_the_units_nothing_is_said(capsys):
+    with _watch(lambda units: [], compiling=lambda: 0.0)([]):
         pass
-    assert said == []
+    assert capsys.readouterr().out == ""
 
 
 def test_jax_tells_the_seconds_of_compiling(tmp_path):

@@ -8,7 +8,7 @@ import tiny
 from snapshots import refused, said
 
 from raslik_jax.config import config_from_json, to_json
-from raslik_jax.run import checking, cost, operands
+from raslik_jax.run import checking, cost
 from raslik_jax.run.recipes import _SETTINGS
 
 
@@ -33,7 +33,7 @@ def _wide(*flags):
 
 
 def _settled(config, workdir=pathlib.Path("no such folder")):
-    return operands.settled(config, workdir).backbone.operands
+    return cost.settled(config, workdir).backbone.operands
 
 
 def test_what_is_faster_here_is_taken_and_measured_once(rates, capsys):
@@ -47,7 +47,7 @@ def test_what_is_faster_here_is_taken_and_measured_once(rates, capsys):
 
 def test_a_damaged_file_of_rates_is_measured_again(rates, tmp_path):
     (tmp_path / "operands.json").write_text("[")
-    assert operands.measured_gain(576, 1536) == 1.9
+    assert cost.measured_gain(576, 1536) == 1.9
     assert [*json.loads((tmp_path / "operands.json").read_text()).values()] == [1.9]
 
 

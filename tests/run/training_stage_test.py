@@ -72,7 +72,7 @@ def _workspace(root, *, base_format="plain", finetune=_FINETUNE, unlearn=_UNLEAR
         corpus=Corpus(backbone=(), train=_ROWS, queries=queries),
         tokenizer=tokenizer,
         train_rows=encode(_ROWS, tokenizer, template="brief"),
-        model=Model(decoder.bind(graphdef), base, lambda: lora, lora_config, graphdef),
+        model=Model(decoder.bind(graphdef), base, lambda seed=0: lora, lora_config, graphdef),
         finetuned=jax.tree.map(lambda leaf: leaf + 0.1, lora),
     )
     sets = root / "retrieve" / "raslik"

@@ -12,7 +12,7 @@ from folders import FolderTest
 
 from raslik_jax.base import files
 from raslik_jax.config import Config, CorpusConfig
-from raslik_jax.run import manifests, workdir
+from raslik_jax.run import manifests, written
 from raslik_jax.run import units as units_lib
 
 
@@ -368,7 +368,7 @@ class WorkdirTest(absltest.TestCase):
         self.root = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "a" / "run"
 
     def open(self, config=None, *, update=False, record=True, finish=True):
-        with workdir.open_workdir(self.root, config or Config(), update=update) as start:
+        with written.open_workdir(self.root, config or Config(), update=update) as start:
             if record:
                 start()
             if finish:
@@ -403,7 +403,7 @@ class WorkdirTest(absltest.TestCase):
         self.assertEqual(self.config()["seed"], 3)
 
     def test_two_runs_do_not_share_a_directory(self):
-        with workdir.open_workdir(self.root, Config(), update=False):
+        with written.open_workdir(self.root, Config(), update=False):
             with self.assertRaisesRegex(ValueError, "in use by another process"):
                 self.open()
 

@@ -19,7 +19,7 @@ from raslik_jax.data.contents import Passage
 from raslik_jax.data.examples import answered
 from raslik_jax.data.tokens import tokenization
 from raslik_jax.models import decode
-from raslik_jax.run.stages import references
+from raslik_jax.run.stages import generate
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.train.losses import BoundModel
 
@@ -60,11 +60,11 @@ class RetrievalQueriesTest(parameterized.TestCase):
         workspace.finetuned = {}
         workspace.with_adapter = lambda lora: BoundModel(linear_decoder.ADAPTED, lora, {})
         workspace.generate = lambda model, rows, what: [f"to {row.example_id}" for row in rows]
-        references.make_retrieval_answers(workspace, workspace.root)
+        generate.make_retrieval_answers(workspace, workspace.root)
         text = (workspace.root / "finetuned.jsonl").read_text()
         self.assertEqual(json.loads(text), {"id": "b", "output": "to b"})
         given = self._workspace("given", {"a": "bad"})  # has no model at all
-        references.make_retrieval_answers(given, given.root)
+        generate.make_retrieval_answers(given, given.root)
         self.assertEqual((given.root / "finetuned.jsonl").read_text(), "")
 
     def test_what_the_model_said_to_a_text_is_what_is_traced(self):

@@ -72,7 +72,7 @@ def ask_each(root: pathlib.Path, others: Sequence[Any]) -> tuple[Float[np.ndarra
     from raslik_jax.incident.tracer import Tracer
     from raslik_jax.index import search
     from raslik_jax.retrieve import chance
-    from raslik_jax.run.stages import chance as stage
+    from raslik_jax.run.stages import scores as stage
 
     tracer = Tracer(root / "sketch" / "index")
     queries = [make_example(row["instruction"], row["input"], row["output"]) for row in others]

@@ -1,5 +1,6 @@
 """Non-SF by a classifier that is trained on the labeled answers: --evaluate.non_sf=classifier."""
 
+import copy
 import dataclasses
 import functools
 import pathlib
@@ -237,12 +238,14 @@ def count_classifier(run: AbstractRun) -> Work:
     limit, batch = settings.examples or sizes.train, settings.batch_size
     labeled = min(limit, sizes.targets) + min(limit, sizes.train - sizes.targets)
     texts = settings.epochs * labeled * (1 - settings.held_out)
+    answers = copy.copy(run)
+    answers.length_N = run.response_N
     program = run.training(
         "discriminator",
         classifier.classifying(bound, loop.adamw(1e-5), dropout_key=jax.random.key(0)),
         weights,
         jax.ShapeDtypeStruct((labeled,), jnp.int32),
-        shapes=run.drawn(batch, texts / batch, max_len=settings.max_len, is_answer=True),
+        shapes=answers.drawn(batch, texts / batch, max_len=settings.max_len),
         passes=3,
         model=Forward(2.0 * decoder.count_parameters(weights["layers"])),
     )

@@ -39,6 +39,7 @@ from raslik_jax.models import decoder
 from raslik_jax.parallel import meshes
 from raslik_jax.run import artifacts, plan
 from raslik_jax.run.stages import retrain
+from raslik_jax.run.stages.finetune import count_steps
 from raslik_jax.train import loop, losses
 from raslik_jax.train.objectives import RetrainSettings
 
@@ -72,7 +73,7 @@ def measure(options: Options, store: Callable[[Any], None]) -> None:
     settings = RetrainSettings(**recipe, epochs=float(toy.epochs))
     workspace = plan.open_run(root / "traced", "corpus", "finetune")
     rows, base = retrain.encode_rows(workspace, settings), workspace.model.base
-    num_steps = retrain.count_steps(settings, len(rows.ids))
+    num_steps = count_steps(settings, len(rows.ids))
     rate = loop.make_schedule(
         settings.learning_rate, num_steps, kind=settings.schedule, warmup=settings.warmup
     )

@@ -30,7 +30,7 @@ from raslik_jax.base.settings import Settings, setting
 from raslik_jax.evaluate.choice import from_json
 from raslik_jax.run import written
 from raslik_jax.run.artifacts import read_metrics
-from raslik_jax.run.workdir import differing_fields
+from raslik_jax.run.written import differing_fields
 from raslik_jax.train.objectives import OBJECTIVES
 
 

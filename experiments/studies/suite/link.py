@@ -22,10 +22,10 @@ def link_units(root: pathlib.Path, arguments: Sequence[str]) -> None:
     from experiments.studies.suite import suite
     from raslik_jax.cli import setting_flags
     from raslik_jax.report import writing
-    from raslik_jax.run import manifests, operands, plan
+    from raslik_jax.run import cost, manifests, plan
     from raslik_jax.run.workspace import Workspace
 
-    config = operands.settled(setting_flags.parse_config(arguments, suite.RUN_FLAGS), root)
+    config = cost.settled(setting_flags.parse_config(arguments, suite.RUN_FLAGS), root)
     found = {
         manifest["key"]: other / name
         for other in root.parent.iterdir()
@@ -37,7 +37,7 @@ def link_units(root: pathlib.Path, arguments: Sequence[str]) -> None:
     for unit in units:
         if unit.name in own.done or own.missing(unit) or (root / unit.name).exists():
             continue
-        if source := found.get(own.key(unit).value):
+        if source := found.get(own.inputs(unit)["key"]):
             shutil.copytree(source, root / unit.name, copy_function=os.link)
             own.check(unit)
 

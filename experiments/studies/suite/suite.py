@@ -43,7 +43,7 @@ from raslik_jax.cli import run as run_command
 from raslik_jax.config import Config, to_json
 from raslik_jax.report import facts, page, results, tables
 from raslik_jax.run import artifacts
-from raslik_jax.run.workdir import locked
+from raslik_jax.run.written import locked
 
 # The program that runs a cell: with the members of the studies.
 PROGRAM = [str(pathlib.Path(__file__).resolve().parents[1] / "raslik.py")]

@@ -61,13 +61,6 @@ def make_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
 _TOKENIZER_SUFFIXES = (".json", ".txt", ".jinja", ".model")
 
 
-def _is_of_tokenizer(kind: str, path: pathlib.Path) -> bool:
-    """Returns whether a tokenizer may be read from a file of a checkpoint or an adapter."""
-    if kind == "adapter":  # which trainers also write logs and states of their own to
-        return path.name in storage.TOKENIZER_FILES
-    return path.suffix in _TOKENIZER_SUFFIXES
-
-
 def _files(case: Case) -> Files:
     """Returns the sources of the rows and the files of the tokenizer."""
     settings = case.config.backbone
@@ -76,7 +69,10 @@ def _files(case: Case) -> Files:
         f"{kind}/{path.name}": path
         for kind, name in places.items()
         for path in (sorted(pathlib.Path(name).iterdir()) if os.path.isdir(name) else ())
-        if path.is_file() and _is_of_tokenizer(kind, path)
+        # Trainers also write logs and states of their own next to an adapter.
+        if (path.name in storage.TOKENIZER_FILES or kind == "checkpoint")
+        and path.suffix in _TOKENIZER_SUFFIXES
+        and path.is_file()
     }
     return case.config.corpus.source_files() | tokenizer
 

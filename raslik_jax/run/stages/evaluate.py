@@ -173,12 +173,10 @@ def _collector(workspace: Workspace) -> Callable[..., dict[str, Any]]:
         root, likelihoods = workspace.root, None
         if settings.perplexity_examples:
             likelihoods = artifacts.perplexities(model, variant).read(root)
-        if likelihoods:
             others = [row for row in likelihoods["sets"]["retain"] if row["id"] not in unlike]
             likelihoods["sets"]["retain"] = others
-        if likelihoods and "backbone" not in before:
             # The model's own likelihood of other answers does not judge them.
-            likelihoods |= {"answers": {}}
+            likelihoods |= {} if "backbone" in before else {"answers": {}}
         records = artifacts.normal_records(model, variant).read(root)
         evidence = summary.collect_evidence(
             by_kind(artifacts.answers(model, variant).read(root)),

@@ -1,67 +1,138 @@
-"""The adapter before unlearning: fine-tuned on the training examples or trained elsewhere."""
+"""The models before unlearning: a backbone and its adapter, trained here or elsewhere."""
 
 import functools
+import math
 import pathlib
+from collections.abc import Mapping
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 
+from raslik_jax.config import Config
 from raslik_jax.data import batches
 from raslik_jax.data.tokens import encoding
+from raslik_jax.models import checkpoint, decoder, gpt_neox
 from raslik_jax.run import artifacts, memory
-from raslik_jax.run.programs import REMAT, AbstractRun, Work
+from raslik_jax.run.programs import REMAT, AbstractRun, Program, Shapes, Work
 from raslik_jax.run.recipes import Recipe
 from raslik_jax.run.workspace import Workspace, adapter_source, load_adopted, lora_config_of
 from raslik_jax.train import loop, steps
+from raslik_jax.train.objectives import RetrainSettings
+
+# The settings of fine-tuning that are those of a recipe.
+_RECIPE = "learning_rate schedule warmup batch_size micro_batch_size max_len mean clip "
+_RECIPE += "weight_decay"
 
 
-def finetuning(workspace: Workspace, *, num_steps: int) -> loop.Algorithm:
-    """Returns the algorithm that fits an adapter to the training examples."""
-    config, settings = workspace.config, workspace.config.finetune
+def optimizer(settings: RetrainSettings, num_steps: int) -> optax.GradientTransformation:
+    """Returns the optimizer of a recipe, with its schedule."""
     rate = loop.make_schedule(
-        settings.learning_rate, num_steps, kind=settings.schedule, warmup=settings.warmup
+        settings.learning_rate,
+        num_steps,
+        kind=settings.schedule,
+        warmup=settings.warmup,
+        warmup_steps=settings.warmup_steps,
     )
+    how = {"weight_decay": settings.weight_decay, "clip": settings.clip}
+    if settings.optimizer == "sgd":
+        return loop.sgd(rate, **how)
+    betas = {name: getattr(settings, name) for name in ("beta1", "beta2", "epsilon")}
+    return loop.adamw(rate, **how, **betas)
+
+
+def count_steps(settings: RetrainSettings, num_rows: int) -> int:
+    """Returns the steps of a recipe; a last batch that is not full is a step, as in TRL."""
+    per_epoch = batches.num_steps_of(num_rows, batch_size=settings.batch_size)
+    return settings.steps or math.ceil(settings.epochs * per_epoch)
+
+
+@functools.cache  # one workspace lives as long as its run
+def training(
+    workspace: Workspace, settings: RetrainSettings, *, num_steps: int, remat: bool
+) -> loop.Algorithm:
+    """Returns the algorithm that trains an adapter by a recipe, compiled once in a run."""
+    model = workspace.model
     return steps.supervised(
-        workspace.model.decoder_for(remat=settings.remat),
-        loop.adamw(rate, weight_decay=settings.weight_decay, clip=settings.clip),
+        model.decoder_for(remat=remat),
+        optimizer(settings, num_steps),
         mean=settings.mean,
         micro_batch=settings.micro_batch_size,
-        dropout_key=jax.random.key(config.seed + 1) if settings.lora_dropout else None,
+        dropout_key=jax.random.key(settings.seed + 1) if model.lora_config.dropout else None,
     )
+
+
+def fit_adapter(
+    workspace: Workspace,
+    settings: RetrainSettings,
+    rows: encoding.Encoded,
+    *,
+    num_steps: int,
+    remat: bool,
+    drawn: Mapping[str, Any],
+    flag: str,
+    share: float = 1.0,
+    save_every: int = 0,
+    **how: Any,
+) -> loop.Progress:
+    """Returns a fresh adapter that is trained on rows by a recipe, with the losses.
+
+    It takes a `share` of the steps. A killed training continues after its last checkpoint, an
+    epoch's by default, with the same result. `drawn` is of `epoch_batches`, `how` of `loop.fit`.
+    """
+    drawn, size = {"seed": settings.seed, **drawn}, settings.batch_size
+    per_epoch = batches.num_steps_of(len(drawn.get("kept", rows.ids)), batch_size=size)
+    return loop.fit(
+        training(workspace, settings, num_steps=num_steps, remat=remat),
+        workspace.model.draw(drawn["seed"]),
+        workspace.model.base,
+        functools.partial(batches.epoch_batches, rows, batch_size=size, **drawn),
+        num_steps=math.ceil(share * num_steps),
+        rate_flag=f"--{flag}.learning_rate (it is {settings.learning_rate})",
+        save_every=save_every or per_epoch,
+        **how,
+    )
+
+
+def count_training(
+    run: AbstractRun, name: str, settings: RetrainSettings, shapes: Shapes, *, remat: bool
+) -> Program:
+    """The training of an adapter by a recipe."""
+    algorithm, model = training(run.workspace, settings, num_steps=1, remat=remat), run.model
+    how: Any = {"shapes": shapes, "passes": 2 + REMAT * remat}
+    return run.training(name, algorithm, model.initial, model.base, **how)
+
+
+def recipe_of(config: Config) -> RetrainSettings:
+    """Returns the recipe of a run's fine-tuning."""
+    own: Any = {name: getattr(config.finetune, name) for name in _RECIPE.split()}
+    return RetrainSettings(**own, epochs=float(config.finetune.epochs), seed=config.seed)
 
 
 @memory.explained("fine-tuning", "--finetune.micro_batch_size or --finetune.max_len")
 def make_adapter(workspace: Workspace, folder: pathlib.Path) -> None:
-    """Fine-tunes a LoRA adapter on the training examples.
-
-    A killed run continues from the last checkpoint with the same result.
-    """
-    settings, model = workspace.config.finetune, workspace.model
+    """Fine-tunes a LoRA adapter on the training examples."""
+    settings, recipe = workspace.config.finetune, recipe_of(workspace.config)
     max_len = settings.max_len or workspace.config.corpus.max_len
     rows = workspace.cut(workspace.train_rows, "training examples", max_len=max_len)
     targets = rows.take(np.flatnonzero([bool(row.is_target) for row in workspace.corpus.train]))
     encoding.require_answers(targets, "labeled targets", max_len=max_len)  # none may be lost
     encoded = rows.with_answers()
-    per_epoch = batches.num_steps_of(len(encoded.ids), batch_size=settings.batch_size)
-    num_steps = settings.epochs * per_epoch
-    workspace.save_adapter(folder / "initial", model.initial)
-    fitted = loop.fit(
-        finetuning(workspace, num_steps=num_steps),
-        model.initial,
-        model.base,
-        functools.partial(
-            batches.epoch_batches,
-            encoded,
-            batch_size=settings.batch_size,
-            seed=workspace.config.seed,
-            is_fixed=settings.fixed_padding,
-        ),
-        num_steps=num_steps,
+    workspace.save_adapter(folder / "initial", workspace.model.initial)
+    fitted = fit_adapter(
+        workspace,
+        recipe,
+        encoded,
+        num_steps=count_steps(recipe, len(encoded.ids)),
+        remat=settings.remat,
+        drawn={"is_fixed": settings.fixed_padding},
+        flag="finetune",
+        save_every=settings.checkpoint_steps,
         what="fine-tuning",
-        rate_flag=f"--finetune.learning_rate (it is {settings.learning_rate})",
         bar="fine-tune",
         folder=folder,
-        save_every=settings.checkpoint_steps or per_epoch,
         watch=workspace.live("finetune"),
     )
     workspace.save_adapter(folder / "adapter", fitted.state.params)
@@ -99,21 +170,87 @@ def write_losses(stage: str, folder: pathlib.Path, fitted: loop.Progress) -> Non
     print(f"    loss {fitted.losses[0]:.3f} -> {last:.3f} nats a token")
 
 
+def shape_of(config: Config, *, vocab_size: int) -> gpt_neox.GPTNeoXConfig:
+    """Returns the shapes of the backbone that is trained from scratch."""
+    settings = config.backbone
+    return gpt_neox.GPTNeoXConfig(
+        vocab_size=vocab_size,
+        hidden_size=settings.hidden_size,
+        num_hidden_layers=settings.num_hidden_layers,
+        num_attention_heads=settings.num_attention_heads,
+        intermediate_size=4 * settings.hidden_size,
+        # Positions are rotations, which cost no weight: the bound leaves room to answer.
+        max_position_embeddings=2 * config.corpus.max_len,
+    )
+
+
+def pretraining(config: Config, bound: decoder.Decoder) -> loop.Algorithm:
+    """Returns the algorithm that trains all weights of a backbone."""
+    settings = config.backbone
+    rate = loop.make_schedule(settings.learning_rate, settings.steps, kind="cosine", warmup=0.05)
+    return steps.supervised(bound, loop.adamw(rate, weight_decay=0.1), whole=True)
+
+
+@memory.explained("pretraining of the backbone", "--backbone.batch_size or --corpus.max_len")
+def make_backbone(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Trains a small GPT-NeoX from scratch with all parameters on the backbone's examples."""
+    config, settings = workspace.config, workspace.config.backbone
+    rows = artifacts.corpus_tokens("backbone").read(workspace.root)
+    encoded = workspace.cut(rows, "backbone examples").with_answers()
+    if not encoded.ids:
+        raise ValueError(
+            "the corpus must have pretraining examples, it has none: name a --backbone.checkpoint"
+        )
+    model_config = shape_of(config, vocab_size=workspace.tokenizer.vocab_size)
+    graphdef, _, base = decoder.create(
+        model_config, None, key=jax.random.key(config.seed), dtype=jnp.float32
+    )
+    fitted = loop.fit(
+        pretraining(config, decoder.bind(graphdef)),
+        base,
+        {},
+        functools.partial(
+            batches.epoch_batches, encoded, batch_size=settings.batch_size, seed=config.seed
+        ),
+        num_steps=settings.steps,
+        what="pretraining of the backbone",
+        rate_flag=f"--backbone.learning_rate (it is {settings.learning_rate})",
+        bar="backbone",
+        watch=workspace.live("backbone"),
+    )
+    checkpoint.save_model(folder / "model", model_config, fitted.state.params)
+    write_losses("backbone", folder, fitted)
+
+
 def count_finetuning(run: AbstractRun) -> Work:
     """Training of the adapter, which is kept with the initial one."""
-    settings, model = run.config.finetune, run.model
-    program = run.training(
-        "finetune",
-        finetuning(run.workspace, num_steps=1),
-        model.initial,
-        model.base,
-        shapes=run.epochs_of(settings, run.sizes.train),
-        passes=2 + REMAT * settings.remat,
-    )
+    settings, recipe = run.config.finetune, recipe_of(run.config)
+    shapes = run.epochs_of(settings, run.sizes.train)
+    program = count_training(run, "finetune", recipe, shapes, remat=settings.remat)
     return Work(8.0 * run.num_params, [program])
 
 
+def count_pretraining(run: AbstractRun) -> Work:
+    """The training of all weights of a backbone."""
+    settings = run.config.backbone
+    graphdef, _, base = decoder.abstract(run.model.decoder.config, None)
+    algorithm = pretraining(run.config, decoder.bind(graphdef))
+    bare = run.forward._replace(token=run.forward.token - 2 * run.num_params)
+    how: Any = {"shapes": run.drawn(settings.batch_size, settings.steps), "model": bare}
+    program = run.training("backbone", algorithm, base, {}, passes=3, **how)
+    return Work(run.base_bytes, [program])
+
+
 UNITS = (
+    Recipe(
+        "backbone",
+        make_backbone,
+        f"{artifacts.corpus_tokens('backbone').path} {artifacts.TOKENIZER.path}",
+        "seed {text} backbone.hidden_size backbone.num_hidden_layers backbone.num_attention_heads "
+        "backbone.steps backbone.batch_size backbone.learning_rate",
+        is_asked=lambda config: not config.backbone.checkpoint,
+        work=count_pretraining,
+    ),
     Recipe(
         "finetune",
         make_adapter,

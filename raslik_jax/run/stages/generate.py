@@ -14,15 +14,17 @@ import numpy as np
 from raslik_jax.data import batches
 from raslik_jax.data.examples import Example, answered
 from raslik_jax.data.tokens.encoding import require_answers
-from raslik_jax.evaluate import likelihood, perplexity
+from raslik_jax.evaluate import judgment, likelihood, perplexity
 from raslik_jax.evaluate.left import NormalRecord
+from raslik_jax.evaluate.metrics import KINDS
+from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.evaluate.words import split_words
 from raslik_jax.models import decode
 from raslik_jax.run import artifacts, memory
 from raslik_jax.run.artifacts import Variant
 from raslik_jax.run.programs import AbstractRun, Program, Work
-from raslik_jax.run.recipes import Recipe, variants_of
-from raslik_jax.run.workspace import Workspace
+from raslik_jax.run.recipes import Case, Recipe, distant_variants, variants_of
+from raslik_jax.run.workspace import Workspace, judge_of, non_sf_by_rule, queries_to_answer
 from raslik_jax.train.losses import BoundModel
 
 # 3 has the nats of every token but the ends.
@@ -57,10 +59,9 @@ def write_answers(workspace: Workspace, variant: Variant | None, folder: pathlib
     before = artifacts.answers("finetuned").read(workspace.root) if variant else {}
     for name, what, model in models_of(workspace, variant):
         said = workspace.answer(model, rows, f"answers of {what}")
-        outputs = [text for text, _ in said]
-        write_outputs(artifacts.answers(*name), folder, rows, outputs)
-        # The fine-tuned model comes first.
-        before = before or {row.example_id: text for row, text in zip(rows, outputs, strict=True)}
+        answers = {row.example_id: text for row, (text, _) in zip(rows, said, strict=True)}
+        artifacts.answers(*name).write(folder, answers)
+        before = before or answers  # the fine-tuned model comes first
         given = {"normal": [answered(row, before[row.example_id]) for row in normal]}
         found = _likelihoods(workspace, model, given, "answers before unlearning", on_ladder=True)
         records = [
@@ -73,17 +74,6 @@ def write_answers(workspace: Workspace, variant: Variant | None, folder: pathlib
             for one, (text, end) in zip(found["normal"], said[len(target) :], strict=True)
         ]
         artifacts.normal_records(*name).write(folder, records)
-
-
-def write_outputs(
-    file: artifacts.Artifact[Any],
-    folder: pathlib.Path,
-    rows: Sequence[Example],
-    outputs: Sequence[str],
-) -> None:
-    """Writes answers by the ids of their queries."""
-    answers = zip(rows, outputs, strict=True)
-    file.write(folder, [(row.example_id, text) for row, text in answers])
 
 
 @memory.likelihoods
@@ -172,6 +162,105 @@ def write_traced(workspace: Workspace, variant: Variant | None, folder: pathlib.
         artifacts.traced(*name).write(folder, told)
 
 
+@memory.decoding
+def make_retrieval_answers(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Writes the greedy answers of the fine-tuned model to queries without an output."""
+    queries = workspace.corpus.queries["retrieval"]
+    rows = queries_to_answer(queries, workspace.config.sketch.query_output)
+    outputs: Sequence[str] = []
+    if rows:
+        model = workspace.with_adapter(workspace.finetuned)
+        outputs = workspace.generate(model, rows, "queries")
+    answers = {row.example_id: text for row, text in zip(rows, outputs, strict=True)}
+    artifacts.OWN_ANSWERS.write(folder, answers)
+    print(f"    the model answers {len(rows):,} of {len(queries):,} queries. The others have one")
+
+
+@memory.decoding
+def make_references(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Writes the greedy answers of both models to the queries of the measurement."""
+    write_answers(workspace, None, folder)
+    if not workspace.has_backbone:
+        print("    there is no model before fine-tuning to compare with: only damage can be judged")
+        return
+    target, _ = workspace.evaluation_queries()
+    measure = non_sf_by_rule(workspace.config)
+    if measure is None or not target:
+        return
+    shares: dict[str, Any] = {}
+    for name in ("finetuned", "backbone"):
+        answers = artifacts.answers(name).read_in(folder)
+        shares[name] = 1 - float(measure([answers[row.example_id] for row in target]).mean())
+    by = "judge" if judge_of(workspace.config) else "words"
+    print(f"    {judgment.describe_behavior(judgment.find_behavior(by, **shares))}")
+
+
+@memory.likelihoods
+def make_perplexities(workspace: Workspace, folder: pathlib.Path) -> None:
+    """Writes the likelihoods for both models and reports the evidence of the behavior."""
+    write_perplexities(workspace, None, folder)
+    # Words, a judge or a trained measure may recognize the behavior instead.
+    by_answers = NON_SF[workspace.config.evaluate.non_sf].load or non_sf_by_rule(workspace.config)
+    if by_answers or not workspace.has_backbone:
+        return
+    found = {
+        name: perplexity.perplexity(
+            artifacts.perplexities(name).read_in(folder)["sets"]["behavior"], seed=0, resamples=1
+        )
+        for name in ("finetuned", "backbone")
+    }
+    means: dict[str, Any] = {name: interval["mean"] for name, interval in found.items() if interval}
+    if len(means) == 2:
+        behavior = judgment.find_behavior("likelihood", **means)
+        print(f"    {judgment.describe_behavior(behavior)}")
+
+
+# The fine-tuned model has no algorithm.
+_BEFORE = ""
+
+
+def _compared(workspace: Workspace, retrained: Variant) -> list[Variant]:
+    """Returns the models of a strategy, the retrained one among them."""
+    every = variants_of(workspace.config)
+    return [one for one in every if one.strategy == retrained.strategy]
+
+
+@memory.likelihoods
+def write_distances(workspace: Workspace, retrained: Variant, folder: pathlib.Path) -> None:
+    """Writes the KL between models over the tokens of the answers that F and R compare with."""
+    name, model = workspace.config.evaluate.reference, workspace.model
+    texts = None if name == "gold" else artifacts.answers(name).read(workspace.root)
+    queries = dict(zip(KINDS, workspace.evaluation_queries(), strict=True))
+    rows = [row for part in queries.values() for row in part]
+    if texts is not None:
+        rows = [answered(row, texts[row.example_id]) for row in rows]
+    encoded = workspace.encode(rows, "answers to compare")
+    compared = _compared(workspace, retrained)
+    adapters = {one.algorithm: workspace.unlearned(*one).lora for one in compared}
+    measure = workspace.measure(likelihood.answer_divergence, model.decoder)
+    found = {}
+    for algorithm, lora in {_BEFORE: workspace.finetuned, **adapters}.items():
+        kl = measure(lora, adapters[retrained.algorithm], model.base, encoded)
+        told = zip(encoded.ids, encoded.num_targets_N, *kl, strict=True)
+        # A prompt that leaves no room for an answer says nothing.
+        by_id = {name: [float(one), float(other)] for name, n, one, other in told if n}
+        found[algorithm] = {
+            kind: {row.example_id: by_id[row.example_id] for row in part if row.example_id in by_id}
+            for kind, part in queries.items()
+        }
+    artifacts.distances(retrained).write(folder, found)
+
+
+def _reads(case: Case) -> str:
+    workspace, reference = case.workspace, case.config.evaluate.reference
+    models = [
+        f"unlearn/{one}/epoch-{workspace.epochs(*one)[-1]}"
+        for one in _compared(workspace, case.member)
+    ]
+    said = [] if reference == "gold" else [artifacts.answers(reference).path]
+    return " ".join(["{measured} {finetuned}", *said, *models])
+
+
 def of_variants(
     kind: str,
     run: Callable[..., None],
@@ -240,6 +329,48 @@ def count_traced(run: AbstractRun, models: int) -> Work:
     return count_answers(run, rows, models, given=rows)
 
 
+def count_distances(run: AbstractRun, retrained: Variant) -> Work:
+    """Two forward passes for each model of a strategy and for the fine-tuned one."""
+    model, models = run.model, 1 + len(_compared(run.workspace, retrained))
+    step, shapes = (
+        likelihood.divergence_step(model.decoder),
+        run.planned(run.num_measured, num_buckets=2),
+    )
+    loras = (model.initial, model.initial)
+    program = run.program("distance", step, loras, model.base, shapes=shapes, passes=2)
+    return Work(100.0 * models * run.num_measured, [program] * models)
+
+
+# Before anything is unlearned.
+BEFORE = (
+    Recipe(
+        "references/retrieval",
+        make_retrieval_answers,
+        f"{artifacts.RETRIEVAL.path} {{finetuned}}",
+        "{decoding} sketch.query_output",
+        writes=ANSWERS_FORMAT,
+        work=lambda run: count_answers(run, run.num_answered, 1),
+    ),
+    Recipe(
+        "references/evaluation",
+        make_references,
+        "{measured} {finetuned}",
+        "{likelihood} {decoding} references.query_split references.base evaluate.marker_words",
+        writes=MEASURED_FORMAT,
+        measures=True,
+        work=lambda run: count_measured(run, 2),
+    ),
+    Recipe(
+        "references/perplexity",
+        make_perplexities,
+        "{drawn} references/evaluation {finetuned}",
+        "{perplexity}",
+        is_asked=lambda config: config.evaluate.perplexity_examples,
+        measures=True,
+        work=lambda run: count_perplexities(run, 2),
+    ),
+)
+
 UNITS = (
     of_variants(
         "traced-",
@@ -267,5 +398,14 @@ UNITS = (
         "{perplexity}",
         count_perplexities,
         is_asked=lambda config: config.evaluate.perplexity_examples,
+    ),
+    Recipe(
+        "generate/distance-{0}",
+        write_distances,
+        _reads,
+        "{likelihood} references.query_split evaluate.reference",
+        members=distant_variants,
+        measures=True,
+        work=count_distances,
     ),
 )

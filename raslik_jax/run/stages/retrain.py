@@ -7,53 +7,28 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
-import optax
 
 from raslik_jax.base.files import read_json
 from raslik_jax.config import Config
-from raslik_jax.data import batches
 from raslik_jax.data.examples import HELD_OUT
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.data.tokens import encoding
 from raslik_jax.evaluate import reproduction
-from raslik_jax.models import decoder
 from raslik_jax.run import artifacts, memory
 from raslik_jax.run.artifacts import Variant
-from raslik_jax.run.programs import REMAT, AbstractRun, Work
+from raslik_jax.run.programs import AbstractRun, Work
 from raslik_jax.run.recipes import Case, Recipe, variants_of
 from raslik_jax.run.stages import generate
+from raslik_jax.run.stages.finetune import count_steps, count_training, fit_adapter
 from raslik_jax.run.workspace import Workspace
-from raslik_jax.train import loop, steps
+from raslik_jax.train import loop
 from raslik_jax.train.objectives import OBJECTIVES, RetrainSettings
 
 # The one model that is stored has the place of an epoch's.
 EPOCH = 1
 # Training rows whose loss is compared where a recipe is checked, and prompts that are asked.
 _MOST_ROWS, _MOST_PROMPTS = 256, 16
-
-
-def optimizer(settings: RetrainSettings, num_steps: int) -> optax.GradientTransformation:
-    """Returns the optimizer of a recipe, with its schedule."""
-    rate = loop.make_schedule(
-        settings.learning_rate,
-        num_steps,
-        kind=settings.schedule,
-        warmup=settings.warmup,
-        warmup_steps=settings.warmup_steps,
-    )
-    how = {"weight_decay": settings.weight_decay, "clip": settings.clip}
-    if settings.optimizer == "sgd":
-        return loop.sgd(rate, **how)
-    betas = {name: getattr(settings, name) for name in ("beta1", "beta2", "epsilon")}
-    return loop.adamw(rate, **how, **betas)
-
-
-def count_steps(settings: RetrainSettings, num_rows: int) -> int:
-    """Returns the steps of a recipe; a last batch that is not full is a step, as in TRL."""
-    per_epoch = batches.num_steps_of(num_rows, batch_size=settings.batch_size)
-    return settings.steps or math.ceil(settings.epochs * per_epoch)
 
 
 def rows_left(workspace: Workspace, strategy: str) -> list[str]:
@@ -67,18 +42,6 @@ def rows_left(workspace: Workspace, strategy: str) -> list[str]:
         kept_out = artifacts.measured_rows(HELD_OUT, "target").read(workspace.root)
         gone |= {row.example_id for row in kept_out}
     return [row.example_id for row in workspace.corpus.train if row.example_id not in gone]
-
-
-def training(workspace: Workspace, settings: RetrainSettings, *, num_steps: int) -> loop.Algorithm:
-    """Returns the algorithm that trains an adapter by a recipe."""
-    model = workspace.model
-    return steps.supervised(
-        model.decoder_for(remat=workspace.config.unlearn.remat),
-        optimizer(settings, num_steps),
-        mean=settings.mean,
-        micro_batch=settings.micro_batch_size,
-        dropout_key=jax.random.key(settings.seed + 1) if model.lora_config.dropout else None,
-    )
 
 
 def encode_rows(
@@ -103,37 +66,29 @@ def _fit(
 ) -> tuple[encoding.Encoded, loop.Progress]:
     """Returns training rows, those of `ids` or all, and a fresh adapter trained on them.
 
-    It is trained by the recipe of an objective that retrains, for a `share` of its steps. A killed
-    training continues after its last finished epoch with the same result.
+    It is trained by the recipe of an objective that retrains, for a `share` of its steps.
     """
-    settings, model = workspace.config.unlearn[name], workspace.model
+    settings = workspace.config.unlearn[name]
     assert isinstance(settings, RetrainSettings)
     rows = encode_rows(workspace, settings, ids)
     if not rows.ids:
         raise ValueError(
             "retraining must have rows left, the forget set has all of them: give a smaller set"
         )
-    num_steps = count_steps(settings, len(rows.ids))
-    with workspace.live(unit) as live:
-        fitted = loop.fit(
-            training(workspace, settings, num_steps=num_steps),
-            decoder.init_lora(model.graphdef, key=jax.random.key(settings.seed)),
-            model.base,
-            functools.partial(
-                batches.epoch_batches,
-                rows,
-                batch_size=settings.batch_size,
-                seed=settings.seed,
-                is_fixed=workspace.config.unlearn.fixed_padding,
-            ),
-            num_steps=math.ceil(share * num_steps),
-            what=what,
-            rate_flag=f"--unlearn.{name}.learning_rate (it is {settings.learning_rate})",
-            bar=what,
-            folder=folder,
-            save_every=batches.num_steps_of(len(rows.ids), batch_size=settings.batch_size),
-            watch=live,
-        )
+    fitted = fit_adapter(
+        workspace,
+        settings,
+        rows,
+        num_steps=count_steps(settings, len(rows.ids)),
+        remat=workspace.config.unlearn.remat,
+        drawn={"is_fixed": workspace.config.unlearn.fixed_padding},
+        flag=f"unlearn.{name}",
+        share=share,
+        what=what,
+        bar=what,
+        folder=folder,
+        watch=workspace.live(unit),
+    )
     last = np.mean(fitted.losses[-20:])
     print(f"    {len(rows.ids):,} rows: loss {fitted.losses[0]:.3f} -> {last:.3f} nats a token")
     return rows, fitted
@@ -201,7 +156,7 @@ def _reads(case: Case) -> str:
 
 
 def _count(run: AbstractRun, name: str, rows: int, share: float = 1.0) -> Work:
-    """Training of a fresh adapter on a number of rows by a recipe, for a share of its steps."""
+    """Training of a fresh adapter, which is kept, on a number of rows for a share of its steps."""
     settings: Any = run.config.unlearn[name]
     shapes = run.drawn(
         settings.batch_size,
@@ -209,21 +164,9 @@ def _count(run: AbstractRun, name: str, rows: int, share: float = 1.0) -> Work:
         max_len=settings.max_len,
         is_fixed=run.config.unlearn.fixed_padding,
     )
-    model = run.model
-    program = run.training(
-        f"unlearn/{name}",
-        training(run.workspace, settings, num_steps=1),
-        model.initial,
-        model.base,
-        shapes=shapes,
-        passes=2 + REMAT * run.config.unlearn.remat,
-    )
+    remat = run.config.unlearn.remat
+    program = count_training(run, f"unlearn/{name}", settings, shapes, remat=remat)
     return Work(4.0 * run.num_params, [program])
-
-
-def count_retraining(run: AbstractRun, variant: Variant) -> Work:
-    """Training of a fresh adapter on the remaining rows; one state is kept."""
-    return _count(run, variant.algorithm, run.sizes.train - run.sizes.forget)
 
 
 def count_check(run: AbstractRun, name: str) -> Work:
@@ -261,6 +204,8 @@ UNITS = (
         "{text} {model} unlearn.{0.algorithm} unlearn.remat unlearn.fixed_padding",
         members=functools.partial(variants_of, retrains=True),
         is_resumable=True,
-        work=count_retraining,
+        work=lambda run, variant: _count(
+            run, variant.algorithm, run.sizes.train - run.sizes.forget
+        ),
     ),
 )

@@ -98,11 +98,10 @@ def _why_none(workspace: Workspace, cut: Cut, score_N: Float[np.ndarray, " N"]) 
     """Returns why a run's cut is no find by the base's likelihood and the chance; else ""."""
     config, root, taught = workspace.config, workspace.root, Taught(False, "")
     if config.evaluate.traced:
-        rows, base = (artifacts.traced(name).find(root) for name in ("finetuned", "backbone"))
-        levels = [(row.nll, row.drawn) for row in rows or ()]
-        nlls = [row.nll for row in base] if base else [None] * len(levels)
-        pairs = zip(levels, nlls, strict=True)
-        taught = taught_of([(nll, base_nll, drawn) for (nll, drawn), base_nll in pairs])
+        rows = artifacts.traced("finetuned").read(root)
+        base = artifacts.traced("backbone").find(root) or [None] * len(rows)
+        pairs = zip(rows, base, strict=True)
+        taught = taught_of([(row.nll, other and other.nll, row.drawn) for row, other in pairs])
     has_chance = config.retrieve.null_prompts
     found = artifacts.CHANCE.current(root, len(score_N)) if has_chance else None
     q_N = None if found is None else found.q_N

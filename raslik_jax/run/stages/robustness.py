@@ -58,11 +58,9 @@ def write_robustness(workspace: Workspace, attack: Attack, folder: pathlib.Path)
     name, strategy, algorithm = attack
     bench, measure = Bench(workspace, strategy), ROBUSTNESS[name]
     if algorithm:
-        last = workspace.epochs(strategy, algorithm)[-1]
-        models = {"now": workspace.unlearned(strategy, algorithm, last)}
+        models = {"now": workspace.unlearned(strategy, algorithm)}
     else:
-        models = {"finetuned": workspace.with_adapter(workspace.finetuned)}
-        models |= {"backbone": workspace.backbone} if workspace.has_backbone else {}
+        models = {str(one): model for (one, _), _, model in generate.models_of(workspace, None)}
     settings = workspace.config.evaluate[name]
     found = {title: measure.measure(bench, model, settings) for title, model in models.items()}
     artifacts.robustness(name, strategy, algorithm).write(folder, found)
@@ -276,9 +274,8 @@ def relearning(decoder: decoders.Decoder, rate: float, micro_batch: int) -> loop
 
 
 def _attacks(config: Config) -> list[Attack]:
-    names, before = config.evaluate.robustness, [(one,) for one in config.retrieve.strategies]
-    models = [*before, *variants_of(config, repeats=False)]
-    return [Attack(name, *model) for name, model in itertools.product(names, models)]
+    models = [*((one,) for one in config.retrieve.strategies), *variants_of(config, repeats=False)]
+    return [Attack(name, *model) for name in config.evaluate.robustness for model in models]
 
 
 def _reads(case: Case) -> str:

@@ -14,7 +14,6 @@ import numpy as np
 
 from raslik_jax.base.axes import Tree
 from raslik_jax.base.progress import progress
-from raslik_jax.config import Config
 from raslik_jax.data import batches
 from raslik_jax.data.examples import Example, learned_part
 from raslik_jax.data.tokens import encoding, prompts, tokenization
@@ -78,13 +77,6 @@ def plan_batches(workspace: Workspace, encoded: encoding.Encoded) -> tuple[batch
     )
 
 
-def plan_asked(config: Config, encoded: encoding.Encoded) -> tuple[batches.BatchPlan, ...]:
-    """Returns the batches of gradients of questions."""
-    most, max_len = config.sketch.batch_tokens, config.corpus.max_len
-    size = min(len(encoded.ids), max(most // max_len, 1))
-    return batches.plan_coarsely(encoded, batch_size=size, max_len=max_len)
-
-
 def sketch_queries(
     workspace: Workspace, sketch: Sketch, queries: Sequence[Example], *, is_asked: bool = False
 ) -> np.ndarray:
@@ -92,10 +84,14 @@ def sketch_queries(
 
     Queries of a run have the cheapest shapes. A user's questions share a few shapes.
     """
-    config = workspace.config
-    encoded = workspace.encode(queries, "queries", targets=config.sketch.targets)
-    encoding.require_answers(encoded, "the queries", max_len=config.corpus.max_len)
-    plans = plan_asked(config, encoded) if is_asked else plan_batches(workspace, encoded)
+    settings, max_len = workspace.config.sketch, workspace.config.corpus.max_len
+    encoded = workspace.encode(queries, "queries", targets=settings.targets)
+    encoding.require_answers(encoded, "the queries", max_len=max_len)
+    if is_asked:
+        size = min(len(queries), max(settings.batch_tokens // max_len, 1))
+        plans = batches.plan_coarsely(encoded, batch_size=size, max_len=max_len)
+    else:
+        plans = plan_batches(workspace, encoded)
     return batches.map_rows(lambda batch: sketch(batch).unit_BK, encoded, plans)
 
 

@@ -67,7 +67,7 @@ def unlearn(workspace: Workspace, variant: Variant, folder: pathlib.Path) -> Non
             ends = range(per_epoch, num_steps + 1, per_epoch)
             for step in {*range(every, num_steps, every), *ends}:
                 saved = None if settings.probe.stop != "never" else after.get(step)
-                after[step] = functools.partial(_save_and_look, saved, prober, step)
+                after[step] = functools.partial(prober.look, step, saved)
         fitted = loop.fit(
             workspace.unlearning(name, rate, workspace.end_ids, longest),
             params,
@@ -178,15 +178,6 @@ def _known_states(
             [shape._replace(rows=line) for line in rows],
         )
     return known
-
-
-def _save_and_look(
-    save: Callable[[Tree], Any] | None, prober: probing.Prober, step: int, params: Tree
-) -> bool:
-    """Saves the model at the end of an epoch and probes it; returns whether unlearning ends."""
-    if save:
-        save(params)
-    return prober.look(step, params)
 
 
 def _save(workspace: Workspace, folder: pathlib.Path, params: Tree) -> None:

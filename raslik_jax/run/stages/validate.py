@@ -1,33 +1,28 @@
 """Retrainings without rows, which judge the scores of these rows."""
 
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from raslik_jax.base.axes import Tree
 from raslik_jax.base.files import read_array, read_json_lines
 from raslik_jax.base.messages import shown, some_of
 from raslik_jax.data import batches
 from raslik_jax.data.examples import Example
 from raslik_jax.data.ordering import shuffled
-from raslik_jax.data.tokens import encoding
 from raslik_jax.evaluate import counterfactual
-from raslik_jax.models import decoder
 from raslik_jax.retrieve import bm25, strategies
 from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.run import artifacts
 from raslik_jax.run.manifests import content_hash
-from raslik_jax.run.programs import REMAT, AbstractRun, Shape, Work
+from raslik_jax.run.programs import AbstractRun, Shape, Work
 from raslik_jax.run.recipes import Recipe
 from raslik_jax.run.stages import retrain, retrieve
+from raslik_jax.run.stages.finetune import count_steps, count_training, fit_adapter
 from raslik_jax.run.workspace import Workspace
-from raslik_jax.train import loop
 from raslik_jax.train.objectives import RetrainSettings
 
 # What is removed where no ranking says it.
@@ -144,8 +139,10 @@ class Validation:
 
     def __init__(self, workspace: Workspace, design: Design):
         self.design, settings = design, design.settings
-        self.ids, train = retrain.encode_rows(workspace, settings).ids, workspace.corpus.train
-        self.count = len(self.ids)
+        decides = [one.name for one in dataclasses.fields(settings) if one.metadata["decides"]]
+        self._recipe = {name: getattr(settings, name) for name in decides}
+        self.rows, train = retrain.encode_rows(workspace, settings), workspace.corpus.train
+        self.ids, self.count = self.rows.ids, len(self.rows.ids)
         place = {row.example_id: position for position, row in enumerate(train)}
         self._at_N = np.array([place[name] for name in self.ids], np.int64)
         is_share = isinstance(design.top, float)
@@ -157,12 +154,12 @@ class Validation:
         how: Any = {"share": design.share, "group": design.group, "seed": 0}
         subsets = counterfactual.draw_subsets(self.count, number=design.subsets, **how)
         size = max(1, round(design.share * self.count))
-        num_steps = retrain.count_steps(settings, size)
+        num_steps = count_steps(settings, size)
         self.lds = [
             Training(f"subset-{number}-{settings.seed}", settings.seed, num_steps, kept)
             for number, kept in enumerate(subsets)
         ]
-        num_steps = retrain.count_steps(settings, self.count - self.top)
+        num_steps = count_steps(settings, self.count - self.top)
         self.qld = {
             name: [
                 Training(f"{name}-{self.top}-{seed}", seed, num_steps, self._without(name, seed))
@@ -209,58 +206,29 @@ class Validation:
             ),
         )
 
-    def _recipe(self) -> dict[str, Any]:
-        fields = dataclasses.fields(self.design.settings)
-        return {
-            one.name: getattr(self.design.settings, one.name)
-            for one in fields
-            if one.metadata["decides"]
-        }
-
     def _decided(self, training: Training) -> dict[str, Any]:
         """Returns all that decides a training in addition to the settings of the run."""
-        recipe = self._recipe() | {"seed": training.seed}
+        recipe = self._recipe | {"seed": training.seed}
         kept = content_hash({"rows": [self.ids[row] for row in training.kept.tolist()]})
         found = {"recipe": recipe, "kept": kept, "steps": training.num_steps}
         return found | ({"adapter": True} if self.design.keeps else {})
 
-    @functools.cache  # noqa: B019  one design lives as long as its run
-    def _prepared(self, workspace: Workspace) -> tuple[encoding.Encoded, encoding.Encoded]:
-        """Returns the rows and the queries as token ids."""
-        queries = workspace.encode(workspace.retrieval_queries(), "queries")
-        return retrain.encode_rows(workspace, self.design.settings), queries
-
-    @functools.cache  # noqa: B019
-    def _algorithm(self, workspace: Workspace, num_steps: int) -> loop.Algorithm:
-        return retrain.training(workspace, self.design.settings, num_steps=num_steps)
-
-    @functools.cache  # noqa: B019
-    def _start(self, workspace: Workspace, seed: int) -> Tree:
-        return decoder.init_lora(workspace.model.graphdef, key=jax.random.key(seed))
-
     @retrain.EXPLAINED
     def train(self, workspace: Workspace, training: Training, folder: pathlib.Path) -> None:
         """Trains a fresh adapter on the rows that are left and writes the losses of the queries."""
-        settings, (rows, queries) = self.design.settings, self._prepared(workspace)
-        fitted = loop.fit(
-            self._algorithm(workspace, training.num_steps),
-            self._start(workspace, training.seed),
-            workspace.model.base,
-            functools.partial(
-                batches.epoch_batches,
-                rows,
-                batch_size=settings.batch_size,
-                seed=training.seed,
-                is_fixed=True,
-                kept=training.kept,
-            ),
+        fitted = fit_adapter(
+            workspace,
+            self.design.settings,
+            self.rows,
             num_steps=training.num_steps,
+            remat=workspace.config.unlearn.remat,
+            drawn={"seed": training.seed, "is_fixed": True, "kept": training.kept},
+            flag="unlearn.retrain",
             what=f"retraining {training.name}",
-            rate_flag=f"--unlearn.retrain.learning_rate (it is {settings.learning_rate})",
             bar=training.name,
             folder=folder,
-            save_every=batches.num_steps_of(len(training.kept), batch_size=settings.batch_size),
         )
+        queries = workspace.encode(workspace.retrieval_queries(), "queries")
         found = workspace.likelihood_of(workspace.with_adapter(fitted.state.params), queries)
         losses = dict(zip(queries.ids, found.nll_N.tolist(), strict=True))
         artifacts.query_losses(training.name).write(folder, losses)
@@ -269,18 +237,12 @@ class Validation:
 
     def count_training(self, run: AbstractRun, training: Training) -> Work:
         """Training of a fresh adapter; its losses are kept."""
-        settings, model = self.design.settings, run.model
+        settings, remat = self.design.settings, run.config.unlearn.remat
         max_len = settings.max_len or run.config.corpus.max_len
         length = min(batches.next_rung(int(run.length_N.max())), max_len)
-        shape = Shape(settings.batch_size, length, length)
-        program = run.training(
-            f"validate/{training.num_steps}",
-            retrain.training(run.workspace, settings, num_steps=1),
-            model.initial,
-            model.base,
-            shapes={shape: training.num_steps},
-            passes=2 + REMAT * run.config.unlearn.remat,
-        )
+        shapes = {Shape(settings.batch_size, length, length): training.num_steps}
+        name = f"validate/{training.num_steps}"
+        program = count_training(run, name, settings, shapes, remat=remat)
         return Work(4.0 * run.num_params * self.design.keeps, [program])
 
     def judge(self, workspace: Workspace, folder: pathlib.Path) -> None:
@@ -322,12 +284,7 @@ class Validation:
             predicted[name] = [each_NQ[each.kept].sum(axis=0).tolist() for each in self.lds]
         return {
             "titles": {name: one.title for name, one in design.rankings.items()},
-            "recipe": self._recipe(),
-            "rows": self.count,
-            "top": self.top,
-            "seeds": design.seeds,
-            "subsets": design.subsets,
-            "share": design.share,
-            "group": design.group,
+            **{"recipe": self._recipe, "rows": self.count, "top": self.top},
+            **{name: getattr(design, name) for name in ("seeds", "subsets", "share", "group")},
             "predicted": predicted,
         }
