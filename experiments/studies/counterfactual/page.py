@@ -134,6 +134,46 @@ def validated_table() -> str:
     return "\n\n".join(map(render_markdown, parts))
 
 
+def read_curvature() -> dict[str, Any]:
+    """Returns the stored results of the study `curvature`."""
+    found: dict[str, Any] = json.loads(
+        (_HERE.parent / "curvature" / "results.json").read_text("utf-8")
+    )
+    return found
+
+
+def curvature_table(*, is_whole: bool = False) -> str:
+    """Returns the scores of gradients with and without a curvature, from those of `curvature`."""
+    found, rows = read_curvature(), []
+    for name, kinds in found["lds"].items():
+        if name not in (found["auprc"] if is_whole else _SHOWN):
+            continue
+        area = f"{found['auprc'][name]:.3f}"
+        more = {kind: _negated(one) for kind, one in found["less"].get(name, {}).items()}
+        than = format_interval(more["all"], "+.2f", "+.2f") if more else "-"
+        cells = [format_interval(kinds[kind], ".2f", ".2f") for kind in ("all", "target")]
+        rows.append([name, *cells, than, area])
+    head = ["gradient, metric, score", "all answers", "of a behavior", "more than the default"]
+    return markdown_table([*head, "AUPRC"], rows)
+
+
+# The rows of the page: those of the rule with the damping that it chose.
+_SHOWN = (
+    "unshifted/all, cosine",
+    "unshifted/all, Fisher 0.1, cosine",
+    "unshifted/all, own moment 0.1, cosine",
+    "trained/response, product",
+    "trained/response, Fisher 0.1, product",
+    "smoothed/response, product",
+    "smoothed/response, Fisher 0.1, product",
+    "smoothed/response, own moment 0.1, product",
+)
+
+
+def _negated(one: Interval) -> Interval:
+    return Interval(mean=-one["mean"], low=-one["high"], high=-one["low"])
+
+
 def page_tables() -> Mapping[str, Callable[[], str]]:
     """Returns what makes the tables of the study, by name."""
     return {
@@ -142,5 +182,7 @@ def page_tables() -> Mapping[str, Callable[[], str]]:
         "SmolLM2, behaviors": behaviors_table,
         "the toy, scores": lambda: score_table("toy"),
         "what halves change": halves_table,
+        "curvature": curvature_table,
+        "curvature, all": lambda: curvature_table(is_whole=True),
         "the toy, raslik validate": validated_table,
     }

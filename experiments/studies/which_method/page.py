@@ -192,6 +192,10 @@ _QUERIES = {
 }
 
 
+# The best score with a curvature, by its name in the results of `curvature`.
+_CURVED = "smoothed/response, Fisher 0.1, product"
+
+
 def answer_table() -> str:
     """Returns which method to use for which task, with its quality and cost."""
     found, lds = (
@@ -209,6 +213,8 @@ def answer_table() -> str:
     def seconds(name: str) -> str:
         return f"{seconds_of(name):.0f}"
 
+    curved_lds = counterfactual.read_curvature()["lds"][_CURVED]["target"]
+    curved = format_interval(curved_lds, ".2f", ".2f")
     (toy,) = (cell for cell in found if cell.behavior == "toy")
     areas = [which_gradient.single(name)(toy) for name in ("next_token/all", DEFAULT)]
     trigger = "AUPRC {:.2f} if a word in the prompt triggers it (default {:.2f})".format(*areas)
@@ -221,6 +227,7 @@ def answer_table() -> str:
         ["", "BM25 with answers", group("BM25, answers"), "0.01"],
         ["predict a removal", default, removal("raslik"), seconds(DEFAULT)],
         ["", "BM25 with answers", removal("BM25, prompt and answer"), "0.01"],
+        ["", _CURVED, f"LDS {curved}", "-"],
         ["", "embeddings of prompts", removal("embeddings"), "-"],
         ["", "`raslik retrain`", "the removal itself", "a training"],
         ["explain a token", "`--retrieve.token_rows`", "shares whose sum is the score", "-"],
