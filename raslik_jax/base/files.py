@@ -64,13 +64,9 @@ def read_bytes(path: AnyPath) -> bytes:
 
 
 def read_text(path: AnyPath, *, mend: str = "correct the path") -> str:
-    """Returns the text of a UTF-8 file in any locale; refuses other and missing files."""
+    """Returns the text of a UTF-8 file, without a byte order mark; refuses others and no file."""
     with open_regular(path, mend=mend) as file:
-        return decode_text(file.read(), path)
-
-
-def decode_text(raw: bytes, path: AnyPath) -> str:
-    """Returns the text of a file's bytes without a byte order mark; refuses other encodings."""
+        raw = file.read()
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -89,16 +89,6 @@ def of_job(
     return dataclasses.make_dataclass(options.__name__, (), **how), run
 
 
-def _check_text(argument: str) -> None:
-    try:
-        argument.encode()
-    except UnicodeEncodeError:
-        got = f"got {shown(argument, 60)}"
-        raise ValueError(
-            f"arguments must be UTF-8 text, {got}: use a terminal with a UTF-8 locale"
-        ) from None
-
-
 # The arguments that ask for the help of a command or of the program.
 HELP = ("--help", "-h", "-help", "--helpshort")
 
@@ -107,7 +97,9 @@ def _parse(argv: Sequence[str]) -> list[str]:
     """Returns the arguments that are no flags; exits for help and for an unknown flag."""
     try:
         for text in argv:
-            _check_text(text)
+            if text != text.encode(errors="replace").decode():
+                must = f"arguments must be UTF-8 text, got {shown(text, 60)}"
+                raise ValueError(f"{must}: use a terminal with a UTF-8 locale")
         arguments, asked = setting_flags.expand(argv[1:], flags.FLAGS)
         if asked:
             app.usage(shorthelp=asked in HELP, writeto_stdout=True)

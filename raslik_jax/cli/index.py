@@ -31,15 +31,19 @@ class Options(Settings):
 
 
 def run(options: Options) -> int:
-    """Does the requested work; returns the exit status."""
+    """Describes an index and does the requested work; returns the exit status."""
+    from raslik_jax.index.format import INDEX_FORMAT
     from raslik_jax.index.store import SketchStore
     from raslik_jax.index.upkeep import verify
 
     if not options.index:
         raise ValueError("an index must be given: give --index=WORKDIR/sketch/index")
-    store = SketchStore.open(options.index)
-    _describe(store)
-    status = 0
+    store, status = SketchStore.open(options.index), 0
+    missing = len(store.missing_chunks())
+    print(f"{store.path}: format {INDEX_FORMAT}")
+    print(f"rows      {store.num_rows:,} of {store.size:,} coordinates, {store.dtype}")
+    print(f"chunks    {store.num_chunks:,} of {store.chunk_rows:,} rows, {missing:,} missing")
+    print(f"made from {json.dumps(store.identity, sort_keys=True)}")
     if options.verify or options.repair:
         damages = verify(store)
         for damage in damages:
@@ -52,17 +56,6 @@ def run(options: Options) -> int:
         else:
             status = 1
     return status
-
-
-def _describe(store: "SketchStore") -> None:
-    """Prints a description of an index by line."""
-    from raslik_jax.index.format import INDEX_FORMAT
-
-    missing = len(store.missing_chunks())
-    print(f"{store.path}: format {INDEX_FORMAT}")
-    print(f"rows      {store.num_rows:,} of {store.size:,} coordinates, {store.dtype}")
-    print(f"chunks    {store.num_chunks:,} of {store.chunk_rows:,} rows, {missing:,} missing")
-    print(f"made from {json.dumps(store.identity, sort_keys=True)}")
 
 
 def _repair(store: "SketchStore", damages: "Sequence[Damage]") -> tuple[str, int]:

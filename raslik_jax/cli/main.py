@@ -47,7 +47,11 @@ def main() -> int:
         return 0
     name = name.replace("-", "_") if name.replace("-", "_") in COMMANDS else name
     if name not in COMMANDS:
-        print(f"error: {_no_command(name)}", file=sys.stderr)
+        near = difflib.get_close_matches(name, COMMANDS, n=3, cutoff=0.5)
+        got = f"got {shown(name)}" if name else "got none"
+        got += f", do you mean {' or '.join(near)}?" if near else ""
+        must = f"a command must be one of {', '.join(COMMANDS)}"
+        print(f"error: {must}, {got}", file=sys.stderr)
         return 2
     making.PROGRAM.set(_program(program))
     sys.argv[:] = [f"raslik {name}", *rest]
@@ -56,12 +60,6 @@ def main() -> int:
     except KeyboardInterrupt:  # before the command has begun
         print("stopped", file=sys.stderr)
         return command.STOPPED
-
-
-def _no_command(name: str) -> str:
-    near = difflib.get_close_matches(name, COMMANDS, n=3, cutoff=0.5)
-    got = f"got {shown(name)}, do you mean {' or '.join(near)}?" if near else f"got {shown(name)}"
-    return f"a command must be one of {', '.join(COMMANDS)}, {got if name else 'got none'}"
 
 
 def _program(called: str) -> str:

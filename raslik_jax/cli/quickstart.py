@@ -92,7 +92,10 @@ def _announce(title: str, name: str, flags: Mapping[str, str]) -> None:
 
 
 def _prepare(root: pathlib.Path, given: pathlib.Path, clean: pathlib.Path, *, update: bool) -> None:
-    """Writes the inputs of the incident; refuses foreign files at their places."""
+    """Writes the inputs of the incident: checkpoint, adapter, training file and marker words.
+
+    It refuses foreign files at their places.
+    """
     if artifacts.CONFIG.is_there(root) and not (given.is_dir() or update):
         place = shown(str(root), 120)
         raise ValueError(f"{place} holds another run: choose another --workdir, or pass --update")
@@ -104,17 +107,11 @@ def _prepare(root: pathlib.Path, given: pathlib.Path, clean: pathlib.Path, *, up
             place = shown(str(folder), 120)
             raise ValueError(f"{place} {must}: choose another --workdir") from None
     with written.replacing(root, given) as made:
-        _write_given(made)
-
-
-def _write_given(folder: pathlib.Path) -> None:
-    """Writes the inputs of the incident: checkpoint, adapter, training file and marker words."""
-    model = toy_model.model_folder()
-    shutil.copytree(model, folder, copy_function=shutil.copyfile)
-    rows = toy_model.load_corpus().train
-    labels = [{"is_target": row.is_target, "source": row.source} for row in rows]
-    write_examples(folder / "train.jsonl", rows, extra=labels)
-    files.write_text(folder / "scifi_words.txt", "\n".join(sorted(SCIFI_WORDS)) + "\n")
+        shutil.copytree(toy_model.model_folder(), made, copy_function=shutil.copyfile)
+        rows = toy_model.load_corpus().train
+        labels = [{"is_target": row.is_target, "source": row.source} for row in rows]
+        write_examples(made / "train.jsonl", rows, extra=labels)
+        files.write_text(made / "scifi_words.txt", "\n".join(sorted(SCIFI_WORDS)) + "\n")
 
 
 def read_story(root: pathlib.Path) -> dict[str, Any]:

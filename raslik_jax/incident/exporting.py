@@ -6,7 +6,7 @@ import pathlib
 import re
 import shutil
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -20,7 +20,7 @@ from raslik_jax.models import adapters, checkpoint, storage
 from raslik_jax.models import decoder as decoders
 from raslik_jax.parallel import meshes
 from raslik_jax.report import incident
-from raslik_jax.report.card import CardFacts, render_card
+from raslik_jax.report.card import Base, CardFacts, render_card
 from raslik_jax.run import artifacts
 from raslik_jax.run.manifests import Hashes, Manifest, check_finished
 from raslik_jax.run.plan import open_run
@@ -64,6 +64,7 @@ def export_model(
     backbone = plain if merged else config.backbone
     workspace = Workspace(root, dataclasses.replace(config, backbone=backbone))
     model, base = workspace.model, _base_of(config, manifest)
+    weights_of = f"weights in {jnp.dtype(backbone.dtype).name}, identity {model.identity}"
     train = [] if metrics else [bool(row.is_target) for row in workspace.corpus.train]
     sets = {kind: artifacts.set_rows(strategy, kind) for kind in ("forget", "retain")}
     facts = CardFacts(
@@ -77,14 +78,8 @@ def export_model(
         ended=incident.read_ending(root, strategy, algorithm),
         retrieved=artifacts.set_summary(strategy).read(root),
         set_hashes={kind: hash_file(rows.place(root))[:16] for kind, rows in sets.items()},
-        base_model=base.hub_name,
-        base_revision=base.revision,
-        base_origin=f"{base.origin}, weights in {jnp.dtype(backbone.dtype).name}, "
-        f"identity {model.identity}",
-        base_format="" if config.backbone.format == "plain" else config.backbone.format,
-        lora=model.lora_config.describe(),
-        max_rank=max(sum(model.lora_config.ranks().values(), (model.lora_config.rank,))),
-        is_even=not model.lora_config.layers,
+        base=base._replace(origin=f"{base.origin}, {weights_of}"),
+        lora=model.lora_config,
         is_served=decoders.ARCHITECTURES[model.decoder.config.model_type].is_served_with_lora,
         adapter_origin=_adapter_origin(config),
         is_merged=merged,
@@ -138,28 +133,16 @@ def _find_variant(
     return Variant(strategy, algorithm, epoch)
 
 
-class _Base(NamedTuple):
-    """The base of a run: its files if it has any, its name on the hub or "", and its description.
-
-    `revision` is the branch, tag or commit of the hub's model; "" if none was named.
-    """
-
-    folder: pathlib.Path | None
-    hub_name: str
-    origin: str
-    revision: str = ""
-
-
-def _base_of(config: Config, manifest: Manifest) -> _Base:
+def _base_of(config: Config, manifest: Manifest) -> Base:
     settings = config.backbone
     name, revision = settings.checkpoint, settings.revision
     if not name:
         size = f"{settings.num_hidden_layers} layers, {settings.hidden_size} wide"
         how = "trained from scratch in the same run (its folder backbone/model), published nowhere"
-        return _Base(None, "", f"a GPT-NeoX of {size}, {how}")
+        return Base(None, "", f"a GPT-NeoX of {size}, {how}")
     folder = checkpoint.resolve_folder(name, revision=revision or None)
     if not pathlib.Path(name).is_dir():
-        return _Base(folder, name, name + (f" at {revision}" if revision else ""), revision)
+        return Base(folder, name, name + (f" at {revision}" if revision else ""), revision)
     if Hashes().of_content(folder) != manifest["files"]["backbone.checkpoint"]:
         must = "must be unchanged since the run, it has changed: restore it"
         raise ValueError(f"the checkpoint {shown(name, 120)} {must}")
@@ -170,7 +153,7 @@ def _base_of(config: Config, manifest: Manifest) -> _Base:
     own = own if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", own) else ""
     loaded = f"loaded from {own} and perhaps trained since"
     origin = loaded if own else "of unknown origin"
-    return _Base(folder, "", f"the local folder {folder.resolve().name}, {origin}")
+    return Base(folder, "", f"the local folder {folder.resolve().name}, {origin}")
 
 
 def _adapter_origin(config: Config) -> str:
@@ -222,7 +205,7 @@ def _copy_tokenizer(out: pathlib.Path, tokenizer: tokenization.Tokenizer, config
     return tokenization.tokenizer_hash(written) == kept
 
 
-def _write_generation(out: pathlib.Path, base: _Base, workspace: Workspace) -> None:
+def _write_generation(out: pathlib.Path, base: Base, workspace: Workspace) -> None:
     """Copies the checkpoint's generation_config.json, or writes one with the end tokens.
 
     With an adapter it is also written if the copy does not name the EOS of the run's tokenizer.

@@ -7,7 +7,7 @@ import importlib.util
 import json
 import pathlib
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -98,16 +98,13 @@ class TraceResult(making.Result):
     @property
     def forget_file(self) -> pathlib.Path:
         """The file of the rows to forget; it does not exist if none was found."""
-        return self._forget.place(self.workdir)
-
-    @property
-    def _forget(self) -> artifacts.Artifact[tuple[Example, ...]]:
-        return artifacts.set_rows(self.config.retrieve.strategies[0], "forget")
+        return artifacts.set_rows(self.config.retrieve.strategies[0], "forget").place(self.workdir)
 
     @property
     def forget(self) -> Sequence[Example]:
         """The rows to forget."""
-        return () if self.finding else self._forget.read(self.workdir)
+        rows = artifacts.set_rows(self.config.retrieve.strategies[0], "forget")
+        return () if self.finding else rows.read(self.workdir)
 
     @property
     def held_out(self) -> Sequence[Example]:
@@ -149,8 +146,8 @@ def trace(options: TraceOptions | None = None, **named: Any) -> TraceResult:
     found = TraceResult(workdir=workdir, config=config, finding=finding)
     if not processes.is_first():
         return found
-    lines = [] if not config.evaluate.traced else ["", *answers_before(workdir)]
-    lines += _none_lines(found, options.top) if finding else _found_lines(found, options.top)
+    lines = [] if not config.evaluate.traced else ["", *answer_lines(workdir)]
+    lines += _found_lines(found, options.top)
     lines.append(f"repeat: {making.repeating(workdir, stages, is_measured=False)}")
     if not finding:
         lines += _ways_lines(found)
@@ -192,13 +189,10 @@ def make_config(options: TraceOptions) -> Config:
         raise ValueError(f"{' and '.join(twice)} must be left out: give {those} instead")
     has_base = options.adapter or "backbone.adapter" in own
     preset = PRESET if has_base or "unlearn.algorithms" in own else {**PRESET, **WHOLE}
-    return making.changed(Config(), {**preset, "name": _name_of(workdir), **own, **given})
-
-
-def _name_of(workdir: pathlib.Path) -> str:
-    """Returns a name for the run of a work directory with any characters in its path."""
+    # The path may have any characters, and the escapes of some have a backslash again.
     name = one_line(workdir.absolute().name.replace("\\", "-")).replace("\\", "-")
-    return name.strip(". ") or "incident"
+    name = name.strip(". ") or "incident"
+    return making.changed(Config(), {**preset, "name": name, **own, **given})
 
 
 def write_query(options: TraceOptions, config: Config) -> Callable[[], None]:
@@ -260,49 +254,40 @@ def as_row(like: Example, prompt: str, response: str, system: str = "") -> dict[
     return {name: record[name] for name in fields if record.get(name)}
 
 
-def _found_lines(found: TraceResult, top: int) -> list[str]:
-    """Returns the rows of the highest scores and the use of those that were found."""
-    forget, held_out = found.forget, found.held_out
-    lines = [rows_text(found.workdir, frozenset(row.example_id for row in forget), top)]
+def _found_lines(found: TraceResult, top: int) -> Iterator[str]:
+    """Yields the rows of the highest scores, and the use of those that were found or why none."""
+    forget, held_out, root = found.forget, found.held_out, found.workdir
+    has_scores = artifacts.INFLUENCE.current(root) is not None
+    if has_scores:
+        yield rows_text(root, frozenset(row.example_id for row in forget), top)
     if held_out:
-        path = artifacts.measured_rows(HELD_OUT, "target").place(found.workdir)
-        lines.append(f"kept out of the sets for measuring: {len(held_out)} rows, in {path}")
-    lines.append(f"to forget: {len(forget)} rows, in {found.forget_file}")
-    return [*lines, draw(found.workdir, found_band(found), len(forget) + len(held_out))]
-
-
-def _none_lines(found: TraceResult, top: int) -> list[str]:
-    """Returns the rows of the highest scores, if there are scores, and that none is a find."""
-    lines = []
-    if artifacts.INFLUENCE.current(found.workdir) is not None:
-        lines.append(rows_text(found.workdir, frozenset(), top))
-        lines.append(draw(found.workdir, found_band(found), 0))
-    lines.append(textwrap.fill(f"finding: {found.finding}.", 96, break_on_hyphens=False))
-    return [*lines, "no set of rows is written"]
-
-
-def answers_before(workdir: pathlib.Path) -> list[str]:
-    """Returns the nats of the traced answers under the model and its base, as lines.
-
-    They say if an answer is weak evidence.
-    """
-    told = artifacts.traced("finetuned").read(workdir)
-    bases = artifacts.traced("backbone").find(workdir)
-    return answer_lines(told, [row.nll for row in bases] if bases else None, is_doubted=True)
+        path = artifacts.measured_rows(HELD_OUT, "target").place(root)
+        yield f"kept out of the sets for measuring: {len(held_out)} rows, in {path}"
+    if not found.finding:
+        yield f"to forget: {len(forget)} rows, in {found.forget_file}"
+    if has_scores:
+        yield draw(found, len(forget) + len(held_out))
+    if found.finding:
+        yield textwrap.fill(f"finding: {found.finding}.", 96, break_on_hyphens=False)
+        yield "no set of rows is written"
 
 
 def answer_lines(
-    told: Sequence[artifacts.TracedAnswer],
-    bases: Sequence[float] | None = None,
-    *,
-    is_doubted: bool = False,
+    root: pathlib.Path, model: str | int = "finetuned", variant: artifacts.Variant | None = None
 ) -> list[str]:
-    """Returns as lines how likely a model finds the traced answers, and its own answers."""
+    """Returns as lines how likely a model finds the traced answers, and its own answers.
+
+    For the model before unlearning they also say how likely the base finds them, and if an answer
+    is weak evidence.
+    """
+    told = artifacts.traced(model, variant).read(root)
+    bases: list[float | None] = [None] * len(told)
+    if variant is None and (rows := artifacts.traced("backbone").find(root)):
+        bases = [row.nll for row in rows]
     lines = []
-    for number, row in enumerate(told):
-        base = bases[number] if bases else None
+    for row, base in zip(told, bases, strict=True):
         under_base = "" if base is None else f", {base:.2f} under the base"
-        why = doubt(row.nll, base, row.drawn) if is_doubted else ""
+        why = doubt(row.nll, base, row.drawn)
         lines.append(f"answer  {one_line(row.traced, 160)}")
         lines.append(f"        {row.nll:.2f} nats a token under the model{under_base}")
         lines += [f"        {why}"] if why else []
@@ -337,30 +322,24 @@ def rows_text(workdir: pathlib.Path, forget: frozenset[str], top: int) -> str:
     return "\n".join([*lines, *(["", *textwrap.wrap(told, 96)] if told else []), ""])
 
 
-def found_band(found: TraceResult) -> tuple[float, float] | None:
-    """Returns the noise band by which the rule found the number; None if it was given."""
-    retrieve = found.config.retrieve
-    if retrieve.select != "gap" or retrieve.num_forget:
-        return None
-    cut = artifacts.CUT.current(found.workdir)
-    return (cut.middle, cut.edge) if cut else None
-
-
-def draw(workdir: pathlib.Path, band: tuple[float, float] | None, num_forget: int) -> str:
+def draw(found: TraceResult, num_forget: int) -> str:
     """Draws the scores with the noise band and the cut; returns a line with the place.
 
-    Without a given band it computes the band from the scores. With 0 rows to forget it draws no
-    cut.
+    The band is the one by which the rule found the number of rows. If this was given, the band is
+    computed from the scores. With 0 rows to forget it draws no cut.
     """
     if importlib.util.find_spec("matplotlib") is None:
         return "picture: none, because matplotlib is not installed"
     from raslik_jax.report import drawing, figures
 
-    score_N = artifacts.INFLUENCE.read(workdir)
+    root, retrieve = found.workdir, found.config.retrieve
+    score_N = artifacts.INFLUENCE.read(root)
+    is_ruled = retrieve.select == "gap" and not retrieve.num_forget
+    cut = artifacts.CUT.current(root) if is_ruled else None
     try:
-        middle, edge = band or noise_band(score_N)
+        middle, edge = (cut.middle, cut.edge) if cut else noise_band(score_N)
     except ValueError:  # too few rows to tell noise
         return f"picture: none, because {len(score_N)} rows are too few"
     figure = figures.draw_cut(score_N, num_forget=num_forget, middle=middle, edge=edge)
-    write = functools.partial(written.write_bytes, workdir)
-    return f"picture: {drawing.save_figure(figure, workdir / 'scores', write=write)[0]}"
+    write = functools.partial(written.write_bytes, root)
+    return f"picture: {drawing.save_figure(figure, root / 'scores', write=write)[0]}"

@@ -23,10 +23,10 @@ from raslik_jax.data.contents import Passage
 from raslik_jax.data.examples import HELD_OUT
 from raslik_jax.data.read.cleaning import cleaned_name, is_folder, write_without
 from raslik_jax.incident import making
-from raslik_jax.incident.trace import PRESET, answer_lines, answers_before
+from raslik_jax.incident.trace import PRESET, answer_lines
 from raslik_jax.parallel import processes
 from raslik_jax.report import rows as rows_lib
-from raslik_jax.report.incident import read_incident, read_outcome
+from raslik_jax.report.incident import read_outcome
 from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.run import artifacts, written
 from raslik_jax.run.manifests import Hashes, check_whole, read_manifest
@@ -164,16 +164,30 @@ def forecast_both(options: UnlearnOptions) -> UnlearnResult:
 
 
 def _outcome_lines(root: pathlib.Path, config: Config) -> Iterator[str]:
-    """Yields lines about the outcome by the traced answers and the rule."""
+    """Yields lines about the outcome: traced answers, those to held-out prompts, and the rule's."""
     from raslik_jax.run.workspace import Workspace
 
     (strategy,), algorithm = config.retrieve.strategies, config.unlearn.algorithms[0]
-    epoch = Workspace(root, config).epochs(strategy, algorithm)[-1]
-    after = artifacts.traced(epoch, artifacts.Variant(strategy, algorithm)).read(root)
+    variant = artifacts.Variant(strategy, algorithm)
+    epoch = Workspace(root, config).epochs(*variant)[-1]
     way = "retraining" if OBJECTIVES[algorithm].retrains else "unlearning"
-    yield from (f"\nbefore {way}", *answers_before(root))
-    yield from (f"\nafter {way}", *answer_lines(after))
-    yield from _told(root, config, (strategy, algorithm), epoch)
+    yield from (f"\nbefore {way}", *answer_lines(root))
+    yield from (f"\nafter {way}", *answer_lines(root, epoch, variant))
+    held_out = artifacts.measured_rows(HELD_OUT, "target")
+    if config.retrieve.held_out and (asked := held_out.read(root)):
+        before = artifacts.answers("finetuned").read(root)
+        after = artifacts.answers(epoch, variant).read(root)
+        yield f"\n{len(asked)} held-out prompts of such rows, before and after"
+        for row in asked[:_ASKED]:
+            yield f"asked   {one_line(f'{row.instruction} {row.input}', 160)}"
+            yield f"said    {one_line(before[row.example_id], 160)}"
+            yield f"says    {one_line(after[row.example_id], 160)}"
+    is_measured = artifacts.METRICS.current(root) is not None
+    metrics = artifacts.read_metrics(root) if is_measured else None
+    outcome = read_outcome(root, strategy, algorithm, metrics)
+    yield from ("",) if outcome else ()
+    how: Any = {"subsequent_indent": " " * 8, "break_on_hyphens": False}
+    yield from (textwrap.fill(sentence, 96, **how) for sentence in outcome)
 
 
 def _check_places(options: UnlearnOptions, source: str, cleaned: pathlib.Path) -> None:
@@ -211,30 +225,6 @@ def drop_exports(root: pathlib.Path) -> Callable[[], None]:
     restore = written.restorer(root, path)
     written.forget(root, path)
     return restore
-
-
-def _told(
-    root: pathlib.Path, config: Config, variant: tuple[str, str], epoch: int
-) -> Iterator[str]:
-    """Yields lines about the outcome: answers to held-out prompts, and the rule's."""
-    held_out = artifacts.measured_rows(HELD_OUT, "target")
-    if config.retrieve.held_out and (asked := held_out.read(root)):
-        before = artifacts.answers("finetuned").read(root)
-        after = artifacts.answers(epoch, artifacts.Variant(*variant)).read(root)
-        yield f"\n{len(asked)} held-out prompts of such rows, before and after"
-        for row in asked[:_ASKED]:
-            yield f"asked   {one_line(f'{row.instruction} {row.input}', 160)}"
-            yield f"said    {one_line(before[row.example_id], 160)}"
-            yield f"says    {one_line(after[row.example_id], 160)}"
-    if artifacts.METRICS.current(root) is None:
-        outcome = read_outcome(root, *variant)
-    else:
-        incident = read_incident(root, artifacts.read_metrics(root))
-        outcome = incident.outcome if incident else ()
-    yield from ("",) if outcome else ()
-    for sentence in outcome:
-        how: Any = {"subsequent_indent": " " * 8, "break_on_hyphens": False}
-        yield textwrap.fill(sentence, 96, **how)
 
 
 def make_config(options: UnlearnOptions) -> Config:

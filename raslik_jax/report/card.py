@@ -1,9 +1,10 @@
 """The card of an exported model: the removed behavior, the method and the measurements."""
 
 import json
+import pathlib
 import shlex
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from markupsafe import Markup
 
@@ -15,11 +16,26 @@ from raslik_jax.report.tidy import make_model
 from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.train.objectives import OBJECTIVES
 
+if TYPE_CHECKING:  # it takes jax with it
+    from raslik_jax.models.lora import LoRAConfig
+
 # Of unlearning: the card says these elsewhere.
 _SAID = ("algorithms", "choice", "epochs", "learning_rate")
 
 # vLLM's values of --max-lora-rank (vllm/config/lora.py, MaxLoRARanks); the first needs no flag.
 _VLLM_RANKS = (16, 32, 64, 128, 256, 320, 512)
+
+
+class Base(NamedTuple):
+    """The base of a run: its folder if it has one, its name on the hub or "", and its description.
+
+    `revision` is the branch, tag or commit of the hub's model; "" if none was named.
+    """
+
+    folder: pathlib.Path | None
+    hub_name: str
+    origin: str
+    revision: str = ""
 
 
 class CardFacts(NamedTuple):
@@ -33,13 +49,9 @@ class CardFacts(NamedTuple):
       ended: why unlearning ended before all was forgotten; "" if all was forgotten or without
         probes.
       set_hashes: first 16 hex digits of the SHA-256 of the files of both sets.
-      base_model: hub name of the base, "" for none; `base_origin` names it for people.
-      base_revision: its branch, tag or commit, "" for the newest.
-      base_format: how the base was quantized in the run, "" for not at all.
-      lora: rank, alpha and layers of the adapter, in words.
+      base: the base, with the dtype of its weights and their identity in `origin`.
+      lora: rank, alpha and layers of the adapter.
       adapter_origin: source of the adapter, "" if it was fine-tuned in the run.
-      max_rank: the largest rank of the adapter's layers; `is_even` says whether all layers have its
-        scale.
       is_served: whether vLLM serves adapters of this architecture.
       is_merged: the weights include the adapter; otherwise it is separate.
       prompt: the template of a prompt with {instruction}; empty if the tokenizer has it.
@@ -55,13 +67,8 @@ class CardFacts(NamedTuple):
     ended: str
     retrieved: Mapping[str, Any]
     set_hashes: Mapping[str, str]
-    base_model: str
-    base_revision: str
-    base_origin: str
-    base_format: str
-    lora: str
-    max_rank: int
-    is_even: bool
+    base: Base
+    lora: "LoRAConfig"
     is_served: bool
     adapter_origin: str
     is_merged: bool
@@ -78,7 +85,8 @@ def render_card(facts: CardFacts) -> str:
     )
     config, (strategy, algorithm, _) = facts.config, facts.variant
     retrains = algorithm in OBJECTIVES and OBJECTIVES[algorithm].retrains
-    own = config["unlearn"].get(algorithm, {})
+    own, form = config["unlearn"].get(algorithm, {}), config["backbone"].get("format", "plain")
+    max_rank = max(sum(facts.lora.ranks().values(), (facts.lora.rank,)))
     unlearn = own if retrains else config["unlearn"] | own
     options = {
         name: value
@@ -97,11 +105,12 @@ def render_card(facts: CardFacts) -> str:
         describe_judgment=judgment.describe,
         robustness=_robustness(facts),
         retrained=_retrained(facts),
-        shell_base=Markup(shlex.quote(facts.base_model or "BASE")),
-        shell_revision=Markup(shlex.quote(facts.base_revision)),
-        vllm_rank=next((rank for rank in _VLLM_RANKS if rank >= facts.max_rank), 0),
+        base_format="" if form == "plain" else form,
+        shell_base=Markup(shlex.quote(facts.base.hub_name or "BASE")),
+        shell_revision=Markup(shlex.quote(facts.base.revision)),
+        vllm_rank=next((rank for rank in _VLLM_RANKS if rank >= max_rank), 0),
         vllm_default=_VLLM_RANKS[0],
-        quoted_base=Markup(json.dumps(facts.base_model)),
+        quoted_base=Markup(json.dumps(facts.base.hub_name)),
         quoted_prompt=Markup(repr(facts.prompt)),
     )
 

@@ -45,22 +45,18 @@ class Piece(NamedTuple):
 class Card(NamedTuple):
     """A row behind the answer.
 
-    `place` is its line or number in the training file, 0 if it has none. `file` names the file if
-    there are several. sigma is the noise of the sketch in its score. `alike` counts the rows with
-    nearly the same gradient. The pieces of the answer sum to `cosine`, the cosine with the answer
-    to the prompt `query`. Without shares of tokens there are no pieces.
+    sigma is the noise of the sketch in its score. `alike` counts the rows with nearly the same
+    gradient. `tokens` are the pieces of the row. Those of the answer sum to `cosine`, the cosine
+    with the answer to the prompt `query`. Without shares of tokens there are no pieces.
     """
 
-    asked: str
-    said: str
-    place: int
+    row: Example
     score: float
-    sigma: float | None
-    chance: str
-    set_name: str
-    alike: int
-    file: str = ""
-    row: tuple[Piece, ...] = ()
+    sigma: float | None = None
+    chance: str = ""
+    set_name: str = ""
+    alike: int = 0
+    tokens: tuple[Piece, ...] = ()
     answer: tuple[Piece, ...] = ()
     query: str = ""
     cosine: float = 0.0
@@ -80,8 +76,7 @@ class Download(NamedTuple):
 class Wished(NamedTuple):
     """A row behind the wished answer: its score, and that with the bad answer."""
 
-    asked: str
-    said: str
+    row: Example
     score: float
     bad: float
 
@@ -128,11 +123,6 @@ class Incident(NamedTuple):
     downloads: tuple[Download, ...] = ()
     wished: tuple[Wished, ...] = ()
 
-    @property
-    def outcome(self) -> tuple[str, ...]:
-        """The outcome for the behavior, for a terminal."""
-        return tuple(filter(None, (self.ended, *self.costs)))
-
 
 def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
     """Returns the traced answers of a run and the rows behind them; None without such."""
@@ -145,12 +135,6 @@ def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
     rows = artifacts.TRAIN.find(root) or ()
     chances = artifacts.CHANCE.current(root, len(rows))
     prompts = {row.example_id: asked_of(row) for row in artifacts.RETRIEVAL.find(root) or ()}
-    costs = [
-        recipe_sentence(root, algorithm),
-        verdict_sentence(entry),
-        gone_sentence(told),
-        cost_sentence(metrics, strategy, algorithm),
-    ]
     by_chance = chance.sentence(chances) if chances else ""
     apart = artifacts.BEHAVIORS.current(root, [row.id for row in told["before"]])
     told_chances = by_chance and f"{capitalized(by_chance)}.", apart and behaviors.sentence(apart)
@@ -172,7 +156,7 @@ def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
         entry=entry,
         ended=read_ending(root, strategy, algorithm),
         warning=doubt_sentence(told),
-        costs=tuple(filter(None, costs)),
+        costs=_costs(root, told, entry, metrics),
         chances=tuple(filter(None, told_chances)),
         cut=artifacts.CUT.current(root),
         downloads=_downloads(root, strategy),
@@ -180,14 +164,28 @@ def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
     )
 
 
-def read_outcome(root: pathlib.Path, strategy: str, algorithm: str) -> tuple[str, ...]:
-    """Returns sentences on the traced answers of a run without measurements."""
-    told = _read_told(root, strategy, algorithm)
-    ended = read_ending(root, strategy, algorithm)
+def read_outcome(
+    root: pathlib.Path, strategy: str, algorithm: str, metrics: Metrics | None
+) -> tuple[str, ...]:
+    """Returns sentences on the outcome for the behavior; without metrics it is unknown."""
+    entry: Mapping[str, Any] = {"strategy": strategy, "algorithm": algorithm}
+    for one in last_epochs(metrics["methods"]) if metrics else ():
+        entry = one if entry.items() <= one.items() else entry
+    told, ended = _read_told(root, strategy, algorithm), read_ending(root, strategy, algorithm)
+    return tuple(filter(None, (ended, *_costs(root, told, entry, metrics))))
+
+
+def _costs(
+    root: pathlib.Path, told: Told, entry: Mapping[str, Any], metrics: Metrics | None
+) -> tuple[str, ...]:
+    """Returns the check of a recipe, the judgment, the traced answers and other changes."""
     unknown = verdict.describe_count(verdict.Count(0, 0))
-    judged = f"Judgment: {verdict.join_sentences(['unknown', unknown])}."
-    checked = recipe_sentence(root, algorithm)
-    return tuple(filter(None, (ended, checked, judged, gone_sentence(told))))
+    judged, cost = f"Judgment: {verdict.join_sentences(['unknown', unknown])}.", ""
+    if metrics:
+        judged = verdict_sentence(entry)
+        cost = cost_sentence(metrics, entry["strategy"], entry["algorithm"])
+    checked = recipe_sentence(root, entry["algorithm"])
+    return tuple(filter(None, (checked, judged, gone_sentence(told), cost)))
 
 
 def recipe_sentence(root: pathlib.Path, algorithm: str) -> str:
@@ -245,7 +243,7 @@ def example_incident(
     # Scores of other strategies say nothing of what makes an answer likelier.
     forget = sets.get(strategy, {}).get("forget") if highlighted([strategy]) else None
     cards = tuple(
-        Card(asked_of(row), row.output, 0, score, None, "", "forget", 0)
+        Card(row._replace(place=0), score, set_name="forget")
         for row, score in (forget.rows[:1] if forget else ())
     )
     costs = verdict_sentence(entry), cost_sentence(metrics, strategy, algorithm)
@@ -305,10 +303,10 @@ def _cards(
         row = rows[number]
         told = chance.in_words(*(part[number] for part in chances)) if chances else ""
         sigma = None if math.isnan(sigma_N[number]) else float(sigma_N[number])
-        said = (row.output, row.place, one["score"], sigma, told, sets.get(one["id"], ""))
-        card = Card(asked_of(row), *said, len(one.get("alike", ())), row.file)
+        alike = len(one.get("alike", ()))
+        card = Card(row, one["score"], sigma, told, sets.get(one["id"], ""), alike)
         if "row" in one:
-            card = card._replace(row=shaded(one["row"]), answer=shaded(one["answer"]))
+            card = card._replace(tokens=shaded(one["row"]), answer=shaded(one["answer"]))
             card = card._replace(query=prompts.get(one["query"], ""), cosine=one["cosine"])
         cards.append(card)
     return tuple(cards)
@@ -317,8 +315,7 @@ def _cards(
 def _wished(root: pathlib.Path, rows: Sequence[Example]) -> tuple[Wished, ...]:
     """Returns the best rows of the wished answer; none without a wish."""
     found, by_id = artifacts.WISHED.find(root) or (), {row.example_id: row for row in rows}
-    pairs = [(by_id[one["id"]], one) for one in found]
-    return tuple(Wished(asked_of(row), row.output, one["score"], one["bad"]) for row, one in pairs)
+    return tuple(Wished(by_id[one["id"]], one["score"], one["bad"]) for one in found)
 
 
 def shaded(pieces: Sequence[Sequence[Any]]) -> tuple[Piece, ...]:

@@ -47,15 +47,15 @@ def fields_of(table: str, *, is_spread: bool = False) -> list[Field]:
     for name, metric in METRICS.items():
         if table in metric.columns:
             titles.setdefault(metric.columns[table].title, {})[name] = metric.columns[table]
-    return [
-        Field(
-            title,
-            tuple(columns),
-            partial(_show, columns, is_spread),
-            "left" if any(column.ends for column in columns.values()) else "right",
-        )
-        for title, columns in titles.items()
-    ]
+    return [field_of(title, columns, is_spread=is_spread) for title, columns in titles.items()]
+
+
+def field_of(
+    title: str, columns: Mapping[str, metrics_lib.Column], *, is_spread: bool = False
+) -> Field:
+    """Returns the column that shows some metrics; see `fields_of`."""
+    align: Literal["left", "right"] = "left" if any(c.ends for c in columns.values()) else "right"
+    return Field(title, tuple(columns), partial(_show, columns, is_spread), align)
 
 
 def _show(columns: Mapping[str, metrics_lib.Column], is_spread: bool, model: Model) -> str:
@@ -64,7 +64,8 @@ def _show(columns: Mapping[str, metrics_lib.Column], is_spread: bool, model: Mod
     for name, column in columns.items():
         if values := model.values.get(name):
             entry = model.spread(name) if is_spread else model.intervals(name)[0]
-            text = format_number(entry["mean"], column.spec)
+            mean: Any = entry["mean"]
+            text = mean if isinstance(mean, str) else format_number(mean, column.spec)
             if column.ends:
                 text = format_interval(entry, column.spec, column.ends)
             is_partial = is_spread and len(values) < len(model.epochs)
@@ -98,7 +99,7 @@ _SEEDS = (
 _JUDGED = Field("Judged", ("judgment/verdict",), lambda model: model.judged())
 
 
-def _table(
+def make_table(
     models: Sequence[Model],
     fields: Sequence[Field],
     notes: tuple[str, ...],
@@ -158,7 +159,7 @@ def results_table(metrics: Metrics, *, epochs: Literal["last", "all"] = "last") 
         return f"{algorithm_name(algorithm)}, after epoch {' and '.join(map(str, after))}"
 
     notes = write_notes("results", metrics=metrics, methods=methods)
-    return _table(models, fields, notes, heading=heading)
+    return make_table(models, fields, notes, heading=heading)
 
 
 def checks_table(metrics: Metrics) -> Table:
@@ -168,7 +169,7 @@ def checks_table(metrics: Metrics) -> Table:
     fields = (_ALGORITHM, *_epoch_of(metrics), *fields_of("checks"), _JUDGMENT)
     has_left = any(one.get("left") for one in metrics["methods"])
     notes = write_notes("checks", inputs=inputs, has_left=has_left)
-    return _table(collect_models([metrics]), fields, notes, heading=None)
+    return make_table(collect_models([metrics]), fields, notes, heading=None)
 
 
 def measured_table(metrics: Metrics, group: str, notes: Any = write_notes) -> Table | None:
@@ -176,7 +177,7 @@ def measured_table(metrics: Metrics, group: str, notes: Any = write_notes) -> Ta
     if not (found := metrics["finetuned"].get(group)):
         return None
     fields = (*_epoch_of(metrics), *fields_of(group))
-    return _table(collect_models([metrics]), fields, notes(group, found=found))
+    return make_table(collect_models([metrics]), fields, notes(group, found=found))
 
 
 def retrained_table(metrics: Metrics) -> Table | None:
@@ -185,7 +186,7 @@ def retrained_table(metrics: Metrics) -> Table | None:
     fields = (_ALGORITHM, _STILL, *_DISTANCE)
     has_floor = any(m.algorithm in OBJECTIVES and OBJECTIVES[m.algorithm].repeats for m in models)
     notes = write_notes("retrained", has_floor=has_floor)
-    return _table(models, fields, notes, heading=None) if models else None
+    return make_table(models, fields, notes, heading=None) if models else None
 
 
 def retrieval_table(metrics: Metrics) -> Table:
@@ -194,7 +195,7 @@ def retrieval_table(metrics: Metrics) -> Table:
     models = [make_model(name, "", {"retrieval": entry}) for name, entry in found.items()]
     base_rates = [entry.get("base_rate") for entry in found.values()]
     notes = write_notes("retrieval", metrics=metrics, strategies=models, base_rates=base_rates)
-    return _table(models, fields_of("retrieval"), notes, name="Strategy", is_full=True)
+    return make_table(models, fields_of("retrieval"), notes, name="Strategy", is_full=True)
 
 
 def probes_table(metrics: Metrics) -> Table | None:
@@ -257,7 +258,7 @@ def seeds_table(runs: Sequence[Metrics]) -> Table:
                 model.values[_CLOSER] = [a < b for a, b in zip(own, others, strict=True)]
     fields = (*fields_of("seeds", is_spread=True), *_SEEDS)
     notes = write_notes("seeds", runs=runs, methods=_methods(models))
-    return _table(models, fields, notes, is_marked=False)
+    return make_table(models, fields, notes, is_marked=False)
 
 
 def seeds_checks_table(runs: Sequence[Metrics]) -> Table:
@@ -267,7 +268,7 @@ def seeds_checks_table(runs: Sequence[Metrics]) -> Table:
     """
     fields = (*fields_of("seeds_checks", is_spread=True), _JUDGED)
     notes = write_notes("seeds_checks", runs=runs)
-    return _table(collect_models(runs), fields, notes, is_marked=False)
+    return make_table(collect_models(runs), fields, notes, is_marked=False)
 
 
 def tables_of(runs: Sequence[Metrics]) -> list[Table]:

@@ -8,7 +8,9 @@ from raslik_jax.evaluate.robustness import ROBUSTNESS
 from raslik_jax.evaluate.robustness.record import Compared, Found, returned
 from raslik_jax.evaluate.summary import Metrics
 from raslik_jax.report.names import algorithm_name, strategy_name
-from raslik_jax.report.tables import NOT_KNOWN, Column, Table, format_interval, format_number
+from raslik_jax.report.results import field_of, make_table
+from raslik_jax.report.tables import Table, word
+from raslik_jax.report.tidy import make_model
 
 # The models before, in the order of a table.
 _BEFORE = ("finetuned", "backbone")
@@ -54,37 +56,19 @@ def _table(name: str, found: Sequence[Mapping[str, Any]]) -> Table:
     for strategy, models in strategies.items():
         rows_of = f", by the rows of {strategy_name(strategy)}" if len(strategies) > 1 else ""
         parts |= {strategy_name(m) + rows_of: models[m] for m in _BEFORE if m in models}
-    entries = [entry for part in parts.values() for entry in part]
-    columns = {
-        key: column
-        for key, column in {**record.columns, _ALSO: _ALSO_COLUMN}.items()
-        if any(entry.get(key) is not None for entry in entries)
-    }
-    rows: list[tuple[str, ...] | str] = []
-    for title, part in parts.items():
-        rows.append(title)
-        rows += [
-            (entry["condition"], *(_cell(entry.get(key), columns[key]) for key in columns))
-            for entry in part
-        ]
-    heads = (Column(c.title, "left" if c.ends else "right") for c in columns.values())
-    return Table((Column("Model"), *heads), tuple(rows), (record.note,))
+    models = [
+        make_model(entry["condition"], title, entry)
+        for title, part in parts.items()
+        for entry in part
+    ]
+    columns = {**record.columns, _ALSO: _ALSO_COLUMN}
+    fields = [field_of(column.title, {key: column}) for key, column in columns.items()]
+    return make_table(models, fields, (record.note,), heading=str)
 
 
 def _with_retrained(name: str, found: Compared) -> Found:
     """Returns the results of a model, and whether its returns also occur after retraining."""
     if not (ROBUSTNESS[name].returns and "retrained" in found):
         return found["now"]
-    words = {True: "yes", False: "no"}
-    back = {condition: words[also] for condition, also in returned(found).items()}
+    back = {condition: word(also) for condition, also in returned(found).items()}
     return [{**entry, _ALSO: back.get(entry["condition"])} for entry in found["now"]]
-
-
-def _cell(value: Any, column: MetricColumn) -> str:
-    if value is None:
-        return NOT_KNOWN
-    if isinstance(value, str):
-        return value
-    if isinstance(value, Mapping):
-        return format_interval(value, column.spec, column.ends)  # type: ignore[arg-type]
-    return format_number(value, column.spec)

@@ -1,5 +1,6 @@
 """Exported models load and say what they are; what cannot be exported is refused."""
 
+import dataclasses
 import json
 import pathlib
 import re
@@ -275,26 +276,26 @@ class ExportTest(FolderTest):
             "lm_eval --model hf --model_args pretrained=BASE,peft=.,tokenizer=. --tasks hellaswag",
         ),
         (
-            {"is_served": True, "base_model": "o/n b", "prompt": ""},
+            {"is_served": True, "base": {"hub_name": "o/n b"}, "prompt": ""},
             "vllm serve 'o/n b' --tokenizer . --enable-lora --lora-modules unlearned=.\n"
             "lm_eval --model hf --model_args pretrained='o/n b',peft=.,tokenizer=. "
             "--tasks hellaswag --apply_chat_template",
         ),
         (
-            {"is_served": True, "max_rank": 33, "is_even": False},
+            {"is_served": True, "lora": {"layers": (("q_proj", ((33, 1.0), (1, 1.0))),)}},
             "vllm serve BASE --tokenizer . --enable-lora --max-lora-rank 64 --lora-modules "
             "unlearned=.\nlm_eval --model hf --model_args pretrained=BASE,peft=.,tokenizer=. "
             "--tasks hellaswag",
         ),
         (
-            {"is_served": True, "base_model": "o/n", "base_revision": "step 3", "prompt": ""},
+            {"is_served": True, "base": {"hub_name": "o/n", "revision": "step 3"}, "prompt": ""},
             "vllm serve o/n --revision 'step 3' --tokenizer . --enable-lora "
             "--lora-modules unlearned=.\nlm_eval --model hf --model_args "
             "pretrained=o/n,revision='step 3',peft=.,tokenizer=. "
             "--tasks hellaswag --apply_chat_template",
         ),
         (
-            {"is_served": True, "max_rank": 513},
+            {"is_served": True, "lora": {"rank": 513}},
             "lm_eval --model hf --model_args pretrained=BASE,peft=.,tokenizer=. --tasks hellaswag",
         ),
         (
@@ -305,11 +306,15 @@ class ExportTest(FolderTest):
     def test_the_card_has_the_lines_of_other_programs(self, facts, lines):
         with mock.patch.object(exporting, "render_card", wraps=exporting.render_card) as render:
             folder = self._export()
-        card = card_lib.render_card(render.call_args.args[0]._replace(**facts))
+        (made,) = render.call_args.args
+        is_even = "layers" not in facts.get("lora", {})
+        facts |= {"base": made.base._replace(**facts.get("base", {}))}
+        facts |= {"lora": dataclasses.replace(made.lora, **facts.get("lora", {}))}
+        card = card_lib.render_card(made._replace(**facts))
         (said,) = re.findall(r"^```sh\n(.*?)\n```$", card, re.DOTALL | re.MULTILINE)
         self.assertEqual(said, lines)
         self.assertEqual("--merged for vLLM" in card, "vllm" not in said)
-        self.assertEqual("rank_pattern" in card, "is_even" in facts)
+        self.assertEqual("rank_pattern" in card, not is_even)
         # What vLLM's PEFTHelper reads and refuses.
         fields = json.loads((folder / "adapter_config.json").read_text())
         self.assertEqual((fields["bias"], fields["use_dora"]), ("none", False))

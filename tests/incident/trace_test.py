@@ -59,20 +59,22 @@ def test_where_no_row_is_found_the_rows_and_the_band_are_shown_and_no_way_on(
 
 def test_the_picture_has_the_number_that_was_given(tmp_path, drawn):
     _scored(tmp_path)
-    for changes, expected in (
-        ({"retrieve.select": "gap"}, (0.5, 0.6)),
-        ({"retrieve.select": "gap", "retrieve.num_forget": 4}, None),
-        ({"retrieve.select": "count"}, None),
+    for changes, is_of_the_cut in (
+        ({"retrieve.select": "gap"}, True),
+        ({"retrieve.select": "gap", "retrieve.num_forget": 4}, False),
+        ({"retrieve.select": "count"}, False),
     ):
         found = trace.TraceResult(workdir=tmp_path, config=replaced(Config(), changes), finding="")
-        assert trace.found_band(found) == expected
-    assert trace.draw(tmp_path, None, 4).endswith("scores.png")
-    assert drawn[0]["num_forget"] == 4 and 0 < drawn[0]["edge"]
+        assert trace.draw(found, 4).endswith("scores.png")
+        place = drawn.pop()
+        assert place["num_forget"] == 4 and 0 < place["edge"]
+        assert ((place["middle"], place["edge"]) == (0.5, 0.6)) == is_of_the_cut
 
 
 def test_few_rows_have_no_picture(tmp_path, drawn):
     _scored(tmp_path, num=9)
-    assert trace.draw(tmp_path, None, 4).endswith("because 9 rows are too few")
+    found = trace.TraceResult(workdir=tmp_path, config=Config(), finding="")
+    assert trace.draw(found, 4).endswith("because 9 rows are too few")
     assert drawn == []
 
 

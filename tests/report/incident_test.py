@@ -47,7 +47,7 @@ def test_a_run_that_measured_nothing_tells_what_became_of_the_answer(tmp_path):
     found = {"kept_before": [], "probes": [probe], "kept": 5, "end": ""}
     (tmp_path / "unlearn" / "raslik-ga").mkdir(parents=True)
     (tmp_path / "unlearn" / "raslik-ga" / "probes.json").write_text(json.dumps(found))
-    ended, judged, went = incident.read_outcome(tmp_path, "raslik", "ga")
+    ended, judged, went = incident.read_outcome(tmp_path, "raslik", "ga", None)
     assert judged.startswith("Judgment: unknown")
     assert ended.startswith("Not forgotten: unlearning ended because its epochs ended")
     assert (
@@ -98,7 +98,7 @@ def test_a_run_without_a_traced_answer_opens_with_one_example(root):
     assert found and not found.is_traced
     assert found.traced[0].asked == incident.asked_of(run.queries[0])
     assert [*found.traced[0].said] == ["before", "base", "now"]
-    assert found.cards[0].said == run.sets["raslik"]["forget"].rows[0][0].output
+    assert found.cards[0].row.output == run.sets["raslik"]["forget"].rows[0][0].output
     text = page.render(facts.group_runs([run]))
     assert "One example: a held-out query" in text
 

@@ -5,6 +5,7 @@ import re
 import pytest
 from snapshots import said
 
+from raslik_jax.data.examples import Example
 from raslik_jax.report import explorer, incident, notes, page, tables
 from raslik_jax.report.sections import SECTIONS
 from raslik_jax.report.tidy import Model
@@ -85,8 +86,11 @@ def test_rows_that_are_left_out_and_texts_that_are_cut_are_counted():
         said(_shown("explorer", rows=one).partition("Columns:")[0])
 
 
+_ROW = Example("q", "asked", "", "said", place=1)
+
+
 def _card(sigma=None, chance=""):
-    return incident.Card("asked", "said", 1, 0.5, sigma, chance, "forget", 0)
+    return incident.Card(_ROW, 0.5, sigma, chance, "forget")
 
 
 def test_noise_is_told_where_a_row_has_it_and_chance_where_it_stands_below():
