@@ -13,7 +13,6 @@ from raslik_jax.base.settings import setting
 from raslik_jax.train import losses
 from raslik_jax.train.objectives import (
     OBJECTIVES,
-    CappedSettings,
     KLSettings,
     Objective,
     ObjectiveSettings,
@@ -84,9 +83,6 @@ def prefer_not_by_mean(rows: Rows, settings: SimNPOSettings) -> Float[Array, " B
 
 
 MEMBERS = {
-    "cap_klr_rep": OBJECTIVES["cap_klr"]._replace(
-        title="CAP_KLR, RepSelect", settings=CappedSettings(learning_rate=4e-4, leading=1)
-    ),
     "base_klr": Objective(
         "BASE_KLR",
         return_to_backbone,

@@ -78,16 +78,14 @@ def make_algorithm(
     tx: optax.GradientTransformation,
     *,
     micro_batch: int = 0,
-    combine: Callable[[Tree, Tree], Tree] | None = None,
     report: Callable[[Array, Any, Tree], Any] = lambda loss, aux, grads: Loss(loss),
     fields: tuple[str, ...] = Loss._fields,
 ) -> Algorithm:
     """Returns the algorithm that descends an objective's gradient.
 
     prepare(frozen, batch, step) -> (objective, parts). For some rows of the parts the objective is
-    their share of the batch's value: its divisors are found on the whole batch. With `combine` the
-    objective takes a pair of the params, and `combine` makes one gradient of the whole batch's two.
-    `fields` are the fields of the info that `report` makes.
+    their share of the batch's value: its divisors are found on the whole batch. `fields` are the
+    fields of the info that `report` makes.
     """
 
     def init(params: Tree) -> State:
@@ -95,11 +93,9 @@ def make_algorithm(
 
     def step(state: State, frozen: Tree, batch: Any) -> tuple[State, Any]:
         objective, parts = prepare(frozen, batch, state.step)
-        params = state.params if combine is None else (state.params, state.params)
         (loss, aux), grads = value_and_grad(
-            objective, params, frozen, parts, micro_batch=micro_batch
+            objective, state.params, frozen, parts, micro_batch=micro_batch
         )
-        grads = grads if combine is None else combine(*grads)
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         info = report(loss, aux, grads)
         return State(optax.apply_updates(state.params, updates), opt_state, state.step + 1), info

@@ -42,11 +42,6 @@ class KLSettings(ObjectiveSettings):
         "reverse",
         "reverse: KL(unlearned || reference), the paper's. forward: KL(reference || unlearned).",
     )
-    leading: int = setting(
-        0,
-        "Leading principal components that the forget term's gradient loses in each LoRA factor.",
-        low=0,
-    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,13 +16,7 @@ from raslik_jax.models.decoder import Decoder
 from raslik_jax.parallel import meshes
 from raslik_jax.train import loop, losses
 from raslik_jax.train.losses import BoundModel, Outputs
-from raslik_jax.train.objectives import (
-    Direction,
-    KLSettings,
-    Mean,
-    Objective,
-    ObjectiveSettings,
-)
+from raslik_jax.train.objectives import Direction, Mean, Objective, ObjectiveSettings
 
 
 class Info(NamedTuple):
@@ -125,27 +119,6 @@ def find_states(decoder: Decoder) -> Callable[[Tree, Tree, Batch], Array]:
     return states
 
 
-def drop_leading(grads: Tree, count: int) -> Tree:
-    """Returns a tree of which each matrix lost its leading principal components.
-
-    RepSelect (arXiv:2606.17168) in the form that a LoRA factor allows: these components of the
-    forget gradient are what the rows to forget share with other text. A leaf holds its matrices in
-    its last two axes. A vector stays as it is.
-    """
-
-    def of_leaf(leaf: Array) -> Array:
-        if leaf.ndim < 2:
-            return leaf
-        is_wide = leaf.shape[-2] <= leaf.shape[-1]
-        wide = leaf if is_wide else jnp.swapaxes(leaf, -1, -2)
-        _, vectors = jnp.linalg.eigh(wide @ jnp.swapaxes(wide, -1, -2))  # ascending
-        leading = vectors[..., -count:]
-        rest = wide - leading @ (jnp.swapaxes(leading, -1, -2) @ wide)
-        return rest if is_wide else jnp.swapaxes(rest, -1, -2)
-
-    return jax.tree.map(of_leaf, grads)
-
-
 def unlearning(
     objective: Objective,
     decoder: Decoder,
@@ -160,7 +133,6 @@ def unlearning(
     defaults.
     """
     own = objective.settings if settings is None else settings
-    leading = own.leading if isinstance(own, KLSettings) else 0
 
     def model_of(params: Tree, frozen: Frozen) -> BoundModel:
         if options.whole is None:
@@ -178,17 +150,16 @@ def unlearning(
             params: Tree, frozen: Frozen, part: tuple[Batch, Batch | None]
         ) -> tuple[Array, Any]:
             forget, retain = part
-            pushes, keeps = params if leading else (params, params)
             # An adapter of zeros is none.
             none = jax.tree.map(jnp.zeros_like, frozen.reference)
-            earlier = [BoundModel(decoder, lora, frozen.base) for lora in (frozen.reference, none)]
-            rows = _rows([model_of(pushes, frozen), *earlier], forget, step, options.end_ids)
+            earlier = (BoundModel(decoder, lora, frozen.base) for lora in (frozen.reference, none))
+            models = model_of(params, frozen), *earlier
+            rows = _rows(models, forget, step, options.end_ids)
             mean = functools.partial(losses.weighted_mean, mean=options.mean)
             forget_nll = mean(rows.nll_B, forget, total=forget_total)
             pushed = mean(objective.forget(rows, own), forget, total=forget_total)
             loss, kept = options.forget_weight * pushed, jnp.zeros(())
             if retain is not None and objective.retain is not None:
-                models = [model_of(keeps, frozen), *earlier]
                 kept_B = objective.retain(_rows(models, retain, step), own)
                 kept = mean(kept_B, retain, total=retain_total)
                 loss = options.retain_weight * kept + loss
@@ -199,16 +170,8 @@ def unlearning(
     def report(loss: Array, aux: tuple[Array, Array], grads: Tree) -> Info:
         return Info(loss, *aux, optax.tree.norm(grads))
 
-    def combine(pushed: Tree, kept: Tree) -> Tree:
-        return jax.tree.map(jnp.add, drop_leading(pushed, leading), kept)
-
     return loop.make_algorithm(
-        prepare,
-        tx,
-        micro_batch=options.micro_batch,
-        combine=combine if leading else None,
-        report=report,
-        fields=Info._fields,
+        prepare, tx, micro_batch=options.micro_batch, report=report, fields=Info._fields
     )
 
 
