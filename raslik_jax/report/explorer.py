@@ -73,32 +73,6 @@ class Explorer(NamedTuple):
         return found
 
 
-class Packed(NamedTuple):
-    """Rows in the form of a page: compressed JSON in base64, their number and that of all rows.
-
-    `num_unscored` of the rows that are left out have no score. `queries` are the queries with
-    single scores on the page, of `num_queries` traced ones. `groups` has their positions by
-    behavior.
-    """
-
-    text: str
-    num_shown: int
-    num_rows: int
-    num_unscored: int
-    num_cut: int
-    has_labels: bool
-    sets: tuple[str, ...]
-    queries: tuple[str, ...]
-    num_queries: int
-    groups: tuple[tuple[int, ...], ...]
-    strategy: str
-
-    @property
-    def left_out(self) -> int:
-        """How many rows of the middle of the ranking are not on the page."""
-        return self.num_rows - self.num_shown - self.num_unscored
-
-
 def read_explorer(root: pathlib.Path, metrics: Metrics) -> Explorer | None:
     """Returns the rows of a run with their results; None if the run has no scores."""
     rows, entries = artifacts.TRAIN.find(root) or (), metrics["retrieval"]
@@ -172,10 +146,13 @@ def _read_tokens(root: pathlib.Path, place: Mapping[str, int]) -> dict[int, dict
     }
 
 
-def pack(found: Explorer, most_bytes: int = MOST_BYTES) -> Packed:
-    """Returns rows in the form of a page: both ends of the ranking if not all rows fit.
+def pack(found: Explorer, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
+    """Returns the template's values: both ends of the ranking if not all rows fit.
 
-    Two thirds of the rows that fit have the highest scores. The histogram counts all rows.
+    "text" is the compressed JSON in base64. Two thirds of the rows that fit have the highest
+    scores. The histogram counts all rows. "num_unscored" counts the other rows without a score, and
+    "left_out" counts those in the middle of the ranking. "queries" are those with single scores on
+    the page. "num_queries" counts all traced ones. "groups" has the positions by behavior.
     """
     number = len(found.score_N)
     size, text = number, ""
@@ -186,19 +163,21 @@ def pack(found: Explorer, most_bytes: int = MOST_BYTES) -> Packed:
             break
         size = max(1, min(size - 1, int(0.95 * size * most_bytes / len(text))))
     texts = [found.columns[name][n] for name in ("asked", "said") for n in chosen.tolist()]
-    return Packed(
-        text=text,
-        num_shown=len(chosen),
-        num_rows=number,
-        num_unscored=int(np.isneginf(np.delete(found.score_N, chosen)).sum()),
-        num_cut=sum(len(part) > _MOST_TEXT for part in texts),
-        has_labels=any(label is not None for label in found.columns["label"]),
-        sets=tuple(sorted({name for name in found.columns["set"] if name})),
-        queries=tuple(asked for asked, _ in found.queries[: _num_queries(found, len(chosen))]),
-        num_queries=len(found.queries),
-        groups=_groups(found, len(chosen)),
-        strategy=found.strategy,
-    )
+    num_unscored = int(np.isneginf(np.delete(found.score_N, chosen)).sum())
+    return {
+        "text": text,
+        "num_shown": len(chosen),
+        "num_rows": number,
+        "num_unscored": num_unscored,
+        "left_out": number - len(chosen) - num_unscored,
+        "num_cut": sum(len(part) > _MOST_TEXT for part in texts),
+        "has_labels": any(label is not None for label in found.columns["label"]),
+        "sets": sorted({name for name in found.columns["set"] if name}),
+        "queries": [asked for asked, _ in found.queries[: _num_queries(found, len(chosen))]],
+        "num_queries": len(found.queries),
+        "groups": _groups(found, len(chosen)),
+        "strategy": found.strategy,
+    }
 
 
 def tails(score_N: Float[np.ndarray, " N"], size: int) -> Int[np.ndarray, " M"]:

@@ -24,15 +24,20 @@ def _root(tmp_path):
 
 
 def _unpacked(packed):
-    return json.loads(gzip.decompress(base64.b64decode(packed.text)))
+    return json.loads(gzip.decompress(base64.b64decode(packed["text"])))
 
 
 def test_every_row_is_there_with_what_was_found_of_it(root):
     found = facts.read_facts(root).explorer
     packed = explorer.pack(found)
-    assert (packed.num_shown, packed.num_rows, packed.left_out, packed.num_cut) == (60, 60, 0, 0)
-    assert packed.has_labels and packed.sets == ("forget", "retain")
-    assert packed.queries == ("Query 0?", "Query 1?")
+    assert (packed["num_shown"], packed["num_rows"], packed["left_out"], packed["num_cut"]) == (
+        60,
+        60,
+        0,
+        0,
+    )
+    assert packed["has_labels"] and packed["sets"] == ["forget", "retain"]
+    assert packed["queries"] == ["Query 0?", "Query 1?"]
     told = _unpacked(packed)
     columns = told["columns"]
     assert (told["left_out"], told["has_lines"]) == (0, True)
@@ -64,11 +69,11 @@ def test_where_not_all_have_room_both_ends_stay(root):
     noise = np.random.default_rng(0).integers(33, 127, (60, 3000), np.uint8)
     said = [row.tobytes().decode() for row in noise]
     packed = explorer.pack(found._replace(columns={**found.columns, "said": said}), 60_000)
-    assert len(packed.text) <= 60_000 and packed.left_out == 60 - packed.num_shown > 0
+    assert len(packed["text"]) <= 60_000 and packed["left_out"] == 60 - packed["num_shown"] > 0
     told = _unpacked(packed)
     shown, order = told["columns"]["id"], [f"row{n}" for n in np.argsort(-found.score_N)]
-    lowest = packed.num_shown // 3
-    assert shown == order[: packed.num_shown - lowest] + order[60 - lowest :]
+    lowest = packed["num_shown"] // 3
+    assert shown == order[: packed["num_shown"] - lowest] + order[60 - lowest :]
     assert sum(told["histogram"]["counts"]) == 60
 
 
@@ -76,7 +81,7 @@ def test_long_texts_are_cut_and_counted_and_marks_become_visible(root):
     found = facts.read_facts(root).explorer
     said = ["x" * 30_000, "turn \u202e round \x1b[2J", *found.columns["said"][2:]]
     packed = explorer.pack(found._replace(columns={**found.columns, "said": said}))
-    assert packed.num_cut == 1
+    assert packed["num_cut"] == 1
     texts = _unpacked(packed)["columns"]["said"]
     assert max(map(len, texts)) == 20_000
     assert "turn \ufffd round \ufffd[2J" in texts
@@ -108,17 +113,17 @@ def test_left_out_rows_without_a_score_are_counted_apart(root):
     said = [row.tobytes().decode() for row in noise]
     cut = found._replace(score_N=score_N, columns={**found.columns, "said": said})
     packed = explorer.pack(cut, 60_000)
-    assert packed.num_unscored == 20 and packed.left_out == 40 - packed.num_shown > 0
+    assert packed["num_unscored"] == 20 and packed["left_out"] == 40 - packed["num_shown"] > 0
     told = _unpacked(packed)
-    assert told["left_out"] == packed.left_out and None not in told["columns"]["score"]
+    assert told["left_out"] == packed["left_out"] and None not in told["columns"]["score"]
 
 
 def test_queries_are_listed_by_behavior(root):
-    assert explorer.pack(facts.read_facts(root).explorer).groups == ((0, 1),)
+    assert explorer.pack(facts.read_facts(root).explorer)["groups"] == ((0, 1),)
     groups = {"groups": [["q1"], ["q0"]], "between": -0.1}
     (root / "retrieve/influence/behaviors.json").write_text(json.dumps(groups))
     run = facts.read_facts(root)
-    assert explorer.pack(run.explorer).groups == ((1,), (0,))
+    assert explorer.pack(run.explorer)["groups"] == ((1,), (0,))
     listed = [f'<option value="{n}">{n + 1}. Query {n}?</option>' for n in range(2)]
     text = page.render(facts.group_runs([run]))
     assert '<optgroup label="Behavior 1">' in text and '<optgroup label="Behavior 2">' in text
@@ -139,7 +144,7 @@ def test_a_query_that_was_not_traced_shifts_no_other(root):
     assert found is not None  # its single scores are of two queries
     assert found.queries == (("Query 1?", "moons"), ("Query 2?", "stars"))
     packed = explorer.pack(found)
-    assert (packed.queries, packed.groups) == (("Query 1?", "Query 2?"), ((0,), (1,)))
+    assert (packed["queries"], packed["groups"]) == (["Query 1?", "Query 2?"], ((0,), (1,)))
     (root / "references/retrieval/finetuned.jsonl").unlink()
     with pytest.raises(ValueError, match="must have a column for each of 0 queries, got 2"):
         facts.read_facts(root)

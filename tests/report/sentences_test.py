@@ -6,7 +6,7 @@ import pytest
 from snapshots import said
 
 from raslik_jax.data.examples import Example
-from raslik_jax.report import explorer, incident, notes, page, tables
+from raslik_jax.report import incident, notes, page, tables
 from raslik_jax.report.sections import SECTIONS
 from raslik_jax.report.tidy import Model
 
@@ -80,9 +80,21 @@ def test_seeds_and_damaged_sets_are_counted():
 
 
 def test_rows_that_are_left_out_and_texts_that_are_cut_are_counted():
-    shown = explorer.Packed("", 1000, 1000, 0, 0, True, (), (), 1, (), "raslik")
-    some = shown._replace(num_rows=51_000, num_shown=43_000, num_cut=7)
-    for one in (shown, some, some._replace(num_unscored=2_000), some._replace(num_unscored=8_000)):
+    counts = {"num_shown": 1000, "num_rows": 1000, "num_unscored": 0, "left_out": 0, "num_cut": 0}
+    shown = counts | {
+        "queries": (),
+        "sets": (),
+        "has_labels": True,
+        "strategy": "raslik",
+        "text": "",
+    }
+    some = shown | {"num_rows": 51_000, "num_shown": 43_000, "left_out": 8_000, "num_cut": 7}
+    for one in (
+        shown,
+        some,
+        some | {"num_unscored": 2_000, "left_out": 6_000},
+        some | {"num_unscored": 8_000, "left_out": 0},
+    ):
         said(_shown("explorer", rows=one).partition("Columns:")[0])
 
 
