@@ -7,7 +7,6 @@ it as text. The grid is Tabulator's, in `third_party/tabulator` with its license
 import base64
 import gzip
 import json
-import math
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
@@ -81,20 +80,19 @@ def read_explorer(root: pathlib.Path, metrics: Metrics) -> Explorer | None:
     if score_N is None:
         return None
     strategy = highlighted(entries) or next(iter(entries))
-    set_of = rows_lib.read_sets(root, strategy)
+    known = rows_lib.read_columns(root, rows_lib.read_sets(root, strategy))
     columns: dict[str, Sequence[Any]] = {
         "line": [row.place or n for n, row in enumerate(rows, start=1)],
         "file": [row.file or None for row in rows],
-        "id": [row.example_id for row in rows],
+        "id": known["example_id"],
         "asked": [incident.asked_of(row) for row in rows],
-        "said": [row.output for row in rows],
-        "set": [set_of.get(row.example_id, "") for row in rows],
-        "label": [row.is_target for row in rows],
-        "sigma": _known(artifacts.read_sigma(root, number)),
+        "said": known["output"],
+        "set": [name or "" for name in known["set"]],
+        "label": known["is_target"],
     }
-    if chances := artifacts.CHANCE.current(root, number):
-        parts = ("higher", "prompts", "p", "q")
-        columns |= {name: _known(part) for name, part in zip(parts, chances, strict=True)}
+    for name in rows_lib.NUMBERS:
+        if name in known:
+            columns[name] = [None if x is None else float(f"{x:.5g}") for x in known[name]]
     queries = _read_queries(root)
     each_NQ = artifacts.EACH_INFLUENCE.find(root, (number, None))
     if each_NQ is not None and each_NQ.shape[1] > len(queries):
@@ -125,11 +123,6 @@ def _read_queries(root: pathlib.Path) -> dict[str, tuple[str, str]]:
         for row in artifacts.RETRIEVAL.find(root) or ()
     }
     return {name: texts for name, texts in found.items() if texts[1].strip()}
-
-
-def _known(value_N: Float[np.ndarray, " N"]) -> list[float | None]:
-    """Returns numbers of five digits; None for NaN."""
-    return [None if math.isnan(x) else float(f"{x:.5g}") for x in value_N.tolist()]
 
 
 def _read_tokens(root: pathlib.Path, place: Mapping[str, int]) -> dict[int, dict[str, Any]]:

@@ -33,16 +33,10 @@ from raslik_jax.train.objectives import OBJECTIVES
 _LINKED, _LINKED_FILE = 400_000, 100_000
 # Rows that are shown where there are no shares of tokens, and steps of a token's color.
 _CARDS, _TONES = 8, 3
+# A token: its text, its share of the score and the step of its color from -3 to 3.
+Piece = tuple[str, float | None, int]
 # The results for each traced answer by model: "before" and "now", and "base" if there is one.
 Told = Mapping[str, Sequence[TracedAnswer]]
-
-
-class Piece(NamedTuple):
-    """A token: its text, its share of the score and the step of its color from -3 to 3."""
-
-    text: str
-    share: float | None
-    tone: int
 
 
 class Card(NamedTuple):
@@ -325,7 +319,7 @@ def shaded(pieces: Sequence[Sequence[Any]]) -> tuple[Piece, ...]:
     """Returns tokens with the steps of their colors: shares in thirds of the largest, rounded."""
     most = max((abs(share) for _, share in pieces if share is not None), default=0.0) or 1.0
     return tuple(
-        Piece(text, share, 0 if share is None else round(_TONES * share / most))
+        (text, share, 0 if share is None else round(_TONES * share / most))
         for text, share in pieces
     )
 

@@ -13,6 +13,8 @@ from raslik_jax.run import artifacts
 PLACE = "rows/rows.parquet"
 # The row's own fields.
 _OF_ROWS = ("place", "example_id", "instruction", "input", "output", "is_target", "source")
+# What a run may know of a row in addition to its score.
+NUMBERS = ("sigma", "higher", "prompts", "p", "q")
 
 
 def read_sets(root: pathlib.Path, strategy: str) -> dict[str, str]:
@@ -59,7 +61,7 @@ def read_columns(root: pathlib.Path, set_of: Mapping[str, str]) -> dict[str, lis
     if any(x is not None for x in sigma):
         columns["sigma"] = sigma
     if found := artifacts.CHANCE.current(root, len(rows)):
-        columns |= dict(zip(("higher", "prompts", "p", "q"), map(_known, found), strict=True))
+        columns |= dict(zip(NUMBERS[1:], map(_known, found), strict=True))
     return columns
 
 

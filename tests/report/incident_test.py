@@ -79,8 +79,8 @@ def test_the_cost_is_that_of_the_method_that_is_shown():
 
 def test_colors_are_thirds_of_the_largest_share():
     pieces = [["a", 0.3], ["b", -0.21], ["c", 0.09], ["d", 0.01], ["e", None]]
-    assert [piece.tone for piece in incident.shaded(pieces)] == [3, -2, 1, 0, 0]
-    assert [piece.tone for piece in incident.shaded([["a", None], ["b", 0.0]])] == [0, 0]
+    assert [tone for *_, tone in incident.shaded(pieces)] == [3, -2, 1, 0, 0]
+    assert [tone for *_, tone in incident.shaded([["a", None], ["b", 0.0]])] == [0, 0]
 
 
 @pytest.fixture(name="root")
