@@ -134,7 +134,11 @@ def read_settings(
             "the recipe of the adapter must be known, no file next to it has one: give --recipe, "
             "or settings as --unlearn.retrain.NAME"
         )
-    values = {name: _resolved(config, name, value) for name, value in found.settings.items()}
+    values = {name: one.value for name, one in found.settings.items()}
+    if values.get("targets") == recipe.BY_ROWS:
+        row = making.first_row(config)
+        is_talk = isinstance(row.content, Conversation) and not row.content.first
+        values["targets"] = "all" if is_talk else "response"
     # All of them, so that nothing of an earlier training of this run is left.
     plain: dict[str, Any] = {field.name: field.default for field in _FIELDS}
     settings = {f"unlearn.{ALGORITHM}.{name}": value for name, value in (plain | values).items()}
@@ -165,15 +169,6 @@ def _check(config: Config, options: RetrainOptions) -> dict[str, Any]:
         )
     values = {"check_recipe": options.check_recipe, "check_log": log}
     return {f"unlearn.{ALGORITHM}.{name}": value for name, value in values.items()}
-
-
-def _resolved(config: Config, name: str, value: recipe.Value) -> Any:
-    """Returns a value of a recipe as a setting has it."""
-    if name == "targets" and value.value == recipe.BY_ROWS:
-        row = making.first_row(config)
-        is_talk = isinstance(row.content, Conversation) and not row.content.first
-        return "all" if is_talk else "response"
-    return value.value
 
 
 def _lines(

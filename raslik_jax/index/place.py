@@ -71,7 +71,9 @@ class Place:
 
     def names(self, folder: str = "") -> set[str]:
         """Returns the names of all files, or of those of one folder."""
-        keys = self._kv.list(_within(folder) if folder else None).result()
+        # "0" is the character after "/".
+        within = ts.KvStore.KeyRange(f"{folder}/", f"{folder}0") if folder else None
+        keys = self._kv.list(within).result()
         return {key.decode() for key in keys if not key.endswith(_UNFINISHED.encode())}
 
     def map(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -114,7 +116,3 @@ class Place:
                 f"{'No space left' if full else 'Failed'} writing {name} of the index "
                 f"{self.path}: what was committed is safe; {advice} and start again ({error})",
             ) from None
-
-
-def _within(folder: str) -> ts.KvStore.KeyRange:
-    return ts.KvStore.KeyRange(f"{folder}/", f"{folder}0")  # "0" is the character after "/"

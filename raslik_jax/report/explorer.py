@@ -151,7 +151,11 @@ def pack(found: Explorer, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
     size, text = number, ""
     while True:
         chosen = tails(found.score_N, size)
-        text = _compressed(_content(found, chosen))
+        content = _content(found, chosen)
+        # In base64 no markup can be in it. Equal content gives equal bytes.
+        text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        packed = gzip.compress(text.encode(), compresslevel=6, mtime=0)
+        text = base64.b64encode(packed).decode()
         if len(text) <= most_bytes or size <= 1:
             break
         size = max(1, min(size - 1, int(0.95 * size * most_bytes / len(text))))
@@ -244,12 +248,6 @@ def _content(found: Explorer, chosen: Int[np.ndarray, " M"]) -> dict[str, Any]:
 def _shown(value: Any) -> Any:
     """Returns a text without invisible characters, cut to the shown length."""
     return tables.visible(value[:_MOST_TEXT]) if isinstance(value, str) else value
-
-
-def _compressed(content: Mapping[str, Any]) -> str:
-    """Returns JSON in gzip in base64, the same for equal content: no markup can be in it."""
-    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()
 
 
 def script() -> str:

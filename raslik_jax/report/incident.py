@@ -136,6 +136,7 @@ def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
     apart = artifacts.BEHAVIORS.current(root, [row.id for row in told["before"]])
     told_chances = by_chance and f"{capitalized(by_chance)}.", apart and behaviors.sentence(apart)
     found = [*read_sets(root, strategy).values()]
+    wished, by_id = artifacts.WISHED.find(root) or (), {row.example_id: row for row in rows}
     return Incident(
         is_traced=True,
         which=_which_sentence(metrics, entry),
@@ -157,7 +158,7 @@ def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
         chances=tuple(filter(None, told_chances)),
         cut=artifacts.CUT.current(root),
         downloads=_downloads(root, strategy),
-        wished=_wished(root, rows),
+        wished=tuple(Wished(by_id[one["id"]], one["score"], one["bad"]) for one in wished),
     )
 
 
@@ -307,12 +308,6 @@ def _cards(
             card = card._replace(query=prompts.get(one["query"], ""), cosine=one["cosine"])
         cards.append(card)
     return tuple(cards)
-
-
-def _wished(root: pathlib.Path, rows: Sequence[Example]) -> tuple[Wished, ...]:
-    """Returns the best rows of the wished answer; none without a wish."""
-    found, by_id = artifacts.WISHED.find(root) or (), {row.example_id: row for row in rows}
-    return tuple(Wished(by_id[one["id"]], one["score"], one["bad"]) for one in found)
 
 
 def shaded(pieces: Sequence[Sequence[Any]]) -> tuple[Piece, ...]:
