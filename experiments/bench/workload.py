@@ -140,7 +140,7 @@ def make_plan(options: Options, subject: Subject) -> Plan:
     return Plan(
         rows,
         tuple(shapes),
-        batches.padding_waste(plans, length_N),
+        1.0 - float(length_N.sum()) / sum(plan.rows.size * plan.length for plan in plans),
         _head_waste(plans, target_N, held_tokens(options, subject)),
     )
 

@@ -129,12 +129,6 @@ def sketching_order(plans: Sequence[BatchPlan]) -> Int[np.ndarray, " N"]:
     return rows[rows != DUMMY_ROW]
 
 
-def padding_waste(plans: Sequence[BatchPlan], lengths_N: Int[np.ndarray, " N"]) -> float:
-    """Returns the share of pads among all tokens in the rectangles, dummy rows included."""
-    computed = sum(plan.rows.size * plan.length for plan in plans)
-    return 1.0 - float(lengths_N[sketching_order(plans)].sum()) / computed
-
-
 def next_rung(count: int) -> int:
     """Returns the least of 16, 24, 32, 48, 64, 96, ... that is not below a count."""
     power = 1 << max(count - 1, 15).bit_length()

@@ -25,7 +25,7 @@ from raslik_jax.index.combine import Aggregate, best_positions, check_agreement,
 from raslik_jax.index.format import refuse_differences
 from raslik_jax.index.store import SketchStore
 from raslik_jax.retrieve import behaviors, noise
-from raslik_jax.retrieve.chance import Chance
+from raslik_jax.retrieve.chance import NAMES
 from raslik_jax.run import artifacts, memory
 from raslik_jax.run.stages import scores as scores_stage
 from raslik_jax.run.stages import sketch as sketch_stage
@@ -41,10 +41,6 @@ _IDENTITY = {
     "normalize": str,
     "projection": {"family": str, "num_params": int, "size": int, "seed": int, "operand": str},
 }
-
-
-# The fields of `retrieve.chance.Chance`, one example's.
-_CHANCE = tuple(name.removesuffix("_N") for name in Chance._fields)
 
 
 class Influence(NamedTuple):
@@ -237,7 +233,7 @@ class Tracer:
             for row, sigma in zip(rows.tolist(), sigmas, strict=True):
                 chance = None
                 if chances and not np.isnan(chances.p_N[row]):
-                    chance = {name: float(getattr(chances, f"{name}_N")[row]) for name in _CHANCE}
+                    chance = {name: float(getattr(chances, f"{name}_N")[row]) for name in NAMES}
                 example = self.examples[self.store.ids[row]]
                 found.append(Influence(example, float(score_N[row]), sigma, chance))
             return tuple(found)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from raslik_jax.data.examples import HELD_OUT
+from raslik_jax.retrieve.chance import NAMES
 from raslik_jax.run import artifacts
 
 # In a folder of its own, which can be uploaded as it is.
@@ -14,7 +15,7 @@ PLACE = "rows/rows.parquet"
 # The row's own fields.
 _OF_ROWS = ("place", "example_id", "instruction", "input", "output", "is_target", "source")
 # What a run may know of a row in addition to its score.
-NUMBERS = ("sigma", "higher", "prompts", "p", "q")
+NUMBERS = ("sigma", *NAMES)
 
 
 def read_sets(root: pathlib.Path, strategy: str) -> dict[str, str]:
@@ -61,7 +62,7 @@ def read_columns(root: pathlib.Path, set_of: Mapping[str, str]) -> dict[str, lis
     if any(x is not None for x in sigma):
         columns["sigma"] = sigma
     if found := artifacts.CHANCE.current(root, len(rows)):
-        columns |= dict(zip(NUMBERS[1:], map(_known, found), strict=True))
+        columns |= dict(zip(NAMES, map(_known, found), strict=True))
     return columns
 
 

@@ -38,6 +38,10 @@ class Chance(NamedTuple):
     q_N: Float[np.ndarray, " N"]
 
 
+# What each value is called where there is one row.
+NAMES = tuple(name.removesuffix("_N") for name in Chance._fields)
+
+
 class Finds(NamedTuple):
     """Rows whose q is at most a level, and how many of them are expected by chance."""
 
