@@ -102,20 +102,7 @@ class LoRAParam(nnx.Param):
 # The name of what a backward pass keeps; all else it computes again (`layers`).
 KEPT = "kept"
 
-NEOX_TARGETS = ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h")
 ATTENTION_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
-
-# The paper gives alpha and dropout for both of its models as 32 and 0.05. Its Pythia table (r = 16
-# on four modules) and its count d = 2,621,440 (r = 8 on query_key_value) disagree: both are here.
-LORA_PRESETS = {
-    name: LoRAConfig(rank=rank, alpha=32.0, dropout=0.05, targets=targets)
-    for name, rank, targets in (
-        ("olmo2", 8, ATTENTION_TARGETS),
-        ("pythia", 16, NEOX_TARGETS),
-        ("pythia-qkv", 8, ("query_key_value",)),
-        ("llama", 8, ATTENTION_TARGETS),
-    )
-}
 
 
 def init_factor_a(key: jax.Array, shape: tuple[int, ...]) -> Float[Array, "..."]:

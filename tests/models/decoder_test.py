@@ -13,9 +13,10 @@ import pytest
 from absl.testing import parameterized
 from support import random_weights, tiny_model_config
 
+from experiments.bench.harness import LORA_PRESETS
 from raslik_jax.base.axes import Tree
 from raslik_jax.models import decoder, presets
-from raslik_jax.models.lora import LORA_PRESETS, LoRAConfig
+from raslik_jax.models.lora import LoRAConfig
 
 _FAMILIES = {
     "gpt_neox": "pythia",

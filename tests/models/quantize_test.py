@@ -171,7 +171,7 @@ def _decoder(family):
     case = next(iter(decoder_cases.CASES[family].values()))
     architecture = decoder.ARCHITECTURES[family]
     config = architecture.config.from_hf({**case.config, **_TINY[family]})
-    targets = lora.NEOX_TARGETS if family == "gpt_neox" else architecture.lora_targets
+    targets = decoder_cases.NEOX_TARGETS if family == "gpt_neox" else architecture.lora_targets
     settings = lora.LoRAConfig(rank=2, alpha=4.0, targets=targets)
     graphdef, adapter, base = support.random_weights(config, settings, spread=0.1)
     return decoder.bind(graphdef), adapter, base
@@ -244,7 +244,7 @@ class DecoderTest(parameterized.TestCase):
             name for name, leaves in packed["layers"].items()
             if quantize.is_quantized(leaves.get("kernel"))
         }  # fmt: skip
-        self.assertEqual(kernels, set(lora.NEOX_TARGETS))
+        self.assertEqual(kernels, set(decoder_cases.NEOX_TARGETS))
         for path in (("embed", "embedding"), ("head", "kernel"), ("final_norm", "scale")):
             self.assertEqual(packed[path[0]][path[1]].shape, base[path[0]][path[1]].shape)
         self.assertEqual(packed["layers"]["dense"]["bias"].dtype, jnp.float32)

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from absl.testing import parameterized
 
 from experiments.bench import counting, harness
+from experiments.bench.harness import LORA_PRESETS
 from raslik_jax.data.batches import Batch
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models import quantize
-from raslik_jax.models.lora import LORA_PRESETS
 from raslik_jax.models.presets import MODEL_PRESETS
 from raslik_jax.run import cost
 from raslik_jax.train import losses
