@@ -478,26 +478,6 @@ class Config(Settings):
             yield f"--unlearn.parameters=all needs --backbone.format=plain, got {form}: change one"
 
 
-def kernel_name(settings: Mapping[str, Any]) -> str:
-    """Returns how RASLIK's kernel differs from the paper's wording; empty if it does not.
-
-    The paper's kernel is the uncentered cosine of gradients at the fine-tuned adapter, of the
-    training loss of the response, averaged over queries. The settings are those of `to_json`.
-    """
-    sketch = dataclasses.asdict(SketchConfig()) | settings.get("sketch", {})
-    retrieve = dataclasses.asdict(RetrieveConfig()) | settings.get("retrieve", {})
-    differences = {
-        "unshifted loss": sketch["loss"] == "unshifted",
-        "at the initial adapter": sketch["gradient_at"] == "initial",
-        "tokens of prompt and response": sketch["targets"] == "all",
-        "each tensor normalized": sketch["normalize"] == "per_tensor",
-        "centered": retrieve["center"],
-        "mean rank": retrieve["aggregate"] == "mean_rank",
-        "common direction of the queries": retrieve["aggregate"] == "common",
-    }
-    return ", ".join(name for name, differs in differences.items() if differs)
-
-
 # A config as nested plain values, as config.json holds them.
 to_json: Callable[[Config], dict[str, Any]] = settings_lib.as_json
 

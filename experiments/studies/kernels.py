@@ -12,7 +12,7 @@ import numpy as np
 import scipy.linalg
 from jaxtyping import Float, Int
 
-from raslik_jax.index.combine import Aggregate, aggregate_scores
+from raslik_jax.index.combine import Aggregate, aggregate_scores, common_weights
 
 # The squared length of a centered unit row that is the mean itself, or nothing but rounding.
 _ZERO = 1e-6
@@ -38,7 +38,9 @@ class KernelScores(NamedTuple):
 
     def combine(self, how: Aggregate) -> Float[np.ndarray, " N"]:
         """Returns one score for each training row."""
-        return aggregate_scores(self.score_QN, how, self.gram_QQ)
+        if how == "common":
+            return common_weights(self.gram_QQ) @ self.score_QN
+        return aggregate_scores(self.score_QN, how)
 
 
 def gram_matrices(vectors_MP: Float[np.ndarray, "M P"], edges: Sequence[int]) -> Grams:

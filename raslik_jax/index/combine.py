@@ -72,20 +72,13 @@ def query_weights(
     return np.full((1, count), 1 / count)
 
 
-def aggregate_scores(
-    score_QN: Float[np.ndarray, "Q N"],
-    how: Aggregate,
-    query_gram_QQ: Float[np.ndarray, "Q Q"] | None = None,
-) -> Float[np.ndarray, " N"]:
+def aggregate_scores(score_QN: Float[np.ndarray, "Q N"], how: Aggregate) -> Float[np.ndarray, " N"]:
     """Returns one score per example from those of several queries.
 
     `mean` is the mean of the scores. For `mean_rank` each query ranks the examples (ties share
     their mean rank). The averaged ranks are scaled: 1 is the first for all queries, and -1 the
-    last. `common` is the mean weighted by `common_weights` of the queries' cosines, or the plain
-    mean without these.
+    last. `common` is the plain mean here, where the cosines between the queries are not known.
     """
-    if how == "common" and query_gram_QQ is not None:
-        return common_weights(query_gram_QQ) @ score_QN
     if how != "mean_rank":
         return score_QN.mean(axis=0)
     import scipy.stats  # takes a second to load, which settings that name strategies need not wait

@@ -4,13 +4,14 @@ A member of a stored run without a record is shown by its own name. A member wit
 marker gets the next free ones.
 """
 
+import dataclasses
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jinja2
 
-from raslik_jax.config import kernel_name
+from raslik_jax.config import RetrieveConfig, SketchConfig
 from raslik_jax.data.corpora import DATASETS
 from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.train.objectives import OBJECTIVES
@@ -62,6 +63,26 @@ def describe_model(config: Mapping[str, Any]) -> str:
     return checkpoint_name(config) or (
         scratch.format_map(settings) if settings else "model not recorded"
     )
+
+
+def kernel_name(settings: Mapping[str, Any]) -> str:
+    """Returns how RASLIK's kernel differs from the paper's wording; empty if it does not.
+
+    The paper's kernel is the uncentered cosine of gradients at the fine-tuned adapter, of the
+    training loss of the response, averaged over queries. The settings are those of `to_json`.
+    """
+    sketch = dataclasses.asdict(SketchConfig()) | settings.get("sketch", {})
+    retrieve = dataclasses.asdict(RetrieveConfig()) | settings.get("retrieve", {})
+    differences = {
+        "unshifted loss": sketch["loss"] == "unshifted",
+        "at the initial adapter": sketch["gradient_at"] == "initial",
+        "tokens of prompt and response": sketch["targets"] == "all",
+        "each tensor normalized": sketch["normalize"] == "per_tensor",
+        "centered": retrieve["center"],
+        "mean rank": retrieve["aggregate"] == "mean_rank",
+        "common direction of the queries": retrieve["aggregate"] == "common",
+    }
+    return ", ".join(name for name, differs in differences.items() if differs)
 
 
 def kernel_note(settings: Mapping[str, Any], strategies: Iterable[str]) -> str:

@@ -15,10 +15,11 @@ from absl import flags
 from absl.testing import absltest, parameterized
 
 from raslik_jax.cli import setting_flags
-from raslik_jax.config import STAGES, Config, config_from_json, kernel_name, to_json
+from raslik_jax.config import STAGES, Config, config_from_json, to_json
 from raslik_jax.data.alpaca_lengths import load_alpaca_lengths
 from raslik_jax.models import presets
 from raslik_jax.report import writing
+from raslik_jax.report.names import kernel_name
 from raslik_jax.run import forecast
 from raslik_jax.run import units as units_lib
 from raslik_jax.run.gpus import Device

@@ -27,7 +27,8 @@ from experiments.studies.own_model import measure
 from raslik_jax.base.files import read_json_lines, write_text
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command
-from raslik_jax.config import kernel_name, to_json
+from raslik_jax.config import to_json
+from raslik_jax.report.names import kernel_name
 from raslik_jax.data.corpora.toy import SCIFI_WORDS
 from raslik_jax.data.examples import Example
 
