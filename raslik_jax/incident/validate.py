@@ -12,7 +12,7 @@ from raslik_jax.config import MeshConfig, config_from_json
 from raslik_jax.incident import making
 from raslik_jax.incident.retrain import ALGORITHM, RecipeOptions, read_settings
 from raslik_jax.parallel import processes
-from raslik_jax.report import tables, validation
+from raslik_jax.report import results, tables
 from raslik_jax.run import artifacts
 
 _LEAST_SUBSETS = 3
@@ -140,7 +140,7 @@ def validate(options: ValidateOptions | None = None, **named: Any) -> ValidateRe
     found = artifacts.VALIDATION.read(root)
     if artifacts.PAGE.current(root):
         making.make(config, root, stages=("report",), mesh=options.mesh, update=True)
-    text = f"\n{tables.render_terminal(validation.table_of(found))}"
+    text = f"\n{tables.render_terminal(results.validation_table(found))}"
     text = text if processes.is_first() else ""
     return ValidateResult(workdir=root, found=found, text=text)
 

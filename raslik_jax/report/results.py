@@ -226,6 +226,26 @@ def probes_table(metrics: Metrics) -> Table | None:
     return Table(columns, tuple(rows), write_notes("probes")) if unlearned else None
 
 
+def validation_table(found: Mapping[str, Any]) -> Table:
+    """Returns QLD and LDS of every ranking: how well scores predict retraining without rows."""
+    qld, lds, rows = found.get("qld", {}), found.get("lds", {}), []
+    for name, title in found["titles"].items():
+        cells = [
+            format_interval(part.get(name), spec, ends)
+            for part, spec, ends in (
+                (qld.get("rise", {}), "+.3f", "+.3f"),
+                (qld.get("over_nothing", {}), "+.3f", "+.3f"),
+                (lds.get("score", {}), ".3f", ".2f"),
+            )
+        ]
+        rows.append((title, *cells))
+    heads = ("Ranking", "QLD", "Rise over\nnothing removed", "LDS")
+    notes = write_notes("validation", found=found, qld=qld, lds=lds)
+    kept = [0, *(n for n in (1, 2, 3) if any(row[n] != NOT_KNOWN for row in rows))]
+    columns = tuple(Column(heads[n]) for n in kept)
+    return Table(columns, tuple(tuple(row[n] for n in kept) for row in rows), notes)
+
+
 # The tables behind the results of a run by title.
 DETAILS: dict[str, Callable[[Metrics], Table | None]] = {
     "Forgetting or damage": checks_table,

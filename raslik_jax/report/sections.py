@@ -20,7 +20,6 @@ from raslik_jax.report import (
     notes,
     results,
     robustness,
-    validation,
 )
 from raslik_jax.report.facts import FORGET_PANEL, Experiment
 from raslik_jax.report.tables import Table
@@ -241,7 +240,7 @@ def _robustness(experiment: Experiment) -> dict[str, Any]:
 
 def _validation(experiment: Experiment) -> dict[str, Any]:
     found = experiment.runs[0].validation
-    return {"table": validation.table_of(found)} if found else {}
+    return {"table": results.validation_table(found)} if found else {}
 
 
 def _retrained(experiment: Experiment) -> dict[str, Any]:

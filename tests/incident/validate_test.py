@@ -17,7 +17,7 @@ from raslik_jax.base.settings import replaced
 from raslik_jax.config import Config, to_json
 from raslik_jax.data import batches
 from raslik_jax.evaluate import counterfactual
-from raslik_jax.report import facts, sections, tables, validation
+from raslik_jax.report import facts, results, sections, tables
 from raslik_jax.run import artifacts
 from raslik_jax.run.stages import finetune
 
@@ -138,11 +138,11 @@ def test_a_validation_that_was_killed_ends_with_the_same_bytes(validated, tmp_pa
 
 def test_the_table_is_on_the_page(validated):
     found = artifacts.VALIDATION.current(validated.workdir)
-    assert tables.render_terminal(validation.table_of(found)) in str(validated)
+    assert tables.render_terminal(results.validation_table(found)) in str(validated)
     run = facts.Facts({}, (), {}, {}, {}, frozenset(), validation=found)
     run = run._replace(metrics={"name": "mine", "seed": 0})
     shown = sections.SECTIONS["validation"].facts([facts.Experiment((run,))])
-    assert shown["views"][0]["table"] == validation.table_of(found)
+    assert shown["views"][0]["table"] == results.validation_table(found)
     interval = {"mean": 0.25, "low": -0.125, "high": 0.625}
     qld = {"rise": {"raslik": interval}, "noise": 0.0625}
     qld["over_nothing"] = dict.fromkeys(("raslik", "random"), interval)
@@ -150,7 +150,7 @@ def test_the_table_is_on_the_page(validated):
     made_up = {"titles": {"raslik": "RASLIK", "random": "Random"}, "rows": 250, "top": 3}
     made_up |= {"seeds": 3, "subsets": 20, "share": 0.5}
     for part in ({"qld": qld, "lds": lds}, {"qld": qld}, {"lds": lds}):
-        said(tables.render_terminal(validation.table_of(made_up | part)))
+        said(tables.render_terminal(results.validation_table(made_up | part)))
 
 
 @pytest.mark.parametrize("retrainings", [9, 11, 12])

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from experiments.studies.reports import markdown_table
 from raslik_jax.evaluate import counterfactual
 from raslik_jax.evaluate.rates import Interval
-from raslik_jax.report import validation
+from raslik_jax.report import results
 from raslik_jax.report.tables import format_interval, render_markdown
 
 _HERE = pathlib.Path(__file__).resolve().parent
@@ -130,7 +130,7 @@ def halves_table() -> str:
 
 def validated_table() -> str:
     """Returns QLD and LDS of one traced answer of the toy, as `raslik validate` found them."""
-    parts = [validation.table_of(found) for found in read_case("validate")["found"]]
+    parts = [results.validation_table(found) for found in read_case("validate")["found"]]
     return "\n\n".join(map(render_markdown, parts))
 
 
