@@ -54,8 +54,6 @@ def export(options: ExportOptions | None = None, **named: Any) -> ExportResult:
     files.check_new_folder(folder)
     from raslik_jax.incident import exporting  # it takes jax with it, and --help should not
 
-    how: Any = {name: getattr(options, name) for name in ("strategy", "algorithm", "merged")}
-    how["epoch"] = None if options.epoch == "last" else int(options.epoch)
     with written.replacing(root, folder) as made:
-        exporting.export_model(root, made, **how)
+        exporting.export_model(options, made)
     return ExportResult(folder, "model" if options.merged else "adapter")

@@ -23,6 +23,7 @@ from raslik_jax.data.contents import Passage
 from raslik_jax.data.examples import HELD_OUT
 from raslik_jax.data.read.cleaning import cleaned_name, is_folder, write_without
 from raslik_jax.incident import making
+from raslik_jax.incident.export import ExportOptions
 from raslik_jax.incident.trace import PRESET, answer_lines
 from raslik_jax.parallel import processes
 from raslik_jax.report import rows as rows_lib
@@ -135,8 +136,8 @@ def unlearn(options: UnlearnOptions | None = None, **named: Any) -> UnlearnResul
 
     def export() -> str:
         with written.replacing(root, folder) as made:
-            names: Any = {"strategy": strategy, "algorithm": algorithm}
-            export_model(root, made, **names, merged=options.merged)
+            names: Any = {"run": options.run, "strategy": strategy, "algorithm": algorithm}
+            export_model(ExportOptions(**names, merged=options.merged), made)
         told, exported = _clean(config, root, strategy, cleaned)
         # The page names the places of all files.
         places = {f"New {kind}": str(folder.resolve()), **exported}

@@ -35,7 +35,7 @@ def work(tmp_path, monkeypatch):
         if made[-1] == ("report",) and len(made) == 2:
             raise KeyboardInterrupt
 
-    def export_model(run, out, **how):
+    def export_model(options, out):
         out.mkdir()
         (out / "README.md").write_text("the card")
         return out

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import stored_run
 
+from raslik_jax.incident.export import ExportOptions
 from raslik_jax.incident.exporting import export_model
 
 pytestmark = pytest.mark.heavy
@@ -19,8 +20,8 @@ def test_another_library_gives_the_same_logits_and_the_same_ids(merged, tmp_path
     import transformers
 
     run = stored_run.write_stored_run(tmp_path / "run")
-    what = {"strategy": "raslik", "algorithm": "ga_gdr", "epoch": None}
-    folder = export_model(run.root, tmp_path / "out", **what, merged=merged)
+    what = {"run": str(run.root), "strategy": "raslik", "algorithm": "ga_gdr", "merged": merged}
+    folder = export_model(ExportOptions(**what), tmp_path / "out")
     # An adapter of a model that this project trained names no base: whoever loads it has it.
     base = folder if merged else run.root / "backbone" / "model"
     theirs = transformers.AutoModelForCausalLM.from_pretrained(base)
