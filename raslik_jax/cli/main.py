@@ -25,7 +25,7 @@ from raslik_jax.incident import making
 if __name__ != "__main__":
     flags.disclaim_key_flags()  # --help lists those of the command
 # A command is a module with `Options`, `run`, and perhaps `FLAGS`, their `GROUP`, `WHEN_STOPPED`.
-_HELPERS = ("asking", "command", "main", "setting_flags")
+_HELPERS = ("command", "main", "setting_flags")
 COMMANDS = {
     name: f"{cli.__name__}.{name}"
     for _, name, _ in pkgutil.iter_modules(cli.__path__)

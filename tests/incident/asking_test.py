@@ -18,7 +18,7 @@ from index_cases import tree_bytes
 
 from raslik_jax.base.files import read_json, write_json
 from raslik_jax.base.settings import SettingsError, replaced
-from raslik_jax.cli import asking as loops
+from raslik_jax.cli import query
 from raslik_jax.config import config_from_json
 from raslik_jax.data.contents import Passage
 from raslik_jax.data.examples import write_examples
@@ -194,7 +194,7 @@ class QueryTest(parameterized.TestCase):
             mock.patch("sys.stdin", io.StringIO("\n".join(questions))),
             contextlib.redirect_stdout(said),
         ):
-            loops.answer_lines(lambda queries: self.tracer.trace_queries(queries, top=2))
+            query.answer_lines(lambda queries: self.tracer.trace_queries(queries, top=2))
         return [json.loads(line) for line in said.getvalue().splitlines()]
 
     def test_json_lines_are_answered_one_by_one(self):
