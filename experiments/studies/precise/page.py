@@ -15,6 +15,7 @@ from experiments.studies.ways_out import page as ways_out
 _OBJECTIVES = ("base_klr", "cap_klr")
 _COUNTS = ("shown", "prompts", "normal_same", "normal_prompts", "normal_rouge")
 _MODELS = {"base_klr": "BASE_KLR", "cap_klr": "CAP_KLR", "bound": "CAP_KLR with a bound"}
+_MODELS["cap_klr_rep"] = "CAP_KLR, RepSelect"
 
 
 def read(name: str) -> dict[str, Any]:
@@ -182,4 +183,5 @@ def page_tables() -> Mapping[str, Callable[[], str]]:
         "validation": lambda: cells_table("validation"),
         "trials": short_trials_table,
         "all_trials": trials_table,
+        "RepSelect": lambda: cells_table("repselect"),
     }
