@@ -78,7 +78,7 @@ def test_the_page_of_files_names_each_file():
     named += [artifacts.set_rows("STRATEGY", kind) for kind in ("forget", "retain")]
     named += [artifacts.steps(variant), artifacts.probes(variant), artifacts.losses("STAGE")]
     named += [artifacts.distances(variant), artifacts.set_summary("STRATEGY")]
-    named += [artifacts.robustness("TEST", *variant)]
+    named += [artifacts.robustness(f"TEST-{variant}")]
     assert [one.path for one in named if f"`{one.path}" not in text] == []
 
 

@@ -23,7 +23,6 @@ from raslik_jax.run import forecast, gpus
 from raslik_jax.run.artifacts import Variant
 from raslik_jax.run.programs import AbstractRun, Program, Shape
 from raslik_jax.run.stages import finetune, generate, sketch, unlearn
-from raslik_jax.run.workspace import Workspace
 from raslik_jax.train.objectives import OBJECTIVES
 
 # Coordinates of a sketch.
@@ -123,8 +122,7 @@ def abstract_run(model: str, mesh: jax.sharding.Mesh, **sketching: Any) -> Abstr
         unlearn=UnlearnConfig(remat=found.remat, parameters="all" if found.is_whole else "lora"),
     )
     nowhere = pathlib.Path(tempfile.gettempdir()) / "no-such-run"
-    workspace = Workspace(nowhere, config)
-    return forecast.abstract_run(config, workspace, mesh=mesh, layout=found.layout)
+    return forecast.abstract_run(config, nowhere, mesh=mesh, layout=found.layout)
 
 
 def _sketch(family: str) -> Callable[[AbstractRun], Program]:

@@ -393,11 +393,8 @@ probes = _json("unlearn/{0}", "probes.json", _PROBES).of
 distances = _json("generate/distance-{0}", "distances.json", {str: {str: {str: [float]}}}).of
 
 
-def robustness(measure: str, strategy: str, algorithm: str = "") -> Artifact[Any]:
-    """Returns the file of a measure's result for a model; without algorithm for those before."""
-    model = Variant(strategy, algorithm) if algorithm else strategy
-    return _json(f"generate/robustness-{measure}-{model}", "found.json", dict)
-
+# The result of a measure and a variant, or of a strategy for the models before: "relearn-raslik".
+robustness = _json("generate/robustness-{0}", "found.json", dict).of
 
 # Retrainings without rows -------------------------------------------------------------------------
 

@@ -15,7 +15,6 @@ from raslik_jax.base.settings import leaves
 from raslik_jax.config import Config
 from raslik_jax.data import corpora
 from raslik_jax.data.batches import num_steps_of
-from raslik_jax.data.examples import Corpus
 from raslik_jax.data.read import formats
 from raslik_jax.data.tokens import tokenization
 from raslik_jax.data.tokens.encoding import Encoded
@@ -28,7 +27,7 @@ from raslik_jax.run import memory
 from raslik_jax.run.stages.finetune import shape_of
 from raslik_jax.run.units import Unit
 from raslik_jax.run.workspace import (
-    StoredCorpus,
+    AnyCorpus,
     adapter_source,
     checkpoint_folder,
     load_adopted,
@@ -195,7 +194,7 @@ def _bare_name(name: str) -> str:
     return _PACKED.sub("", pathlib.PurePath(name).name.lower())
 
 
-def is_measurable(config: Config, corpus: Corpus | StoredCorpus) -> bool:
+def is_measurable(config: Config, corpus: AnyCorpus) -> bool:
     """Returns whether there are target or normal queries to measure a run on."""
     if config.retrieve.held_out:  # they are made of training rows
         return sets.can_be_asked(corpus.train)
@@ -205,7 +204,7 @@ def is_measurable(config: Config, corpus: Corpus | StoredCorpus) -> bool:
 
 def check_corpus(
     config: Config,
-    corpus: Corpus | StoredCorpus,
+    corpus: AnyCorpus,
     whole: Encoded | None,
     *,
     stages: Sequence[str],
@@ -245,7 +244,7 @@ def _length_problems(
 
 
 def _training_problems(
-    config: Config, corpus: Corpus | StoredCorpus, prompt_N: np.ndarray, stages: Sequence[str]
+    config: Config, corpus: AnyCorpus, prompt_N: np.ndarray, stages: Sequence[str]
 ) -> Iterator[str]:
     """Yields the problems of a stage that trains, from the length of each prompt."""
     rows, longest, finetune = corpus.train, config.corpus.max_len, config.finetune
@@ -272,7 +271,7 @@ def _training_problems(
 
 
 def _selection_problems(
-    config: Config, corpus: Corpus | StoredCorpus, has_answer_N: Bool[np.ndarray, " N"]
+    config: Config, corpus: AnyCorpus, has_answer_N: Bool[np.ndarray, " N"]
 ) -> list[str]:
     """Returns why strategies cannot choose sets, found by choosing with made-up scores.
 

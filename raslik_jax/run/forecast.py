@@ -22,7 +22,7 @@ from jax import monitoring
 
 from raslik_jax.config import STAGES, Config
 from raslik_jax.parallel import meshes, processes
-from raslik_jax.run import checking, cost, plan
+from raslik_jax.run import artifacts, checking, cost, plan
 from raslik_jax.run.gpus import Device
 from raslik_jax.run.programs import AbstractRun, Program, Work
 from raslik_jax.run.recipes import Recipe
@@ -87,17 +87,17 @@ class Forecast(NamedTuple):
         return compiling + sum(step.seconds(device) for step in steps)
 
 
-def abstract_run(config: Config, workspace: Workspace, **how: Any) -> AbstractRun:
+def abstract_run(config: Config, root: pathlib.Path, **how: Any) -> AbstractRun:
     """Returns a run in the abstract, on the existing corpus or by the sizes in the settings.
 
     The corpus is that of a finished unit or of a user's own files. `how` is of `AbstractRun`.
     """
-    first = plan.plan_units(config, workspace)[:1]
-    if Plan(workspace.root, first).survey().done:
-        how["corpus"] = StoredCorpus(workspace.root / "corpus")
+    first = plan.plan_units(config, Workspace(root, config))[:1]
+    if Plan(root, first).survey().done:
+        how["known"] = StoredCorpus(root / "corpus")
     elif not config.corpus.record.reads:  # its files say how large it is, no settings
-        how["corpus"] = config.corpus.load(seed=config.seed)
-    return AbstractRun(config, workspace, checking.model_of(config)[1], **how)
+        how["known"] = config.corpus.load(seed=config.seed)
+    return AbstractRun(root, config, checking.model_of(config)[1], **how)
 
 
 def forecast(
@@ -118,12 +118,11 @@ def forecast(
     device or for a mesh of others (`gpus`). This gives its memory and the seconds of compiling.
     `how` is of `AbstractRun`.
     """
-    workspace = Workspace(workdir, config)
-    run = abstract_run(config, workspace, **how)
-    if run.corpus:
-        checking.check_corpus(config, run.corpus, None, stages=stages)
-        is_measured = is_measured and checking.is_measurable(config, run.corpus)
-    units = plan.plan_units(config, workspace, is_measured=is_measured, more=more)
+    run = abstract_run(config, workdir, **how)
+    if run.known:
+        checking.check_corpus(config, run.known, None, stages=stages)
+        is_measured = is_measured and checking.is_measurable(config, run.known)
+    units = plan.plan_units(config, run, is_measured=is_measured, more=more)
     done = Plan(workdir, units).survey().done
     units = tuple(unit for unit in units if unit.stage in stages)
     steps = count_steps(run, units, done=done)
@@ -228,8 +227,7 @@ def watching(config: Config, root: pathlib.Path) -> Iterator[Around]:
 
     @functools.cache
     def run() -> AbstractRun:
-        workspace = Workspace(root, config)
-        return abstract_run(config, workspace, rows=workspace.train_rows)
+        return abstract_run(config, root, rows=artifacts.TRAIN_TOKENS.read(root))
 
     def count(units: Sequence[Unit]) -> list[Step]:
         """Returns the work of units with the sizes of the sets, if these exist."""

@@ -59,6 +59,9 @@ class Prober:
         drawn |= {"behavior": self._draw(asked, "behavior"), "kept": self._draw(kept, "kept")}
         self._rows = {name: rows for name in stopping.SETS if (rows := drawn[name]).ids}
         self._joined = encoding.join([*self._rows.values()])
+        ends = [0, *itertools.accumulate(len(part.ids) for part in self._rows.values())]
+        # The positions of each set among all rows.
+        self._parts = {name: slice(*ends[n : n + 2]) for n, name in enumerate(self._rows)}
         by_id = {row.example_id: row for row in behavior}
         prompts = [by_id[name] for name in drawn["behavior"].ids]
         if len(prompts) < self._settings.answers:  # then those of rows to forget as well
@@ -87,9 +90,9 @@ class Prober:
         start_NT, backbone_NT = self._nats(model), self._nats(backbone)
         is_begun = (self._folder / self._file.file).is_file()
         stored = self._file.read_in(self._folder) if is_begun else None
-        self._levels(start_NT)  # what the rows to keep had before, which other levels move from
         if stored:  # of a run that was killed
             self._kept_before = stored["kept_before"]
+        self._levels(start_NT)  # what the rows to keep had before, which other levels move from
         self._backbone = self._levels(backbone_NT)
         is_end_NT = self._joined.ends(self._workspace.end_ids, start_NT.shape[1])
         self._goals = {
@@ -100,7 +103,7 @@ class Prober:
                 forget_rise=self._settings.forget_rise,
                 is_end_NT=is_end_NT[part],
             )
-            for name, part in self._parts().items()
+            for name, part in self._parts.items()
             if name in stopping.FORGOTTEN
         }
         self._announce()
@@ -116,15 +119,10 @@ class Prober:
         found: np.ndarray = measure(model.lora, model.base, self._joined)
         return found
 
-    def _parts(self) -> dict[str, slice]:
-        """Returns the positions of each set among all rows."""
-        ends = [0, *itertools.accumulate(len(part.ids) for part in self._rows.values())]
-        return {name: slice(*ends[n : n + 2]) for n, name in enumerate(self._rows)}
-
     def _levels(self, nll_NT: np.ndarray) -> dict[str, float]:
         """Returns the level of each set."""
         nats_N = nll_NT.sum(axis=1) / self._joined.num_targets_N
-        found = {name: nats_N[part] for name, part in self._parts().items()}
+        found = {name: nats_N[part] for name, part in self._parts.items()}
         levels = {name: float(part.mean()) for name, part in found.items()}
         if "kept" in found:
             self._kept_before = self._kept_before or found["kept"].tolist()
@@ -135,8 +133,7 @@ class Prober:
 
     def _measure(self, step: int, model: BoundModel, nll_NT: np.ndarray) -> stopping.Probe:
         levels, answers = self._levels(nll_NT), {}
-        parts = self._parts()
-        gone = {name: goal.progress(nll_NT[parts[name]]) for name, goal in self._goals.items()}
+        gone = {n: goal.progress(nll_NT[self._parts[n]]) for n, goal in self._goals.items()}
         if self._prompts:
             texts = self._answer(model)
             ids = [row.example_id for row in self._prompts]

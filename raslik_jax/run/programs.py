@@ -7,6 +7,7 @@ program, for which no weight is allocated.
 
 import collections
 import math
+import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,13 +20,12 @@ from raslik_jax.base.axes import Tree
 from raslik_jax.config import Config, FinetuneConfig, UnlearnConfig
 from raslik_jax.data import batches
 from raslik_jax.data.alpaca_lengths import load_alpaca_lengths
-from raslik_jax.data.examples import Corpus
 from raslik_jax.data.tokens.encoding import Encoded
 from raslik_jax.models import decoder, quantize, sharding
 from raslik_jax.parallel import meshes
 from raslik_jax.retrieve import sets
 from raslik_jax.run import artifacts
-from raslik_jax.run.workspace import StoredCorpus, Workspace, lora_config_of, queries_to_answer
+from raslik_jax.run.workspace import AnyCorpus, Model, Workspace, lora_config_of, queries_to_answer
 from raslik_jax.sketch import projections
 from raslik_jax.train import loop
 
@@ -205,12 +205,12 @@ class Work(NamedTuple):
     bytes_moved: int | float = 0
 
 
-class AbstractRun:
+class AbstractRun(Workspace):
     """A run in the abstract: shapes in place of weights, Alpaca's lengths in place of rows.
 
     Args:
-      shapes: shapes of its model.
-      corpus: corpus of a finished unit or of a user's files; None if the settings give its size.
+      shapes: shapes of its model, whose files need not exist.
+      known: corpus of a finished unit or of a user's files; None if the settings give its size.
       rows: training examples whose lengths replace Alpaca's.
       mesh: mesh of the devices to compile for; None for the default device.
       layout: value of `--mesh.base`.
@@ -226,22 +226,30 @@ class AbstractRun:
 
     def __init__(
         self,
+        root: pathlib.Path,
         config: Config,
-        workspace: Workspace,
         shapes: decoder.ModelConfig,
         *,
-        corpus: StoredCorpus | Corpus | None = None,
+        known: AnyCorpus | None = None,
         rows: Encoded | None = None,
         mesh: jax.sharding.Mesh | None = None,
         layout: str = "replicated",
         memory: int = 0,
     ):
-        self.config, self.mesh, self.corpus = config, mesh, corpus
-        lora_config, sketching = lora_config_of(config, shapes), config.sketch
-        _, lora, self.plain = decoder.abstract(shapes, lora_config, config.backbone.dtypes)
+        super().__init__(root, config)
+        self.mesh, self.known, sketching, settings = mesh, known, config.sketch, config.backbone
+        own = lora_config_of(config, shapes)
+        graphdef, lora, self.plain = decoder.abstract(shapes, own, settings.dtypes)
         parts = sharding.choose_parts(layout, self.plain, devices=self.num_devices, memory=memory)
-        self.workspace = workspace.abstract(shapes, lora_config, parts=parts)
-        self.model = self.workspace.model
+
+        def model(form: str) -> Model:
+            base = quantize.shapes_of(self.plain, form, double_quant=settings.double_quant)
+            base = sharding.split(base, parts)
+            return Model(decoder.bind(graphdef), base, lambda seed=0: lora, own, graphdef)
+
+        self.model = self.sketch_model = model(settings.format)
+        if sketching.base_format != "same":
+            self.sketch_model = model(sketching.base_format)
         self.layout = sharding.row_of(self.model.base, parts)
         self.num_weights = decoder.count_parameters(self.plain)
         self.base_bytes = quantize.num_bytes(self.model.base)
@@ -257,7 +265,7 @@ class AbstractRun:
 
     def count_rows(self) -> None:
         """Counts the rows of the existing corpus and sets, or those that the settings ask for."""
-        config, corpus, output = self.config, self.corpus, self.config.sketch.query_output
+        config, corpus, output = self.config, self.known, self.config.sketch.query_output
         split = config.references.query_split
         kinds = {"retrieval": "retrieval", f"{split}_target": split, f"{split}_normal": split}
         if corpus:
@@ -271,7 +279,7 @@ class AbstractRun:
         # Without labels the rule finds the number: a twentieth is no more than a guess.
         forget = config.retrieve.num_forget or targets or -(-train // 20)
         retain = config.retrieve.num_retain or forget
-        if sizes := artifacts.SIZES.current(self.workspace.root):
+        if sizes := artifacts.SIZES.current(self.root):
             forget, retain = sizes["num_forget"], sizes["num_retain"]
         self.sizes = Sizes(train, targets, forget, retain)
         self.num_measured = sum(self.queries.values()) - self.queries["retrieval"]

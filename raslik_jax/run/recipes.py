@@ -80,7 +80,7 @@ class Recipe(NamedTuple):
             reads, settings = (
                 one if isinstance(one, str) else one(case) for one in (self.reads, self.settings)
             )
-            words = {**_paths(workspace), **_models(case)}
+            words = _paths(workspace)
             text = settings.format(member, config=config, **_SETTINGS)
             decided, named = pick(config, text.split())
             formats = {"formats": dict(self.writes)} if self.writes else {}
@@ -115,9 +115,8 @@ def variants_of(
     ]
 
 
-def distant_variants(config: Config) -> Sequence[Variant]:
-    """Returns the retrained models with which other models of a run are compared."""
-    return variants_of(config, retrains=True, repeats=False)
+# The retrained models with which other models of a run are compared.
+distant_variants = functools.partial(variants_of, retrains=True, repeats=False)
 
 
 def _groups(**texts: str) -> dict[str, str]:
@@ -166,15 +165,6 @@ def _paths(workspace: Workspace) -> dict[str, str]:
         # The source of the rows that perplexity is taken on.
         drawn="{train} {measured} {queries}",
     )
-
-
-def _models(case: Case) -> dict[str, str]:
-    """Returns the models of a variant: `models` of all measured epochs, and the `last`."""
-    if not isinstance(case.member, Variant):
-        return {}
-    epochs = case.workspace.epochs(*case.member)
-    models = [f"unlearn/{case.member}/epoch-{epoch}" for epoch in epochs]
-    return {"models": " ".join(models), "last": models[-1]}
 
 
 def pick(config: Config, names: Collection[str]) -> tuple[dict[str, Any], Files]:

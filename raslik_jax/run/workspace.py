@@ -1,6 +1,5 @@
 """The work directory for the stages: results of earlier stages, read at their first use."""
 
-import copy
 import functools
 import pathlib
 import shutil
@@ -21,7 +20,7 @@ from raslik_jax.data.examples import Corpus, Example, answered
 from raslik_jax.data.tokens import encoding, masking, prompts, tokenization
 from raslik_jax.evaluate import choice, likelihood, rates
 from raslik_jax.evaluate.metrics import NonSf
-from raslik_jax.models import adapters, checkpoint, decode, quantize, sharding, storage
+from raslik_jax.models import adapters, checkpoint, decode, sharding, storage
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models.lora import LoRAConfig
 from raslik_jax.parallel import meshes
@@ -85,6 +84,9 @@ class StoredCorpus:
         return self.queries["train"]
 
 
+AnyCorpus = StoredCorpus | Corpus
+
+
 class Workspace:
     """The results of earlier stages, read from the work directory at their first use."""
 
@@ -107,7 +109,7 @@ class Workspace:
         return live.Live(self.root, unit, self._writers)
 
     @functools.cached_property
-    def corpus(self) -> StoredCorpus | Corpus:
+    def corpus(self) -> AnyCorpus:
         """The training examples and queries; each part is read at its first use."""
         return StoredCorpus(self.root / "corpus")
 
@@ -138,23 +140,6 @@ class Workspace:
         if form in ("same", self.config.backbone.format):
             return self.model
         return self._read_model(form)
-
-    def abstract(
-        self, shapes: decoders.ModelConfig, lora_config: LoRAConfig, *, parts: int = 1
-    ) -> "Workspace":
-        """Returns the run with shapes and dtypes in place of weights; its files need not exist."""
-        run, settings, form = copy.copy(self), self.config.backbone, self.config.sketch.base_format
-        graphdef, lora, plain = decoders.abstract(shapes, lora_config, settings.dtypes)
-
-        def model(form: str) -> Model:
-            base = quantize.shapes_of(plain, form, double_quant=settings.double_quant)
-            base = sharding.split(base, parts)
-            return Model(decoders.bind(graphdef), base, lambda seed=0: lora, lora_config, graphdef)
-
-        run.model = run.sketch_model = model(settings.format)
-        if form != "same":
-            run.sketch_model = model(form)
-        return run
 
     @functools.cached_property
     def lora_config(self) -> LoRAConfig:
@@ -432,6 +417,10 @@ class Workspace:
             return (1,)
         chosen = self._choice(strategy, name)
         return (chosen.epoch,) if chosen else self.config.unlearn.stored_epochs
+
+    def models(self, strategy: str, name: str) -> list[str]:
+        """Returns the places of the models that are measured, the last one at the end."""
+        return [f"unlearn/{strategy}-{name}/epoch-{n}" for n in self.epochs(strategy, name)]
 
     def likelihood_of(
         self, model: BoundModel, encoded: encoding.Encoded, *, on_ladder: bool = False

@@ -10,7 +10,7 @@ import hashlib
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from raslik_jax.base import files
 from raslik_jax.base.messages import shown
@@ -56,26 +56,22 @@ def check_outside(
     path = pathlib.Path(place).resolve()
     held = [root / one for one in _read(root)] if root else []
     for folder in path.parents:
-        inner = path.relative_to(folder).parts[0]
-        is_result = folder in held or _is_result(folder)
-        if is_result or (_is_run(folder) and (inner in _RESERVED or inner[0] == ".")):
+        inner, kind = path.relative_to(folder).parts[0], _kind(folder)
+        is_taken = kind == "run" and (inner in _RESERVED or inner[0] == ".")
+        if is_taken or kind == "result" or folder in held:
             must = f"must be outside of the folders of a run, got {shown(str(path), 140)}"
             raise ValueError(f"{name} {must}: choose a place outside of {shown(str(folder), 140)}")
 
 
-def _is_result(folder: pathlib.Path) -> bool:
-    """Returns whether a folder is a unit of a run or an index."""
+def _kind(folder: pathlib.Path) -> Literal["result", "run", ""]:
+    """Returns whether a folder is a unit's or an index, or the work directory of a run."""
     with contextlib.suppress(ValueError):
         found = files.read_json(folder / MANIFEST, dict).keys()
-        return "index_format" in found or found >= {"key", "outputs"}
-    return False
-
-
-def _is_run(folder: pathlib.Path) -> bool:
-    """Returns whether a folder is the work directory of a run."""
+        if "index_format" in found or found >= {"key", "outputs"}:
+            return "result"
     with contextlib.suppress(ValueError):
-        return "corpus" in artifacts.CONFIG.read(folder)
-    return False
+        return "run" if "corpus" in artifacts.CONFIG.read(folder) else ""
+    return ""
 
 
 @contextlib.contextmanager
@@ -304,7 +300,6 @@ def open_workdir(
 
     recorded = artifacts.CONFIG.place(root)
     with locked(root, "--workdir"):
-        differing: list[str] = []
         mend = "choose another --workdir"
         old: dict[str, Any] = artifacts.CONFIG.read(root, mend) if recorded.is_file() else {}
         if old and "corpus" not in old:
@@ -314,9 +309,8 @@ def open_workdir(
         if foreign:
             place = shown(str(root / foreign[0]), 160)
             raise ValueError(f"{place} must be a folder of a run, it has no config.json: {mend}")
-        if not update and recorded.is_file() and manifests.finished_units(root):
-            differing = differing_fields(old, to_json(config))
-        if differing:
+        is_bound = recorded.is_file() and not update and bool(manifests.finished_units(root))
+        if differing := differing_fields(old, to_json(config)) if is_bound else []:
             more = f"; and {len(differing) - 5} more" if len(differing) > 5 else ""
             place, got = shown(str(root), 100), "; ".join(differing[:5]) + more
             mend += ", or pass --update to make again the parts that differ"

@@ -36,7 +36,7 @@ def test_both_commands_say_what_both_take_and_which_is_better(traced, tmp_path):
         assert f"next: raslik retrain --run={run}" in done.stdout
     assert not (tmp_path / "out").exists()
     assert "learning_rate" in told["retrain"].stdout
-    slow = tiny.run_command("unlearn", f"--run={run}", "--dry_run", "--unlearn.retrain.epochs=1e5")
+    slow = tiny.run_command("unlearn", f"--run={run}", "--dry_run", "--unlearn.retrain.epochs=1e6")
     assert "advice: unlearn, because retraining takes" in slow.stdout
 
 

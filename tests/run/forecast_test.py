@@ -29,7 +29,6 @@ from raslik_jax.run.artifacts import Variant
 from raslik_jax.run.gpus import Device
 from raslik_jax.run.plan import plan_units
 from raslik_jax.run.stages import finetune, generate, sketch, unlearn
-from raslik_jax.run.workspace import Workspace
 from raslik_jax.sketch import head
 
 _NOWHERE = pathlib.Path("/nowhere")
@@ -181,7 +180,7 @@ def _works(run):
 def test_the_rule_counts_what_a_step_does():
     """Loops without a known length are those over new tokens or over whole tiles of the head."""
     config = _config()
-    run = forecast.abstract_run(config, Workspace(_NOWHERE, config))
+    run = forecast.abstract_run(config, _NOWHERE)
     for name, work in _works(run).items():
         for program in work.programs[:2]:
             shape = program.largest
@@ -246,8 +245,8 @@ def test_jax_tells_the_seconds_of_compiling(tmp_path):
 
 def test_programs_are_compiled_once():
     config = _config()
-    run = forecast.abstract_run(config, Workspace(_NOWHERE, config))
-    units = plan_units(config, run.workspace, more=writing.UNITS)
+    run = forecast.abstract_run(config, _NOWHERE)
+    units = plan_units(config, run, more=writing.UNITS)
     steps = {step.name: step for step in forecast.count_steps(run, units)}
     assert steps["sketch"].programs == steps["retrieve/queries"].programs
     first, *others = (s for name, s in steps.items() if name.startswith("unlearn/"))

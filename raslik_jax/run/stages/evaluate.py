@@ -82,20 +82,18 @@ def _add_distances(
     The fine-tuned model also gets its distance if the run has one retrained model.
     """
     root, config = workspace.root, workspace.config
-    models: list[tuple[str, str | int, artifacts.Variant | None, dict[str, Any]]] = []
-    if len(distant_variants(config)) == 1:
-        models.append(("", "finetuned", None, finetuned))
+    is_alone = len(distant_variants(config)) == 1
+    models: dict[str, Any] = {"": (("finetuned", None), finetuned)} if is_alone else {}
     for variant in variants_of(config):
         if variant.strategy == retrained.strategy:
-            epoch = workspace.epochs(*variant)[-1]
-            own = evidence[summary.Variant(*variant, epoch)]
-            models.append((variant.algorithm, epoch, variant, own))
-    end = workspace.epochs(*retrained)[-1], retrained
+            last = workspace.epochs(*variant)[-1]
+            own = evidence[summary.Variant(*variant, last)]
+            models[variant.algorithm] = (last, variant), own
     divergences = artifacts.distances(retrained).read(root)
-    said = artifacts.answers(*end).read(root)
-    for algorithm, model, of, own in models:
-        answers = artifacts.answers(model, of).read(root)
-        own["distance"] = distance.compare(divergences[algorithm], answers, said)
+    said = {name: artifacts.answers(*model).read(root) for name, (model, _) in models.items()}
+    of_retrained = said[retrained.algorithm]
+    for name, (_, own) in models.items():
+        own["distance"] = distance.compare(divergences[name], said[name], of_retrained)
 
 
 def _robustness(workspace: Workspace) -> Iterator[dict[str, Any]]:
@@ -107,11 +105,11 @@ def _robustness(workspace: Workspace) -> Iterator[dict[str, Any]]:
     stepped, exact = variants_of(config, retrains=False), distant_variants(config)
     measured = variants_of(config, repeats=False)
     for name, variant in itertools.product(config.evaluate.robustness, measured):
-        now = artifacts.robustness(name, *variant).read(root)
-        found = now | artifacts.robustness(name, variant.strategy).read(root)
+        now = artifacts.robustness(f"{name}-{variant}").read(root)
+        found = now | artifacts.robustness(f"{name}-{variant.strategy}").read(root)
         again = [one for one in exact if one.strategy == variant.strategy and variant in stepped]
         for other in again[:1]:
-            found["retrained"] = artifacts.robustness(name, *other).read(root)["now"]
+            found["retrained"] = artifacts.robustness(f"{name}-{other}").read(root)["now"]
         yield {
             **{"measure": name, **variant._asdict()},
             **{"epoch": workspace.epochs(*variant)[-1], "found": found},

@@ -100,7 +100,7 @@ def count_training(
     run: AbstractRun, name: str, settings: RetrainSettings, shapes: Shapes, *, remat: bool
 ) -> Program:
     """The training of an adapter by a recipe."""
-    algorithm, model = training(run.workspace, settings, num_steps=1, remat=remat), run.model
+    algorithm, model = training(run, settings, num_steps=1, remat=remat), run.model
     how: Any = {"shapes": shapes, "passes": 2 + REMAT * remat}
     return run.training(name, algorithm, model.initial, model.base, **how)
 

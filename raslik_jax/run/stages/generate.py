@@ -253,10 +253,7 @@ def write_distances(workspace: Workspace, retrained: Variant, folder: pathlib.Pa
 
 def _reads(case: Case) -> str:
     workspace, reference = case.workspace, case.config.evaluate.reference
-    models = [
-        f"unlearn/{one}/epoch-{workspace.epochs(*one)[-1]}"
-        for one in _compared(workspace, case.member)
-    ]
+    models = [workspace.models(*one)[-1] for one in _compared(workspace, case.member)]
     said = [] if reference == "gold" else [artifacts.answers(reference).path]
     return " ".join(["{measured} {finetuned}", *said, *models])
 
@@ -275,11 +272,11 @@ def of_variants(
     return Recipe(
         f"generate/{kind}{{0}}",
         run,
-        f"{reads} {{model}} {{models}}",
+        lambda case: " ".join([reads, "{model}", *case.workspace.models(*case.member)]),
         f"{settings} unlearn.parameters",
         members=variants_of,
         measures=measures,
-        work=lambda run, variant: work(run, len(run.workspace.epochs(*variant))),
+        work=lambda run, variant: work(run, len(run.epochs(*variant))),
         **own,
     )
 
@@ -331,7 +328,7 @@ def count_traced(run: AbstractRun, models: int) -> Work:
 
 def count_distances(run: AbstractRun, retrained: Variant) -> Work:
     """Two forward passes for each model of a strategy and for the fine-tuned one."""
-    model, models = run.model, 1 + len(_compared(run.workspace, retrained))
+    model, models = run.model, 1 + len(_compared(run, retrained))
     step, shapes = (
         likelihood.divergence_step(model.decoder),
         run.planned(run.num_measured, num_buckets=2),

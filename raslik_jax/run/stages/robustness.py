@@ -63,7 +63,7 @@ def write_robustness(workspace: Workspace, attack: Attack, folder: pathlib.Path)
         models = {str(one): model for (one, _), _, model in generate.models_of(workspace, None)}
     settings = workspace.config.evaluate[name]
     found = {title: measure.measure(bench, model, settings) for title, model in models.items()}
-    artifacts.robustness(name, strategy, algorithm).write(folder, found)
+    artifacts.robustness(attack).write(folder, found)
 
 
 class Bench:
@@ -283,9 +283,7 @@ def _reads(case: Case) -> str:
     reads = ["{drawn} {rows} {finetuned} references/evaluation"]
     reads += ["retrieve/sizes"] if case.config.retrieve.held_out else []
     reads += [artifacts.set_rows(strategy, "forget").path]
-    if algorithm:
-        last = case.workspace.epochs(strategy, algorithm)[-1]
-        reads += [f"unlearn/{artifacts.Variant(strategy, algorithm)}/epoch-{last}"]
+    reads += case.workspace.models(strategy, algorithm)[-1:] if algorithm else []
     return " ".join(reads)
 
 

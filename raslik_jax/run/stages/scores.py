@@ -216,16 +216,10 @@ def make_chance(workspace: Workspace, folder: pathlib.Path) -> None:
     print(f"    {told}")
 
 
-def count_scores(run: AbstractRun, queries: int, columns: int) -> Work:
-    """Cosines of the index's rows with queries; a number of columns is kept."""
+def count_scores(run: AbstractRun, queries: int, columns: int = 0) -> Work:
+    """Cosines of the index's rows with queries; a number of columns, or all, is kept."""
     rows, products = run.sizes.train, 2.0 * run.sketch_size * queries
-    return Work(4.0 * rows * columns, [], rows * products, run.index_bytes)
-
-
-def count_null(run: AbstractRun) -> Work:
-    """Scores with rows that serve as unrelated prompts."""
-    count = min(run.config.retrieve.null_prompts, run.sizes.train)
-    return count_scores(run, count, count)
+    return Work(4.0 * rows * (columns or queries), [], rows * products, run.index_bytes)
 
 
 # The possible needs of a strategy: the units that are made then. The last one writes the scores
@@ -264,7 +258,7 @@ _CHANCE = (
         "seed retrieve.center retrieve.null_prompts",
         # 3: rows without a gradient have no part in the mean that centers.
         writes={"null": 3},
-        work=count_null,
+        work=lambda run: count_scores(run, min(run.config.retrieve.null_prompts, run.sizes.train)),
     ),
     Recipe(
         "retrieve/chance",

@@ -221,21 +221,20 @@ def make_query_sketches(workspace: Workspace, folder: pathlib.Path) -> None:
 
 def count_sketches(run: AbstractRun, rows: int, disk_bytes: int | float = 0) -> Work:
     """Gradients of rows, projected."""
-    settings, workspace = run.config.sketch, run.workspace
-    family, size = settings.projection, run.sketch_size
+    settings, size, family = run.config.sketch, run.sketch_size, run.config.sketch.projection
     projection = jax.eval_shape(
         lambda: projections.init_projection(0, family, run.num_params, size)
     )
     with meshes.traced_for(platform_of(run.mesh)):
-        most = steps.program_tokens(workspace.sketch_model.decoder.config)
+        most = steps.program_tokens(run.sketch_model.decoder.config)
     planned: Any = {"num_buckets": settings.num_buckets, "targets": settings.targets}
     is_dense = projections.PROJECTIONS[family].bins is None
     program = run.program(
         f"sketch {family} {size}",
-        sketch_step(workspace),
+        sketch_step(run),
         projection,
         run.model.initial,
-        workspace.sketch_model.base,
+        run.sketch_model.base,
         shapes=run.planned(rows, program_tokens=most, **planned),
         passes=2,
         row_operations=2.0 * run.num_params * size * is_dense,

@@ -238,7 +238,7 @@ def count_unlearning(run: AbstractRun, variant: Variant) -> Work:
     shapes = run.epochs_of(settings, max(run.sizes.forget, run.sizes.retain))
     program = run.training(
         f"unlearn/{name}",
-        run.workspace.unlearning(name, 1e-5),
+        run.unlearning(name, 1e-5),
         params,
         steps.Frozen(base=model.base, reference=model.initial),
         shapes=shapes,
