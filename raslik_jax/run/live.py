@@ -17,13 +17,6 @@ from typing import Any
 from raslik_jax.base.messages import one_line
 from raslik_jax.parallel import processes
 
-# A writer: yields a function of a step and its values. It begins with a work directory, a unit, and
-# the next step, because a training that continues from a checkpoint repeats the steps after it.
-Writer = Callable[
-    [pathlib.Path, str, int],
-    contextlib.AbstractContextManager[Callable[[int, Mapping[str, Any]], object]],
-]
-
 
 @contextlib.contextmanager
 def _lines(root: pathlib.Path, unit: str, first: int) -> Iterator[Any]:
@@ -67,7 +60,9 @@ def _tensorboard(root: pathlib.Path, unit: str, first: int) -> Iterator[Any]:
 
 # The package of each program that may be asked for.
 WRITERS = {"tensorboard": "tensorboardX"}
-_OPEN: dict[str, Writer] = {"JSON lines": _lines, "tensorboard": _tensorboard}
+# A writer yields a function of a step and its values. It begins with a work directory, a unit, and
+# the next step, because a training that continues from a checkpoint repeats the steps after it.
+_OPEN: dict[str, Callable[..., Any]] = {"JSON lines": _lines, "tensorboard": _tensorboard}
 
 
 class Live:

@@ -27,8 +27,6 @@ from raslik_jax.run.workspace import Workspace
 from raslik_jax.train.loop import Diverged
 from raslik_jax.train.losses import BoundModel
 
-Save = Callable[[pathlib.Path, Tree], None]
-
 
 class Prober:
     """The probes of one unlearning.
@@ -47,7 +45,7 @@ class Prober:
         folder: pathlib.Path,
         live: Live,
         *,
-        save: Save,
+        save: Callable[[pathlib.Path, Tree], None],
         start: Tree,
     ):
         self._workspace, self._folder, self._live = workspace, folder, live

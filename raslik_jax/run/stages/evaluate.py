@@ -16,8 +16,7 @@ from raslik_jax.run.workspace import Workspace, judge_of, non_sf_by_rule
 
 # More parts of the evidence that metrics read: from the run to the parts of each model, as
 # `artifacts.answers` names it.
-Collector = Callable[[str | int, artifacts.Variant | None], Mapping[str, Any]]
-EVIDENCE: dict[str, Callable[[Workspace], Collector]] = {}
+EVIDENCE: dict[str, Callable[[Workspace], Callable[..., Mapping[str, Any]]]] = {}
 
 
 def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:

@@ -329,11 +329,8 @@ def count_traced(run: AbstractRun, models: int) -> Work:
 def count_distances(run: AbstractRun, retrained: Variant) -> Work:
     """Two forward passes for each model of a strategy and for the fine-tuned one."""
     model, models = run.model, 1 + len(_compared(run, retrained))
-    step, shapes = (
-        likelihood.divergence_step(model.decoder),
-        run.planned(run.num_measured, num_buckets=2),
-    )
-    loras = (model.initial, model.initial)
+    step, loras = likelihood.divergence_step(model.decoder), (model.initial, model.initial)
+    shapes = run.planned(run.num_measured, num_buckets=2)
     program = run.program("distance", step, loras, model.base, shapes=shapes, passes=2)
     return Work(100.0 * models * run.num_measured, [program] * models)
 

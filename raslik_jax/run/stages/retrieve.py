@@ -222,12 +222,6 @@ def _tell_left_out(named: Mapping[str, Sequence[int]], request: Request) -> None
             )
 
 
-_RULE = (
-    "retrieve.select retrieve.num_forget retrieve.num_retain retrieve.retain_within "
-    "retrieve.held_out"
-)
-
-
 def _own_sets(config: Config) -> list[str]:
     """Returns the strategies with given sets."""
     return [name for name in config.retrieve.strategies if STRATEGIES[name].brings_sets]
@@ -236,7 +230,9 @@ def _own_sets(config: Config) -> list[str]:
 def _of_sizes(case: Case) -> tuple[str, str]:
     """Returns the inputs of the sizes of the sets: files and settings."""
     config, chosen = case.config, case.config.retrieve
-    reads, settings, own = "", "", _own_sets(config)
+    reads, own = "", _own_sets(config)
+    settings = "{text} retrieve.select retrieve.num_forget retrieve.num_retain "
+    settings += "retrieve.retain_within retrieve.held_out "
     if finds_number(config):  # in the scores; what a finding is read from
         reads += "retrieve/influence sketch/index retrieve/queries {queries}"
         reads += " retrieve/traced" if config.evaluate.traced else ""
@@ -245,7 +241,7 @@ def _of_sizes(case: Case) -> tuple[str, str]:
     if chosen.held_out:  # drawn from the sets, by the scores, for the queries
         reads += f" retrieve/{EVIDENCE} {{queries}}"
         settings += " seed sketch.query_output " + " ".join(f"retrieve.{n}" for n in own)
-    return f"{{rows}} {reads}", f"{{text}} {_RULE} {settings}"
+    return f"{{rows}} {reads}", settings
 
 
 def _reads_of_sets(case: Case) -> str:
