@@ -2,13 +2,12 @@
 
 import dataclasses
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from raslik_jax.base import files
 from raslik_jax.base.messages import one_line, some_of
-from raslik_jax.base.settings import Settings, setting
-from raslik_jax.config import MeshConfig
+from raslik_jax.base.settings import setting
 from raslik_jax.data.examples import Example, make_example, with_system
 from raslik_jax.data.read.formats import AUTO, read_examples
 from raslik_jax.incident import making
@@ -25,7 +24,7 @@ OF_RUN = ("center", "aggregate")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AskOptions(Settings):
+class AskOptions(making.Options):
     """The generation to trace and the form of the result.
 
     `settings` are those of retrieval that differ from the run's, by their names without a stage.
@@ -42,8 +41,6 @@ class AskOptions(Settings):
     queries: str = setting("", "JSONL file of prompts and answers, instead of --instruction.")
     top: int = setting(10, "Number of examples to show that make the output likelier.", low=0)
     bottom: int = setting(10, "Number of examples to show that make it less likely.", low=0)
-    mesh: MeshConfig = MeshConfig()
-    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()

@@ -29,6 +29,17 @@ _INSTALLERS["tensorboardX"] = "'raslik-jax[tensorboard]'"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(settings.Settings):
+    """Options of every function that computes: devices, and settings of `raslik run`.
+
+    `settings` are those that differ from the run's or from presets, by dotted name.
+    """
+
+    mesh: MeshConfig = MeshConfig()
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
     """The result of a command; printed, it shows `text`.
 

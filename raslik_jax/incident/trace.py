@@ -14,8 +14,8 @@ import numpy as np
 
 from raslik_jax.base import files
 from raslik_jax.base.messages import one_line, shown
-from raslik_jax.base.settings import Settings, setting
-from raslik_jax.config import Config, MeshConfig
+from raslik_jax.base.settings import setting
+from raslik_jax.config import Config
 from raslik_jax.data.contents import Conversation
 from raslik_jax.data.examples import HELD_OUT, Example, as_record
 from raslik_jax.data.read.formats import parse_fields, read_examples
@@ -57,11 +57,8 @@ _STAGES = ("corpus", "backbone", "finetune", "sketch", "retrieve")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TraceOptions(Settings):
-    """The bad answer, the model and its training rows.
-
-    `settings` are those of `raslik run` that differ from the presets, by dotted name.
-    """
+class TraceOptions(making.Options):
+    """The bad answer, the model and its training rows."""
 
     checkpoint: str = setting("", "The base model: a Hugging Face directory or hub name.")
     adapter: str = setting("", "Its LoRA adapter in PEFT's format: a directory or hub name.")
@@ -79,8 +76,6 @@ class TraceOptions(Settings):
         False, "Replace the trace in --workdir. Parts that do not change are kept."
     )
     top: int = setting(10, "Rows shown.", low=1)
-    mesh: MeshConfig = MeshConfig()
-    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,17 +5,16 @@ import functools
 import importlib.util
 import pathlib
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from raslik_jax.base.files import hash_file
 from raslik_jax.base.messages import one_line, shown
-from raslik_jax.base.settings import Settings, replaced, setting
+from raslik_jax.base.settings import replaced, setting
 from raslik_jax.config import (
     STAGES,
     Config,
     EvaluateConfig,
-    MeshConfig,
     config_from_json,
     to_json,
 )
@@ -38,11 +37,8 @@ _ASKED = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class UnlearnOptions(Settings):
-    """The run to go on with, the sets, and the files to write.
-
-    `settings` are those of `raslik run` that differ from the run's, by dotted name.
-    """
+class UnlearnOptions(making.Options):
+    """The run to go on with, the sets, and the files to write."""
 
     run: str = setting("", "Work directory of a trace.")
     out: str = setting(
@@ -69,8 +65,6 @@ class UnlearnOptions(Settings):
         False,
         "Print the cost of unlearning and of retraining with an advice, and do neither.",
     )
-    mesh: MeshConfig = MeshConfig()
-    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()

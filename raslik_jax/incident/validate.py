@@ -8,7 +8,7 @@ from typing import Any
 
 from raslik_jax.base.messages import shown
 from raslik_jax.base.settings import setting
-from raslik_jax.config import MeshConfig, config_from_json
+from raslik_jax.config import config_from_json
 from raslik_jax.incident import making
 from raslik_jax.incident.retrain import ALGORITHM, RecipeOptions, read_settings
 from raslik_jax.parallel import processes
@@ -20,7 +20,7 @@ _SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ValidateOptions(RecipeOptions):
+class ValidateOptions(RecipeOptions, making.Options):
     """Which trace is validated and by how many retrainings.
 
     `settings` replace values of the recipe, by names such as `unlearn.retrain.epochs`.
@@ -48,8 +48,6 @@ class ValidateOptions(RecipeOptions):
         "score. A list of numbers for a row has one for each query.",
     )
     keep: bool = setting(False, "Keep the adapter of every retraining.")
-    mesh: MeshConfig = MeshConfig()
-    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
