@@ -28,10 +28,10 @@ BUDGETS = {
 _PACKAGE, _EXPERIMENTS, _TESTS = 31_000, 2_000, 27_000
 # Rooms above their budget, and the size that each may not exceed. Sizes here only become smaller.
 _ABOVE = {
-    "base": 1184,
+    "base": 1180,
     "train": 1412,
     "run": 7_133,
-    "incident": 2117,
+    "incident": 2040,
 }
 
 
