@@ -1,7 +1,7 @@
-"""The files that a command wrote for its user next to a run's results, to be written again.
+"""The claim of a work directory, and the files that commands write there next to a run's results.
 
-The content is recorded before it is in its place, so a stopped command continues when it is started
-again. A file that the user has changed since is never replaced.
+The content of such a file is recorded before it is in its place, so a stopped command continues
+when it is started again. A file that the user has changed since is never replaced.
 """
 
 import contextlib

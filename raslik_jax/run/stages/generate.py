@@ -1,6 +1,6 @@
-"""Models' answers and their likelihoods of given answers: every epoch's model, or earlier ones.
+"""Models' answers, likelihoods of given answers, and distances, before and after unlearning.
 
-Each function takes a variant and measures each of its epochs. None means the fine-tuned model, and
+The functions take a variant and measure each of its epochs. None means the fine-tuned model, and
 the backbone if it is another model.
 """
 
@@ -33,6 +33,8 @@ TRACED_FORMAT = {"traced": 3}
 ANSWERS_FORMAT = {"answers": 2}
 # 1: the share of the fine-tuning that is left is taken on them.
 MEASURED_FORMAT = {**ANSWERS_FORMAT, "normal": 1}
+# The fine-tuned model has no algorithm.
+_BEFORE = ""
 
 
 def models_of(
@@ -213,10 +215,6 @@ def make_perplexities(workspace: Workspace, folder: pathlib.Path) -> None:
     if len(means) == 2:
         behavior = judgment.find_behavior("likelihood", **means)
         print(f"    {judgment.describe_behavior(behavior)}")
-
-
-# The fine-tuned model has no algorithm.
-_BEFORE = ""
 
 
 def _compared(workspace: Workspace, retrained: Variant) -> list[Variant]:
