@@ -1,5 +1,6 @@
 """The models before unlearning: a backbone and its adapter, trained here or elsewhere."""
 
+import dataclasses
 import functools
 import math
 import pathlib
@@ -21,10 +22,6 @@ from raslik_jax.run.recipes import Recipe
 from raslik_jax.run.workspace import Workspace, adapter_source, load_adopted, lora_config_of
 from raslik_jax.train import loop, steps
 from raslik_jax.train.objectives import RetrainSettings
-
-# The settings of fine-tuning that are those of a recipe.
-_RECIPE = "learning_rate schedule warmup batch_size micro_batch_size max_len mean clip "
-_RECIPE += "weight_decay"
 
 
 def optimizer(settings: RetrainSettings, num_steps: int) -> optax.GradientTransformation:
@@ -106,9 +103,11 @@ def count_training(
 
 
 def recipe_of(config: Config) -> RetrainSettings:
-    """Returns the recipe of a run's fine-tuning."""
-    own: Any = {name: getattr(config.finetune, name) for name in _RECIPE.split()}
-    return RetrainSettings(**own, epochs=float(config.finetune.epochs), seed=config.seed)
+    """Returns the recipe of a run's fine-tuning, by the settings that both have."""
+    finetune = config.finetune
+    names = vars(finetune).keys() & {one.name for one in dataclasses.fields(RetrainSettings)}
+    own: Any = {name: getattr(finetune, name) for name in names}
+    return RetrainSettings(**own | {"epochs": float(finetune.epochs), "seed": config.seed})
 
 
 @memory.explained("fine-tuning", "--finetune.micro_batch_size or --finetune.max_len")
