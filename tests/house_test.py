@@ -20,7 +20,7 @@ BUDGETS = {
     "retrieve": 1300,
     "train": 1100,
     "evaluate": 2900,
-    "run": 7_130,
+    "run": 5300,
     "report": 3200,
     "incident": 900,
     "cli": 1450,
