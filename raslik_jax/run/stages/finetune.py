@@ -104,9 +104,10 @@ def count_training(
 
 def recipe_of(config: Config) -> RetrainSettings:
     """Returns the recipe of a run's fine-tuning, by the settings that both have."""
-    finetune = config.finetune
-    names = vars(finetune).keys() & {one.name for one in dataclasses.fields(RetrainSettings)}
-    own: Any = {name: getattr(finetune, name) for name in names}
+    finetune, fields = config.finetune, dataclasses.fields(RetrainSettings)
+    own: Any = {
+        one.name: getattr(finetune, one.name) for one in fields if hasattr(finetune, one.name)
+    }
     return RetrainSettings(**own | {"epochs": float(finetune.epochs), "seed": config.seed})
 
 
