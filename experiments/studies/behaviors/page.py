@@ -9,6 +9,7 @@ import numpy as np
 from experiments.studies.reports import markdown_table
 
 RESULTS = pathlib.Path(__file__).resolve().parent / "results.json"
+TRAINED = RESULTS.with_name("trained.json")
 _TEXTS = {"prompt": "BM25, prompts", "prompt_and_output": "BM25, prompts and answers"}
 
 
@@ -41,6 +42,21 @@ def judges_table() -> str:
     return markdown_table(["behavior", *kinds], rows)
 
 
+def trained_table() -> str:
+    """Returns the areas of each method on the trained models, of all queries and one by one."""
+    rows = []
+    for name, cell in json.loads(TRAINED.read_text()).items():
+        for method, one in cell["areas"].items():
+            single = f"{np.mean(one['single']):.3f} ({min(one['single']):.3f})"
+            rows.append([name, method, f"{one['set']:.3f}", single, f"{np.mean(one['f1']):.2f}"])
+    head = ["behavior/seed", "method", "16 queries", "one by one (lowest)", "F1, one by one"]
+    return markdown_table(head, rows)
+
+
 def page_tables() -> Mapping[str, Callable[[], str]]:
     """Returns what makes the tables of the study, by name."""
-    return {"BM25's AUPRC": words_table, "what the judges see, at 8 %": judges_table}
+    return {
+        "BM25's AUPRC": words_table,
+        "a model trained at 2 %": trained_table,
+        "what the judges see, at 8 %": judges_table,
+    }

@@ -48,6 +48,7 @@ def measure(name: str, seed: int, options: Options) -> dict[str, Any]:
     flags = [f"--flagfile={HERE.parent / 'which_gradient' / 'rows.flags'}", f"--seed={seed}"]
     flags += [f"--corpus.behaviors.behavior={name}", f"--corpus.num_targets={options.targets}"]
     flags += [f"--backbone.checkpoint={pathlib.Path(options.model).resolve()}"]
+    flags += ["--corpus.max_len=128"]  # some queries are longer than the 64 of the file
     how: Any = {"mesh": MeshConfig(), "update": True, "is_measured": False}
     run, path = root / f"{name}-{seed}", root / "passes" / f"{name}-{seed}"
     making.make(setting_flags.parse_config(flags), run, stages=_STAGES, **how)
