@@ -104,10 +104,9 @@ def count_training(
 
 def recipe_of(config: Config) -> RetrainSettings:
     """Returns the recipe of a run's fine-tuning, by the settings that both have."""
-    finetune, fields = config.finetune, dataclasses.fields(RetrainSettings)
-    own: Any = {
-        one.name: getattr(finetune, one.name) for one in fields if hasattr(finetune, one.name)
-    }
+    finetune = config.finetune
+    names = {one.name for one in dataclasses.fields(RetrainSettings)} & {*vars(finetune)}
+    own: Any = {name: getattr(finetune, name) for name in names}
     return RetrainSettings(**own | {"epochs": float(finetune.epochs), "seed": config.seed})
 
 
