@@ -26,7 +26,7 @@ _WITHOUT_JAX = (
         "evaluate/metrics",
         "evaluate/judgment",
     ),
-    *("run/artifacts", "run/manifests", "run/units", "run/workdir", "run/live"),
+    *("run/artifacts", "run/manifests", "run/units", "run/live"),
 )
 # Its batches are trees of jax.
 _WITH_JAX = (
