@@ -232,9 +232,9 @@ class ProcessesTest(IndexCase):
             f"error: process {1 - victim} of 2 lost another process of its job and ends. The "
             "stored results are whole: start all processes again"
         )
+        # JAX's own thread may write its trace in the same moment.
         if status == processes.LOST_PROCESS_STATUS:
             self.assertIn(said, errors)
-            self.assertNotIn("stack trace", errors)
         else:
             self.assertIn("another task died", errors)
         job[victim].communicate()
