@@ -17,57 +17,10 @@ from waiting import wait_until
 from raslik_jax.report import facts, page
 
 _WIDTHS, _SCHEMES = (1280, 390), ("light", "dark")
-# Contrast of every element that shows text of its own with its ground, layers that are clear mixed.
-_CONTRASTS = """
-const number = c => c.match(/[\\d.]+/g).map(Number);
-const light = c => {
-  const [r, g, b] = (Array.isArray(c) ? c : number(c)).slice(0, 3).map(v => v / 255)
-    .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-};
-const found = [];
-for (const e of document.querySelectorAll('body *')) {
-  const own = [...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim());
-  if (!own || e.closest('script') || !e.getClientRects().length) continue;
-  const layers = [];
-  for (let above = e; above; above = above.parentElement) {
-    const [r, g, b, alpha = 1] = number(getComputedStyle(above).backgroundColor);
-    layers.unshift([r, g, b, alpha]);
-    if (alpha === 1) break;
-  }
-  const ground = layers.reduce((under, [r, g, b, a]) =>
-    [r, g, b].map((v, i) => a * v + (1 - a) * under[i]), [255, 255, 255]);
-  const style = getComputedStyle(e);
-  const pair = [light(e.closest('svg') ? style.fill : style.color), light(ground)].sort();
-  found.push([(pair[1] + 0.05) / (pair[0] + 0.05), e.tagName + ' ' + e.textContent.slice(0, 30)]);
-}
-return found;
-"""
-# Sentences of the program in view that take more than two lines.
-_LONG = """
-const found = [], data = '.story dd, .few, table, svg, .tokens';
-for (const block of document.querySelectorAll('p, li, h1, h2, summary')) {
-  if (block.closest(data) || !block.checkVisibility()) continue;
-  const nodes = [], walk = document.createTreeWalker(block, NodeFilter.SHOW_TEXT);
-  let text = '';
-  while (walk.nextNode()) {
-    nodes.push([walk.currentNode, text.length]);
-    text += walk.currentNode.textContent;
-  }
-  const at = place => {
-    const [node, begin] = nodes.findLast(one => one[1] <= place);
-    return [node, Math.min(place - begin, node.length)];
-  };
-  for (const one of text.matchAll(/\\S.*?(?:[.!?](?=\\s|$)|$)/gs)) {
-    const range = document.createRange();
-    range.setStart(...at(one.index));
-    range.setEnd(...at(one.index + one[0].length));
-    const ends = [...range.getClientRects()].map(r => r.bottom).sort((a, b) => a - b);
-    if (ends.filter((end, i) => !i || end - ends[i - 1] > 8).length > 2) found.push(one[0]);
-  }
-}
-return found;
-"""
+_CONTRASTS, _LONG = (
+    (pathlib.Path(__file__).parents[1] / "fixtures" / "page" / name).read_text()
+    for name in ("contrasts.js", "long.js")
+)
 _FOCUSABLE = "a[href], button, input, select, summary, [tabindex='0']"
 
 

@@ -1,70 +1,18 @@
 """A recipe says what the trainer's own files say, and names what cannot be repeated."""
 
 import json
+import pathlib
 
 import pytest
 
 from raslik_jax.train import recipe
 
-# What TRL 1.16 and transformers 5.23 write, cut to what matters here.
-_ARGUMENTS = {"learning_rate": 0.01, "lr_scheduler_type": "cosine", "warmup_steps": 5}
-_ARGUMENTS |= {"num_train_epochs": 3.0, "per_device_train_batch_size": 4, "seed": 3}
-_ARGUMENTS |= {"gradient_accumulation_steps": 3, "optim": "adamw_torch", "max_grad_norm": 0.5}
-_ARGUMENTS |= {"adam_beta1": 0.9, "adam_beta2": 0.95, "adam_epsilon": 1e-08, "weight_decay": 0.1}
-_ARGUMENTS |= {"max_length": 1024, "completion_only_loss": None, "assistant_only_loss": True}
-_ARGUMENTS |= {"packing": False, "neftune_noise_alpha": None, "label_smoothing_factor": 0.0}
-_ARGUMENTS |= {"max_steps": 20}
-_AXOLOTL = """
-base_model: NousResearch/Llama-3.2-1B
-adapter: lora
-lora_r: 16
-sequence_len: 2048
-sample_packing: true
-gradient_accumulation_steps: 2
-micro_batch_size: 2
-num_epochs: 1
-optimizer: adamw_8bit
-lr_scheduler: cosine
-learning_rate: 2e-4
-train_on_inputs: false
-warmup_ratio: 0.1
-weight_decay: 0.0
-"""
-_LLAMA_FACTORY = """
-model_name_or_path: Qwen/Qwen2.5-0.5B-Instruct
-stage: sft
-finetuning_type: lora
-lora_target: all
-cutoff_len: 2048
-per_device_train_batch_size: 1
-gradient_accumulation_steps: 8
-learning_rate: 1.0e-4
-num_train_epochs: 3.0
-lr_scheduler_type: cosine
-warmup_ratio: 0.1
-bf16: true
-"""
-_CARD = """
-# mine
-
-### Training hyperparameters
-
-The following hyperparameters were used during training:
-- learning_rate: 2e-05
-- train_batch_size: 8
-- eval_batch_size: 8
-- seed: 42
-- gradient_accumulation_steps: 4
-- total_train_batch_size: 32
-- optimizer: Use OptimizerNames.ADAMW_TORCH with betas=(0.9,0.98) and epsilon=1e-07
-- lr_scheduler_type: linear
-- lr_scheduler_warmup_steps: 10
-- num_epochs: 2
-
-### Framework versions
-
-- PEFT 0.18.0
-"""
+# What trainers write, cut to what matters here: the first is of TRL 1.16 and transformers 5.23.
+_FILES = ("trl.json", "axolotl.yml", "llama_factory.yaml", "card.md")
+_ARGUMENTS, _AXOLOTL, _LLAMA_FACTORY, _CARD = (
+    (pathlib.Path(__file__).parents[1] / "fixtures" / "recipes" / name).read_text()
+    for name in _FILES
+)
 
 
 def _read(tmp_path, **files):
