@@ -29,8 +29,8 @@ _PACKAGE, _EXPERIMENTS, _TESTS = 31_000, 2_000, 27_000
 # Rooms above their budget, and the size that each may not exceed. Sizes here only become smaller.
 _ABOVE = {
     "base": 1180,
-    "train": 1412,
-    "run": 7_130,
+    "train": 1_301,
+    "run": 7_006,
     "incident": 2040,
 }
 

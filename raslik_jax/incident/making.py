@@ -119,7 +119,7 @@ def make(
         )
         from raslik_jax.parallel import meshes
         from raslik_jax.report import writing
-        from raslik_jax.run import checking, forecast, plan
+        from raslik_jax.run import checking, plan
 
         devices = meshes.make_mesh(mesh.data)
         checking.check_mesh(config, devices.size, stages=stages)
@@ -137,9 +137,9 @@ def make(
             written.write_bytes(workdir, workdir / "run.flags", text.encode())
 
         how |= {"stages": stages, "is_measured": is_measured, "writers": writers}
-        with meshes.use(devices), forecast.watching(config, workdir) as around:
-            how |= {"layout": mesh.base, "around": around}
-            return plan.run(config, workdir, on_start=on_start, more=(*writing.UNITS, *more), **how)
+        how |= {"layout": mesh.base, "more": (*writing.UNITS, *more)}
+        with meshes.use(devices):
+            return plan.run(config, workdir, on_start=on_start, **how)
 
 
 def first_row(config: Config) -> Example:

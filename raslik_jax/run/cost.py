@@ -18,10 +18,8 @@ from raslik_jax.config import Config
 from raslik_jax.models import products
 from raslik_jax.parallel import processes
 from raslik_jax.run import artifacts, checking, memory
-from raslik_jax.run.gpus import GPUS, Device
+from raslik_jax.run.gpus import Device
 
-# The rates of a device that is not measured, by JAX's name of its kind.
-ASSUMED = {"cpu": Device("a CPU", 0, 1e10, 1e11), "gpu": GPUS["h200"]}
 _PLAIN, _NARROW = "float32", "bfloat16"
 # Smaller models spend little of their time in products.
 _LEAST_WIDTH = 256

@@ -1,42 +1,29 @@
-"""The plan and the cost of a run before there are weights or data, and its duration while it runs.
+"""The plan and the cost of a run before there are weights or data.
 
 A unit of work takes
 
     programs that it compiles x seconds to compile one + seconds for its operations on a device.
 
 The two parts are independent, because a program is compiled once. Files and work on the host are
-left out. A dry run takes the rates of a device. The line of a run multiplies both parts by what
-earlier units of the same run took.
+left out.
 """
 
-import contextlib
-import functools
-import math
 import pathlib
-import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jax import monitoring
 
 from raslik_jax.config import STAGES, Config
-from raslik_jax.parallel import meshes, processes
-from raslik_jax.run import artifacts, checking, cost, plan
+from raslik_jax.run import checking, plan
 from raslik_jax.run.gpus import Device
 from raslik_jax.run.programs import AbstractRun, Program, Work
 from raslik_jax.run.recipes import Recipe
-from raslik_jax.run.units import Around, Plan, Unit
+from raslik_jax.run.units import Plan, Unit
 from raslik_jax.run.workspace import StoredCorpus, Workspace
 
 # Seconds that a program takes to compile where none was compiled to know: of small models on a CPU.
 COMPILE_SECONDS = 5.0
-# A line is printed before a unit where the last one is so old.
-_SECONDS_BETWEEN = 15.0
-# A device is measured, which takes .3 s, where a run has more operations than these.
-_WORTH = 1e12
-# JAX's name for the seconds of compiling, or of reading a stored program.
-_COMPILING = "/jax/core/compile/backend_compile_duration"
 
 
 class Step(NamedTuple):
@@ -167,98 +154,6 @@ def _work_of(run: AbstractRun, unit: Unit) -> Work:
     """Returns a unit's work with the programs that it calls at all; nothing for the host's."""
     work = unit.work(run) if unit.work else Work(0)
     return work._replace(programs=[program for program in work.programs if program.shapes])
-
-
-class Watch:
-    """Follows a run unit by unit and prints its duration; `around` of `run_units`.
-
-    Args:
-      count: function from the units that are left to their work; empty if it is not known.
-      device: function from the number of all operations to the device of the run.
-      compiling: function that returns the seconds of compiling so far.
-    """
-
-    def __init__(
-        self,
-        count: Callable[[Sequence[Unit]], Sequence[Step]],
-        *,
-        device: Callable[[float], Device],
-        compiling: Callable[[], float],
-        clock: Callable[[], float] = time.time,
-    ):
-        self._count, self._device, self._compiling = count, device, compiling
-        self._clock = clock
-        self._spent: list[tuple[Step, float, float]] = []  # seconds of computing, of compiling
-        self._start, self._said = clock(), -math.inf
-
-    @contextlib.contextmanager
-    def __call__(self, units: Sequence[Unit]) -> Iterator[None]:
-        """Counts the rest, reports it and notes the time of the first unit."""
-        steps, elapsed = self._count(units), self._clock() - self._start
-        if steps and elapsed - self._said >= _SECONDS_BETWEEN:
-            self._said, left = elapsed, self.seconds(steps)
-            line = f"    whole run: about {format_seconds(elapsed + left)}"
-            print(line + (f", {format_seconds(left)} left" if elapsed >= 1 else ""))
-        begin, compiled = self._clock(), self._compiling()
-        yield
-        compiling = self._compiling() - compiled
-        computing = max(self._clock() - begin - compiling, 0.0)
-        self._spent += [(step, computing, compiling) for step in steps[:1]]
-
-    def seconds(self, steps: Sequence[Step]) -> float:
-        """Returns the seconds of some units by what earlier ones took."""
-        device = self._device(sum(step.operations for step in steps))
-        count = sum(step.num_programs for step, _, _ in self._spent)
-        compiling = sum(one for _, _, one in self._spent) / count if count else COMPILE_SECONDS
-        found = compiling * sum(step.num_programs for step in steps)
-        for step in steps:
-            # The other costs of units with less than a tenth of the work would be multiplied.
-            alike = [one for one in self._spent if one[0].operations > step.operations / 10]
-            alike = [one for one in alike if one[0].programs == step.programs] or alike
-            forecast = sum(one[0].seconds(device) for one in alike)
-            ratio = sum(one[1] for one in alike) / forecast if forecast else 1.0
-            found += step.seconds(device) * ratio
-        return found
-
-
-@contextlib.contextmanager
-def watching(config: Config, root: pathlib.Path) -> Iterator[Around]:
-    """Yields the watch of a run: the first process counts and prints, others have no work."""
-
-    @functools.cache
-    def run() -> AbstractRun:
-        return abstract_run(config, root, rows=artifacts.TRAIN_TOKENS.read(root))
-
-    def count(units: Sequence[Unit]) -> list[Step]:
-        """Returns the work of units with the sizes of the sets, if these exist."""
-        try:
-            run().count_rows()
-            return count_steps(run(), units)
-        except (ValueError, OSError):  # of a model whose shapes are not known, say
-            return []
-
-    @functools.cache
-    def device(is_worth: bool) -> Device:
-        # All processes would have to take part.
-        if not is_worth or processes.count() > 1:
-            return cost.ASSUMED.get(meshes.platform(), cost.ASSUMED["gpu"])
-        return cost.measure(*run().widest_kernel, config.backbone.dtypes)
-
-    compiled: list[float] = []
-
-    def add(event: str, duration_secs: float, **others: Any) -> None:
-        if event == _COMPILING:
-            compiled.append(duration_secs)
-
-    monitoring.register_event_duration_secs_listener(add)
-    try:
-        yield Watch(
-            lambda units: processes.alone(lambda: count(units)) or (),
-            device=lambda operations: device(operations > _WORTH),
-            compiling=lambda: sum(compiled),
-        )
-    finally:
-        monitoring.unregister_event_duration_listener(add)
 
 
 def format_bytes(count: int | float) -> str:

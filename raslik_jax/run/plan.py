@@ -22,14 +22,7 @@ from raslik_jax.run.stages import (
     tokens,
     unlearn,
 )
-from raslik_jax.run.units import (
-    Around,
-    Plan,
-    Unit,
-    check_own,
-    owner_of,
-    run_units,
-)
+from raslik_jax.run.units import Plan, Unit, check_own, owner_of, run_units
 from raslik_jax.run.workspace import StoredCorpus, Workspace
 
 # By the module that declares them. A unit runs after those that it reads, else in this order.
@@ -106,7 +99,6 @@ def run(
     is_measured: bool = True,
     layout: str = "replicated",
     on_start: Callable[[], None] = lambda: None,
-    around: Around = lambda units: contextlib.nullcontext(),
     more: Sequence[Recipe] = (),
 ) -> str:
     """Runs the stages that are not up to date and shows the table at the end.
@@ -116,7 +108,7 @@ def run(
     The corpus is made first, so that its problems for later stages are reported before they run.
     Without queries to measure on, or if not `is_measured`, the stages that measure are left out.
     The numbers of trainings also go to the `writers` of `live.WRITERS`. `layout` is --mesh.base.
-    See `run_units` for `on_start` and `around`. `around` is not called for the corpus.
+    See `run_units` for `on_start`.
     """
     workspace = Workspace(workdir, config, writers=writers, layout=layout)
     units = plan_units(config, workspace, is_measured=is_measured, more=more)
@@ -148,7 +140,7 @@ def run(
             names = {unit.name for unit in units}
             if any(unit.stage in later and unit.name not in names for unit in asked):
                 print(f"nothing is measured: {lacks}")
-    found = run_units(workdir, units, stages=later, on_start=on_start, around=around)
+    found = run_units(workdir, units, stages=later, on_start=on_start)
     for strategy in config.retrieve.strategies if found else ():
         with contextlib.suppress(ValueError):  # the user has put something there
             check_own(workdir / "retrieve" / strategy)  # the set of an earlier answer

@@ -261,9 +261,9 @@ class AbstractRun(Workspace):
             self.length_N, self.response_N = rows.lengths_N, rows.num_targets_N
         else:
             self.length_N, self.response_N = load_alpaca_lengths(max_len=config.corpus.max_len)
-        self.count_rows()
+        self._count_rows()
 
-    def count_rows(self) -> None:
+    def _count_rows(self) -> None:
         """Counts the rows of the existing corpus and sets, or those that the settings ask for."""
         config, corpus, output = self.config, self.known, self.config.sketch.query_output
         split = config.references.query_split

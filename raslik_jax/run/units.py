@@ -62,10 +62,6 @@ def owner_of(path: str, names: Collection[str]) -> str:
     return next((name for name in names if f"{path}/".startswith(f"{name}/")), "")
 
 
-# Entered around a unit that is made, with it and those that may be made after it.
-Around = Callable[[Sequence[Unit]], contextlib.AbstractContextManager[object]]
-
-
 class Plan:
     """The units of a run and the content of its work directory."""
 
@@ -297,7 +293,6 @@ def run_units(
     stages: Sequence[str] = STAGES,
     log: Callable[[str], None] = print,
     on_start: Callable[[], None] = lambda: None,
-    around: Around = lambda units: contextlib.nullcontext(),
 ) -> str:
     """Runs units of these stages that are not up to date; returns the finding that ends the run.
 
@@ -307,8 +302,6 @@ def run_units(
       stages: the stages to run. Units that they read must be up to date or in these stages.
       log: function that gets a line for each unit.
       on_start: function that is called after all checks, before the first unit runs.
-      around: context that is entered around each unit that is made, with the unit and those that
-        may follow.
     """
 
     def refuse(unit: Unit, missing: Sequence[str]) -> None:
@@ -322,7 +315,6 @@ def run_units(
     every, last = units, next(filter(plan.finding, units), units[-1])
     units = units[: units.index(last) + 1]
     asked = [unit for unit in units if unit.stage in stages]
-    left = [unit for unit in asked if unit.name not in plan.done]
     for unit in asked:
         refuse(unit, [n for n in plan.missing(unit) if plan.units[n].stage not in stages])
         if unit.name not in plan.done:
@@ -345,8 +337,7 @@ def run_units(
             continue
         refuse(unit, plan.missing(unit))
         log(f"{label} ...")
-        with around([unit, *(one for one in left if asked.index(one) >= number)]):
-            plan.make(unit)
+        plan.make(unit)
         log(f"{label}: done in {plan.done[unit.name]['seconds']:.1f} s")
     processes.alone(plan.finish)
     return next(filter(None, map(plan.finding, every)), "")

@@ -7,10 +7,8 @@ import pathlib
 import types
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 
 from experiments.bench import counting
 from raslik_jax.base.settings import replaced
@@ -191,56 +189,6 @@ def test_the_rule_counts_what_a_step_does():
             counted = counting.count(jaxpr, trips=trips)
             rule = program._replace(shapes={shape: 1}).operations
             assert rule == pytest.approx(counted, rel=0.3), (name, program.name)
-
-
-_INDEX = forecast.Step("sketch", ("sketch",), 2, 1e15)
-_QUERIES = forecast.Step("retrieve/queries", ("sketch",), 1, 1e14)
-_TRAINING = forecast.Step("unlearn/raslik-ga", ("ga",), 1, 1e16)
-
-
-def _watch(count=lambda units: units, **how):
-    return forecast.Watch(count, device=lambda operations: _DEVICE, **how)
-
-
-def test_the_rest_takes_what_the_run_took(capsys):
-    now, compiled = [100.0], [0.0]
-    how = {"compiling": lambda: compiled[0], "clock": lambda: now[0]}
-    watch = _watch(**how)
-    with watch([_INDEX, _QUERIES, _TRAINING]):  # 5 s a program, 1 s for 1e15 operations
-        compiled[0] += 30.0
-        now[0] += 40.0
-    # Now 15 s a program and 10 s for 1e15 operations.
-    assert watch.seconds([_QUERIES, _TRAINING]) == 15 + 1 + 15 + 100 * 0 + 10
-    with watch([_QUERIES, _TRAINING]):
-        now[0] += 6.0
-    with watch([_TRAINING]):  # the last line is no 15 seconds old
-        now[0] += 1.0
-    assert capsys.readouterr().out.splitlines() == [
-        "    whole run: about 31 s",
-        "    whole run: about 81 s, 41 s left",
-    ]
-
-
-def test_the_time_of_a_short_unit_is_not_multiplied_and_own_programs_come_first():
-    watch = _watch(compiling=lambda: 0.0)
-    watch._spent = [(_QUERIES, 40.0, 0.0), (_TRAINING._replace(num_programs=0), 20.0, 0.0)]
-    left = _INDEX._replace(num_programs=0)
-    assert watch.seconds([left]) == 1 * 20.0 / 10
-    watch._spent.append((left, 5.0, 0.0))
-    assert watch.seconds([left]) == 5.0
-
-
-def test_without_the_work_of_the_units_nothing_is_said(capsys):
-    with _watch(lambda units: [], compiling=lambda: 0.0)([]):
-        pass
-    assert capsys.readouterr().out == ""
-
-
-def test_jax_tells_the_seconds_of_compiling(tmp_path):
-    with forecast.watching(tiny.tiny_config(), tmp_path) as watch:
-        before = watch._compiling()
-        jax.jit(lambda x: jnp.sin(x) @ x)(np.ones((3, 3), np.float32))
-        assert watch._compiling() > before
 
 
 def test_programs_are_compiled_once():
