@@ -13,7 +13,7 @@ up to date. Put the flag file first, because later flags replace earlier ones.
 import dataclasses
 import pathlib
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 from raslik_jax.base import settings
 from raslik_jax.base.settings import setting
@@ -22,7 +22,6 @@ from raslik_jax.config import STAGES, Config, MeshConfig
 from raslik_jax.incident import making
 from raslik_jax.parallel.processes import JobConfig
 from raslik_jax.run import gpus, written
-from raslik_jax.run.live import WRITERS
 
 WHEN_STOPPED = command.GOES_ON
 FLAGS = tuple(settings.leaves(Config()))
@@ -41,11 +40,6 @@ class Options(JobConfig):
         False, "Replace the run in --workdir. Parts that do not change are kept."
     )
     verify: bool = setting(False, "List damaged files in --workdir and run nothing.")
-    log_to: tuple[str, ...] = setting(
-        (),
-        "Programs that get the losses, in addition to WORKDIR/live/*.jsonl.",
-        choices=WRITERS,
-    )
     dry_run: bool = setting(
         False, "Print stages, sizes, memory, operations and time, and run nothing."
     )
@@ -75,9 +69,15 @@ def run(options: Options) -> int:
     if options.dry_run:
         _print_plan(config, workdir, options)
         return 0
-    how: Any = {"stages": options.stages, "writers": options.log_to}
-    how |= {"mesh": options.mesh, "update": options.update}
-    if why := making.make(config, workdir, is_measured=options.measure != "none", **how):
+    why = making.make(
+        config,
+        workdir,
+        mesh=options.mesh,
+        update=options.update,
+        stages=options.stages,
+        is_measured=options.measure != "none",
+    )
+    if why:
         print(f"finding: {why}")
     return 0
 

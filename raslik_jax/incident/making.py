@@ -16,7 +16,6 @@ from raslik_jax.data.examples import Example
 from raslik_jax.data.read.formats import parse_fields, read_examples
 from raslik_jax.parallel import processes
 from raslik_jax.run import written
-from raslik_jax.run.live import WRITERS
 from raslik_jax.run.written import open_workdir
 
 _O = TypeVar("_O", bound=settings.Settings)
@@ -25,7 +24,6 @@ PROGRAM = contextvars.ContextVar("program", default="raslik")
 # The package of an optional module, if it has another name.
 _INSTALLERS = dict.fromkeys(("matplotlib", "rouge_score"), "'raslik-jax[eval]'")
 _INSTALLERS["transformers"] = "'raslik-jax[data]'"
-_INSTALLERS["tensorboardX"] = "'raslik-jax[tensorboard]'"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,24 +90,20 @@ def make(
     update: bool,
     stages: Sequence[str] = STAGES,
     is_measured: bool = True,
-    writers: Sequence[str] = (),
     prepare: Callable[[], Callable[[], None]] | None = None,
     more: Sequence[Any] = (),
-    **how: Any,
 ) -> str:
     """Runs stages and leaves the flags that repeat them.
 
     Returns the finding that ends the run if no row taught the traced answer; "" without. `prepare`
     is called when the work directory is claimed. If the run is then refused, the function that
     `prepare` returned is called to undo it. `more` are recipes in addition to those of every run.
-    For `how` see `plan.run`.
     """
     # Evaluation and, without marker words, likelihoods before unlearning take ROUGE.
     if is_measured and {"references", "evaluate"} & set(stages):
         require("rouge_score")
     if is_measured and "report" in stages:
         require("matplotlib")
-    require(*(WRITERS[name] for name in writers))
     from raslik_jax.run import cost  # it takes jax with it, and --help should not
 
     config = cost.settled(config, workdir)
@@ -136,10 +130,16 @@ def make(
             text = "\n".join(lines) + "\n"
             written.write_bytes(workdir, workdir / "run.flags", text.encode())
 
-        how |= {"stages": stages, "is_measured": is_measured, "writers": writers}
-        how |= {"layout": mesh.base, "more": (*writing.UNITS, *more)}
         with meshes.use(devices):
-            return plan.run(config, workdir, on_start=on_start, **how)
+            return plan.run(
+                config,
+                workdir,
+                stages=stages,
+                is_measured=is_measured,
+                layout=mesh.base,
+                on_start=on_start,
+                more=(*writing.UNITS, *more),
+            )
 
 
 def first_row(config: Config) -> Example:

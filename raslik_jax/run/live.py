@@ -1,37 +1,59 @@
-"""The numbers of trainings while they run: JSON lines, and TensorBoard if asked.
+"""The numbers of trainings while they run, as JSON lines.
 
 Each step is a line of `live/UNIT.jsonl` in the work directory. The line has the step's number, the
 seconds since the training began or continued, and the step's numbers by name. The lines are no
-results, and no stage reads them. If a writer fails, it is left out and the training continues.
+results, and no stage reads them. If they cannot be written, the training continues without them.
 """
 
 import contextlib
-import importlib
 import json
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, TextIO
 
 from raslik_jax.base.messages import one_line
 from raslik_jax.parallel import processes
 
 
-@contextlib.contextmanager
-def _lines(root: pathlib.Path, unit: str, first: int) -> Iterator[Any]:
-    path = root / "live" / f"{unit}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    kept = [line for line in _whole_lines(path) if line["step"] < first]
-    begin = time.monotonic()
-    with open(path, "w", encoding="utf-8", newline="\n", buffering=1) as file:
+class Live:
+    """The JSON lines of one training."""
+
+    def __init__(self, root: pathlib.Path, unit: str):
+        self._path = root / "live" / f"{unit}.jsonl"
+        self._is_kept = processes.is_first()
+        self._file: TextIO | None = None  # before the first numbers
+        self._begin = time.monotonic()
+
+    def __enter__(self) -> "Live":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._file:
+            self._file.close()
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """Writes the numbers of a step, and texts."""
+        if not self._is_kept:
+            return
+        try:
+            self._file = self._file or self._open(step)
+            seconds = round(time.monotonic() - self._begin, 3)
+            self._file.write(json.dumps({"step": step, "seconds": seconds, **values}) + "\n")
+        except OSError as error:
+            self._is_kept = False
+            reason = one_line(f"{type(error).__name__}: {error}", 120)
+            print(f"note: {self._path.name} is not written ({reason})", file=sys.stderr)
+
+    def _open(self, first: int) -> TextIO:
+        """Opens the file at a step: a training that continues repeats the steps after it."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        kept = [line for line in _whole_lines(self._path) if line["step"] < first]
+        file = open(self._path, "w", encoding="utf-8", newline="\n", buffering=1)
         file.writelines(json.dumps(line) + "\n" for line in kept)
-
-        def write(step: int, values: Mapping[str, Any]) -> None:
-            seconds = round(time.monotonic() - begin, 3)
-            file.write(json.dumps({"step": step, "seconds": seconds, **values}) + "\n")
-
-        yield write
+        self._begin = time.monotonic()
+        return file
 
 
 def _whole_lines(path: pathlib.Path) -> Iterator[dict[str, Any]]:
@@ -41,61 +63,3 @@ def _whole_lines(path: pathlib.Path) -> Iterator[dict[str, Any]]:
             with contextlib.suppress(ValueError):
                 if isinstance(value := json.loads(line), dict) and "step" in value:
                     yield value
-
-
-@contextlib.contextmanager
-def _tensorboard(root: pathlib.Path, unit: str, first: int) -> Iterator[Any]:
-    folder = str(root / "live" / "tensorboard" / unit)
-    made = importlib.import_module(WRITERS["tensorboard"])
-    board = made.SummaryWriter(folder, purge_step=first, flush_secs=5)
-
-    def write(step: int, values: Mapping[str, Any]) -> None:
-        for name, value in values.items():
-            add = board.add_text if isinstance(value, str) else board.add_scalar
-            add(name, value, step)
-
-    with contextlib.closing(board):
-        yield write
-
-
-# The package of each program that may be asked for.
-WRITERS = {"tensorboard": "tensorboardX"}
-# A writer yields a function of a step and its values. It begins with a work directory, a unit, and
-# the next step, because a training that continues from a checkpoint repeats the steps after it.
-_OPEN: dict[str, Callable[..., Any]] = {"JSON lines": _lines, "tensorboard": _tensorboard}
-
-
-class Live:
-    """The writers of one training: JSON lines and those that were named."""
-
-    def __init__(self, root: pathlib.Path, unit: str, names: Sequence[str] = ()):
-        self._place = root, unit
-        names = ["JSON lines", *names] if processes.is_first() else []
-        self._writes: dict[str, Any] = dict.fromkeys(names)  # None before the first numbers
-        self._held = contextlib.ExitStack()
-
-    def __enter__(self) -> "Live":
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        with _told("a writer of the numbers"):
-            self._held.close()
-
-    def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """Hands on the numbers of a step, and texts; the writers begin with the first ones."""
-        for name, write in [*self._writes.items()]:
-            del self._writes[name]  # one that fails is left out
-            with _told(name):
-                write = write or self._held.enter_context(_OPEN[name](*self._place, step))
-                write(step, values)
-                self._writes[name] = write
-
-
-@contextlib.contextmanager
-def _told(title: str) -> Iterator[None]:
-    """Prints that a writer failed and that the training continues without it."""
-    try:
-        yield
-    except Exception as error:  # of a foreign program: any
-        reason = one_line(f"{type(error).__name__}: {error}", 120)
-        print(f"note: {title} fails ({reason}). Training goes on without it", file=sys.stderr)

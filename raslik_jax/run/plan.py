@@ -95,7 +95,6 @@ def run(
     workdir: pathlib.Path,
     *,
     stages: Sequence[str] = STAGES,
-    writers: Sequence[str] = (),
     is_measured: bool = True,
     layout: str = "replicated",
     on_start: Callable[[], None] = lambda: None,
@@ -107,10 +106,9 @@ def run(
 
     The corpus is made first, so that its problems for later stages are reported before they run.
     Without queries to measure on, or if not `is_measured`, the stages that measure are left out.
-    The numbers of trainings also go to the `writers` of `live.WRITERS`. `layout` is --mesh.base.
-    See `run_units` for `on_start`.
+    `layout` is --mesh.base. See `run_units` for `on_start`.
     """
-    workspace = Workspace(workdir, config, writers=writers, layout=layout)
+    workspace = Workspace(workdir, config, layout=layout)
     units = plan_units(config, workspace, is_measured=is_measured, more=more)
     done = Plan(workdir, units).survey().done
     making = [unit for unit in units if unit.stage in stages and unit.name not in done]

@@ -95,18 +95,16 @@ class Workspace:
         root: pathlib.Path,
         config: Config,
         *,
-        writers: Sequence[str] = (),
         layout: str = "replicated",
     ):
         self.root = root
         self.config = config
         self._layout = layout
-        self._writers = writers
         self._told: set[str] = set()
 
     def live(self, unit: str) -> live.Live:
         """Returns the receiver of a training's numbers while it runs (see `run.live`)."""
-        return live.Live(self.root, unit, self._writers)
+        return live.Live(self.root, unit)
 
     @functools.cached_property
     def corpus(self) -> AnyCorpus:

@@ -7,10 +7,10 @@ Every flag file is run with every seed, and with every value of each --vary:
   --vary=sketch.size=1024,4096                                    two runs instead of one
   --vary=unlearn.ga_gdr.learning_rate,unlearn.ga_klr.learning_rate=1e-5,1e-4    move together
 
---set=name=value adds a flag to all runs. It is a setting, or --stages, --measure, --log_to or
---mesh.* of `raslik run`. A run takes units with the same settings and inputs from earlier ones,
-such as fine-tuning, sketches and sets. Each unit is made once. Each run is a process with a log. If
-one fails, the report lists it, the others continue, and the exit status is 1. The same command
+--set=name=value adds a flag to all runs. It is a setting, or --stages, --measure or --mesh.* of
+`raslik run`. A run takes units with the same settings and inputs from earlier ones, such as
+fine-tuning, sketches and sets. Each unit is made once. Each run is a process with a log. If one
+fails, the report lists it, the others continue, and the exit status is 1. The same command
 continues where it stopped.
 
 With --choose the grid is measured on validation queries, without TOFU's questions, which the rule
@@ -56,7 +56,7 @@ _OWN_FLAGS["workdir"] = "it is a folder of --out"
 RUN_FLAGS = [
     leaf
     for leaf in settings_lib.leaves(run_command.Options())
-    if leaf.name.startswith(("measure", "log_to", "mesh."))
+    if leaf.name.startswith(("measure", "mesh."))
 ]
 # The rule of choice reads F, R and signs of damage, none of which are answers to such questions.
 _VALIDATION = ("--references.query_split=validation",)

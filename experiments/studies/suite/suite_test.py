@@ -76,7 +76,6 @@ def test_what_a_run_is_told_beside_its_settings_is_left_to_it(tmp_path):
     told = (
         "mesh.data=1",
         "mesh.base=sharded",
-        "log_to=tensorboard",
         "measure=none",
         "stages=corpus",
     )
