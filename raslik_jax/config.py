@@ -66,8 +66,8 @@ class BackboneConfig(Stage):
     operands: Literal["auto", "float32", "bfloat16"] = setting(
         "auto",
         "Dtype of the inputs of products with a float32 base. Sums are float32. bfloat16 also "
-        "halves the memory of the base. auto: float32 on GPUs, for hidden sizes below 256 and "
-        "with --unlearn.parameters=all; else bfloat16 if more than 1.2 times as fast here.",
+        "halves the memory of the base. auto: float32 on GPUs and for hidden sizes below 256; "
+        "else bfloat16 if more than 1.2 times as fast here.",
     )
     format: Literal["plain", "int8", "nf4"] = setting(
         "plain",
@@ -324,11 +324,6 @@ class UnlearnConfig(Stage):
     micro_batch_size: int = setting(
         0, "Rows of a set in memory; 0: all, on a CPU 1,024 tokens.", low=0, divides="batch_size"
     )
-    parameters: Literal["lora", "all"] = setting(
-        "lora",
-        "Trained parameters. lora: the adapter. all: all weights in float32, with the "
-        "adapter merged.",
-    )
     max_len: int = setting(0, "Most tokens of an example; 0: --corpus.max_len.", zero_or=8)
     fixed_padding: bool = setting(False, _PADDING)
     mean: Literal["examples", "tokens"] = setting(
@@ -461,8 +456,6 @@ class Config(Settings):
         if again and not is_known:
             needs = "needs an adapter, because it trains a fresh one on the base"
             yield f"--unlearn.algorithms={again[0]} {needs}, got {given}: choose ga_klr"
-        if again and self.unlearn.parameters == "all":
-            yield f"--unlearn.algorithms={again[0]} needs --unlearn.parameters=lora, got all"
         for name in (name for name in again if OBJECTIVES[name].repeats in again):
             first, own = self.unlearn[OBJECTIVES[name].repeats], self.unlearn[name]
             decide = [one.name for one in dataclasses.fields(own) if one.metadata["decides"]]
@@ -470,12 +463,6 @@ class Config(Settings):
             if differ != ["seed"]:
                 must = f"must differ from --unlearn.{OBJECTIVES[name].repeats} in its seed alone"
                 yield f"--unlearn.{name} {must}, got {', '.join(differ) or 'no difference'}"
-        if self.backbone.dtypes == ("float32", "bfloat16") and self.unlearn.parameters == "all":
-            needs = "needs --unlearn.parameters=lora, got all"
-            yield f"--backbone.operands=bfloat16 {needs}: give --backbone.operands=float32"
-        if self.unlearn.parameters == "all" and self.backbone.format != "plain":
-            form = self.backbone.format
-            yield f"--unlearn.parameters=all needs --backbone.format=plain, got {form}: change one"
 
 
 # A config as nested plain values, as config.json holds them.

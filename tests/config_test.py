@@ -40,7 +40,6 @@ class ConfigTest(parameterized.TestCase):
         {"backbone__double_quant": True},
         {"retrieve__strategies": ["cr"], "retrieve__cr__oracle_share": 1.5},
         {"retrieve__select": "gap", "retrieve__aggregate": "mean_rank"},
-        {"backbone__format": "int8", "unlearn__parameters": "all"},
         {"corpus__num_train": -1, "corpus__num_test": -1, "seed": -1, "sketch__none": 0},
         _FORGOTTEN,
         {**_FORGOTTEN, "unlearn__probe__steps": 2, "unlearn__choice": "x"},

@@ -29,9 +29,9 @@ _PACKAGE, _EXPERIMENTS, _TESTS = 31_000, 2_000, 27_000
 # Rooms above their budget, and the size that each may not exceed. Sizes here only become smaller.
 _ABOVE = {
     "base": 1180,
-    "train": 1_301,
-    "run": 6_966,
-    "incident": 2040,
+    "train": 1_291,
+    "run": 6_917,
+    "incident": 2_028,
 }
 
 

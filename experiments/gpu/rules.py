@@ -48,10 +48,10 @@ def holds_gradients_once(case: Case) -> Iterator[str]:
 
     Gradients are made layer by layer, and flat once, where they are projected. A binned sketch is
     of the same numbers as [M, K, B], padded to whole bins: that is a copy too. Where P is at most K
-    a sketch is as wide as the gradients; a step on all weights has no P.
+    a sketch is as wide as the gradients.
     """
     least = case.rows * case.found.params
-    if case.found.params <= SIZE or case.model.is_whole:
+    if case.found.params <= SIZE:
         return
     most = case.rows * -(-case.found.params // SIZE) * SIZE
     count = sum(
@@ -140,15 +140,13 @@ def exchanges_what_it_must(case: Case) -> Iterator[str]:
         kind, shape, size = exchange.kind, ", ".join(exchange.arrays), exchange.size
         if kind == "all-gather":
             is_bf16 = all(array.startswith("bf16") for array in exchange.arrays)
-            if not case.model.is_whole and not is_bf16 and size > _SCALARS:
+            if not is_bf16 and size > _SCALARS:
                 yield f"must gather weights of bf16 alone, gathers {shape}"
         elif kind == "all-reduce":
             summed += size * exchange.times if case.step.sums or size > _SCALARS else 0.0
-        elif kind != "reduce-scatter" or not case.model.is_whole:
+        else:
             yield f"must gather weights and add up gradients, does {kind} of {shape}"
     may = 4.0 * case.found.params * 1.01 + _SCALARS if case.step.sums else 0.0
-    if case.model.is_whole:  # of small leaves, which are whole on every device
-        may = 4.0 * 0.01 * case.found.base_bytes
     if summed > may:
         yield f"must add up at most {may / 1e6:.1f} MB a step, adds up {summed / 1e6:.1f}"
 

@@ -58,7 +58,6 @@ class Model(NamedTuple):
       targets: linear layers that get an adapter of rank 8.
       layout: of `--mesh.base`.
       remat: whether training keeps the input of a layer alone.
-      is_whole: whether unlearning trains all weights.
       fewer_rows: what a step's rows are divided by.
     """
 
@@ -67,7 +66,6 @@ class Model(NamedTuple):
     devices: int = 1
     layout: str = "replicated"
     remat: bool = False
-    is_whole: bool = False
     fewer_rows: int = 1
     steps: tuple[str, ...] = ()
 
@@ -101,10 +99,6 @@ MODELS = {
     "olmo2-7b": Model("allenai/OLMo-2-1124-7B"),
     "llama-3.1-8b": Model("meta-llama/Llama-3.1-8B"),
     "olmo2-7b-mesh": Model("allenai/OLMo-2-1124-7B", devices=8, steps=_MESH_STEPS[:3]),
-    "olmo2-7b-whole": Model(
-        "allenai/OLMo-2-1124-7B",
-        **_EIGHT | {"is_whole": True, "remat": True, "steps": ("unlearn_ga_gdr", "unlearn_ga_klr")},
-    ),
     "olmo2-13b": Model("allenai/OLMo-2-1124-13B", **_EIGHT),
     "olmo2-32b": Model("allenai/OLMo-2-0325-32B", **_EIGHT, remat=True, fewer_rows=2),
     "llama-3.1-70b": Model("meta-llama/Llama-3.1-70B", **_EIGHT, remat=True, fewer_rows=4),
@@ -119,7 +113,7 @@ def abstract_run(model: str, mesh: jax.sharding.Mesh, **sketching: Any) -> Abstr
         backbone=BackboneConfig(checkpoint=found.checkpoint, dtype="bfloat16"),
         finetune=FinetuneConfig(lora_rank=8, lora_targets=found.targets, remat=found.remat),
         sketch=SketchConfig(size=SIZE, **sketching),
-        unlearn=UnlearnConfig(remat=found.remat, parameters="all" if found.is_whole else "lora"),
+        unlearn=UnlearnConfig(remat=found.remat),
     )
     nowhere = pathlib.Path(tempfile.gettempdir()) / "no-such-run"
     return forecast.abstract_run(config, nowhere, mesh=mesh, layout=found.layout)

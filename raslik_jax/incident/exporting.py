@@ -45,11 +45,6 @@ def export_model(options: ExportOptions, out: pathlib.Path) -> pathlib.Path:
     scratch = [] if config.backbone.checkpoint else ["backbone"]
     for other in ["corpus", f"retrieve/{strategy}", *scratch]:
         check_finished(root, other)
-    is_whole = config.unlearn.parameters == "all"
-    if is_whole and not options.merged:
-        raise ValueError(
-            f"{root} must have an adapter, got a run that trained all weights: give --merged"
-        )
     # The base of a merged model is read again, unquantized: an adapter learned on a quantized base
     # is folded into the weights that were quantized.
     own = config.backbone
@@ -80,9 +75,7 @@ def export_model(options: ExportOptions, out: pathlib.Path) -> pathlib.Path:
     )
     unlearned, lora_config = workspace.unlearned(*variant), model.lora_config
     if options.merged:
-        weights = unlearned.base
-        if not is_whole:
-            weights = checkpoint.merge(unlearned.lora, weights, lora_config)
+        weights = checkpoint.merge(unlearned.lora, unlearned.base, lora_config)
         checkpoint.save_model(out, model.decoder.config, weights)
         _write_generation(out, base, workspace)
     else:

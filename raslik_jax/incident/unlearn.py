@@ -106,11 +106,6 @@ def unlearn(options: UnlearnOptions | None = None, **named: Any) -> UnlearnResul
     root, folder = pathlib.Path(options.run), pathlib.Path(options.out)
     config = make_config(options)
     (strategy,), algorithm = config.retrieve.strategies, config.unlearn.algorithms[0]
-    if config.unlearn.parameters == "all" and not options.merged:
-        raise ValueError(
-            "--unlearn.parameters=all needs --merged, because it trains more than an adapter: "
-            "give it"
-        )
     source = train_file(config)
     cleaned = pathlib.Path(options.cleaned_train_file or root / cleaned_name(source))
 
@@ -254,7 +249,7 @@ def make_config(options: UnlearnOptions) -> Config:
     is_other = not OBJECTIVES[asked[0]].retrains
     others = [n for n in used if OBJECTIVES[n].retrains == is_other or OBJECTIVES[n].repeats]
     others = [name for name in others if name not in asked]
-    if not others or config.unlearn.parameters == "all":
+    if not others:
         return config
     config = making.changed(run, {**given, "unlearn.algorithms": (*asked, *others)})
     from raslik_jax.run.plan import Plan, plan_units  # it takes jax with it

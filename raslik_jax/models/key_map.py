@@ -21,7 +21,7 @@ from raslik_jax.base.axes import Tree
 from raslik_jax.base.messages import MAX_MESSAGE, some_of
 from raslik_jax.data.words import refused
 from raslik_jax.models import products, quantize, sharding, storage
-from raslik_jax.parallel import meshes, processes
+from raslik_jax.parallel import processes
 
 # Our leaf -> the Hugging Face parameter, and whether it is stored transposed ([out, in]).
 _PARAMETERS = {
@@ -223,10 +223,8 @@ def tensors_of(tree: Tree, slots: Mapping[str, Slot]) -> dict[str, np.ndarray]:
     leaves = flatten(tree)
 
     def tensor(slot: Slot) -> np.ndarray:
-        leaf = leaves[slot.path]
-        # Tensors with parts in other processes come one at a time. The rest is here already.
-        leaf = leaf if meshes.is_elsewhere(leaf) else np.asarray(leaf)
-        row = meshes.fetch(leaf if slot.layer is None else leaf[slot.layer])
+        leaf = np.asarray(leaves[slot.path])
+        row = leaf if slot.layer is None else leaf[slot.layer]
         return np.ascontiguousarray(row.T if slot.is_transposed else row)
 
     return {key: tensor(slot) for key, slot in slots.items()}

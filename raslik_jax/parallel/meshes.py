@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
@@ -171,10 +170,7 @@ def joined(tree: Tree) -> Tree:
 
 
 def gather(tree: Tree) -> Tree:
-    """Returns the leaves of a tree whole; for functions that `by_rows` or `sum_rows` call.
-
-    In the backward pass gradients are summed, and each device keeps its part.
-    """
+    """Returns the leaves of a tree whole; for functions that `by_rows` or `sum_rows` call."""
 
     def whole(leaf: Any) -> Any:
         if not is_split(leaf):
@@ -194,17 +190,13 @@ def by_rows(function: Callable[..., Any], *whole: Any, rows: Any) -> Any:
     return _map_shards(function, specs_of(whole), _ROWS)(whole, rows)
 
 
-def sum_rows(function: Callable[..., Any], *whole: Any, rows: Any, like: Any) -> Any:
-    """Returns the sum over all devices of function(*whole, their own rows), added up once.
-
-    `like` is a tree with the layout of the result. Leaves that are split there are sums already.
-    """
+def sum_rows(function: Callable[..., Any], *whole: Any, rows: Any) -> Any:
+    """Returns the sum over all devices of function(*whole, their own rows), added up once."""
 
     def total(*arguments: Any) -> Any:
-        found = function(*arguments)
-        return _map(lambda leaf: leaf if is_split(leaf) else jax.lax.psum(leaf, DATA), found)
+        return jax.lax.psum(function(*arguments), DATA)
 
-    return _map_shards(total, specs_of(whole), specs_of(like))(whole, rows)
+    return _map_shards(total, specs_of(whole), _WHOLE)(whole, rows)
 
 
 def _map_shards(function: Callable[..., Any], whole_specs: Any, out_specs: Any) -> Any:
@@ -266,11 +258,6 @@ def own_devices() -> list[jax.Device | None]:
     if num_shards() == 1:
         return [None]
     return [*jax.sharding.get_mesh().local_devices]
-
-
-def is_finite(leaf: Any) -> bool:
-    """Returns whether an array is finite, including the parts that other processes hold."""
-    return bool((jnp if is_elsewhere(leaf) else np).isfinite(leaf).all())
 
 
 def is_elsewhere(leaf: Any) -> bool:

@@ -86,7 +86,7 @@ def _settle(config: Config, workdir: pathlib.Path) -> str:
         begun = recorded.get("backbone", {}).get("operands", "auto")
         if begun != "auto":
             return str(begun)
-    if dtype != _PLAIN or config.unlearn.parameters == "all" or jax.default_backend() != "cpu":
+    if dtype != _PLAIN or jax.default_backend() != "cpu":
         return dtype
     try:
         shapes = checking.shapes_of(config).text_part

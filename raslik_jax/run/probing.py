@@ -84,7 +84,7 @@ class Prober:
 
     def _begin(self) -> None:
         """Finds the start of the sets under the model and the backbone, and their goals."""
-        model, backbone = self._workspace.trained(self._start), self._workspace.backbone
+        model, backbone = self._workspace.with_adapter(self._start), self._workspace.backbone
         start_NT, backbone_NT = self._nats(model), self._nats(backbone)
         is_begun = (self._folder / self._file.file).is_file()
         stored = self._file.read_in(self._folder) if is_begun else None
@@ -171,7 +171,7 @@ class Prober:
         if save:
             save(params)
         earlier = [probe for probe in self._probes if probe["step"] < step]
-        model = self._workspace.trained(params)
+        model = self._workspace.with_adapter(params)
         try:
             self._probes = [*earlier, self._measure(step, model, self._nats(model))]
         except NotFinite as error:

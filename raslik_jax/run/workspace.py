@@ -310,12 +310,7 @@ class Workspace:
     def unlearned(self, strategy: str, name: str, epoch: int = 0) -> BoundModel:
         """Returns the model after an epoch of unlearning, by default the last measured one."""
         epoch = epoch or self.epochs(strategy, name)[-1]
-        parts = ("unlearn", f"{strategy}-{name}", f"epoch-{epoch}")
-        if self.config.unlearn.parameters == "lora":
-            return self.with_adapter(self.adapter(*parts))
-        dtype = jnp.dtype(self.config.backbone.dtype)
-        whole = checkpoint.load_model(self.root.joinpath(*parts), dtype=dtype, parts=self.parts)
-        return BoundModel(decoders.bind(whole.graphdef), {}, whole.base)
+        return self.with_adapter(self.adapter("unlearn", f"{strategy}-{name}", f"epoch-{epoch}"))
 
     @functools.cached_property
     def end_ids(self) -> tuple[int, ...]:
@@ -432,20 +427,6 @@ class Workspace:
         """Returns a function of `likelihood`, compiled once for a decoder's models."""
         return make(decoder, batch_tokens=self.config.sketch.batch_tokens)
 
-    @functools.cached_property
-    def _whole(self) -> decoders.Decoder:
-        """The functions of the model without places for an adapter."""
-        graphdef, _, _ = decoders.abstract(self.model.decoder.config, None)
-        return decoders.bind(graphdef, remat=self.config.unlearn.remat)
-
-    def trained(self, params: Tree) -> BoundModel:
-        """Returns the model of the parameters that unlearning trains."""
-        if self.config.unlearn.parameters == "lora":
-            return self.with_adapter(params)
-        base = self.model.base
-        cast = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), params, base)
-        return BoundModel(self._whole, {}, cast)
-
     @functools.cache  # noqa: B019  one workspace lives as long as its run
     def unlearning(
         self, name: str, learning_rate: float, end_ids: tuple[int, ...] = (), longest: int = 0
@@ -456,14 +437,12 @@ class Workspace:
         """
         settings, objective = self.config.unlearn, OBJECTIVES[name]
         tx = loop.adamw(learning_rate, weight_decay=settings.weight_decay, clip=settings.clip)
-        whole = self._whole if settings.parameters == "all" else None
         names = ("mean", "forget_weight", "retain_weight")
         given: dict[str, Any] = {name: getattr(settings, name) for name in names}
         held = memory.rows_held(2 * longest, self.model.decoder.config.hidden_size)
         given |= {"micro_batch": settings.micro_batch_size or held, "end_ids": end_ids}
-        options = steps.Options(**given, whole=whole)
         bound = self.model.decoder_for(remat=settings.remat)
-        return steps.unlearning(objective, bound, tx, options, settings[name])
+        return steps.unlearning(objective, bound, tx, steps.Options(**given), settings[name])
 
 
 def queries_to_answer(queries: Sequence[Example], query_output: str) -> tuple[Example, ...]:

@@ -135,8 +135,7 @@ def value_and_grad(
         total, _ = jax.lax.scan(add_part, start, parts)
         return total
 
-    like = (0, 0), params  # value and aux are sums, and whole
-    return meshes.sum_rows(of_device, params, frozen, rows=batch, like=like)
+    return meshes.sum_rows(of_device, params, frozen, rows=batch)
 
 
 def _rows_held(micro_batch: int, sizes: Collection[int]) -> int:
@@ -271,7 +270,7 @@ def fit(
                 continue
             at = Progress(state, log.log_SF)
             # The last step's loss is that of the weights before it: finite losses do not say it.
-            if not all(map(meshes.is_finite, jax.tree.leaves(state.params))):
+            if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params)):
                 raise refuse(f"weights are not finite after step {number}")
             if is_asked and after[number](state.params):
                 break

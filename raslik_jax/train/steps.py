@@ -44,8 +44,6 @@ class Options:
     """Settings that all objectives share: factors of the terms and the kind of means.
 
     `micro_batch` is the examples of each set held at a time; 0 for all. `end_ids` end an answer.
-    `whole` are functions of the model without an adapter. With them all weights are trained, in
-    float32, so that small updates do not round away.
     """
 
     forget_weight: float = 1.0
@@ -53,7 +51,6 @@ class Options:
     mean: Mean = "examples"
     micro_batch: int = 0
     end_ids: tuple[int, ...] = ()
-    whole: Decoder | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,12 +131,6 @@ def unlearning(
     """
     own = objective.settings if settings is None else settings
 
-    def model_of(params: Tree, frozen: Frozen) -> BoundModel:
-        if options.whole is None:
-            return BoundModel(decoder, params, frozen.base)
-        cast = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), params, frozen.base)
-        return BoundModel(options.whole, {}, cast)
-
     def prepare(frozen: Frozen, batch: tuple[Batch, Batch | None], step: Array) -> Any:
         # The means are over the whole batch, so what they divide by is found before it is cut up.
         forget_total, retain_total = (
@@ -152,8 +143,8 @@ def unlearning(
             forget, retain = part
             # An adapter of zeros is none.
             none = jax.tree.map(jnp.zeros_like, frozen.reference)
-            earlier = (BoundModel(decoder, lora, frozen.base) for lora in (frozen.reference, none))
-            models = model_of(params, frozen), *earlier
+            adapters = params, frozen.reference, none
+            models = [BoundModel(decoder, lora, frozen.base) for lora in adapters]
             rows = _rows(models, forget, step, options.end_ids)
             mean = functools.partial(losses.weighted_mean, mean=options.mean)
             forget_nll = mean(rows.nll_B, forget, total=forget_total)

@@ -79,23 +79,16 @@ class ExportTest(FolderTest):
         self.assertIsNone(fields["base_model_name_or_path"])
         self.assertIn(f"after epoch {number} of 2", (folder / "README.md").read_text())
 
-    @parameterized.parameters({"parameters": "all"}, {"base_format": "nf4"})
-    def test_whole_models_and_quantized_bases(self, **options):
-        run = stored_run.write_stored_run(self.folder / "run", **options)
+    def test_a_merged_model_has_the_plain_base_also_of_a_run_on_a_quantized_one(self):
+        run = stored_run.write_stored_run(self.folder / "run", base_format="nf4")
         folder = export_model(run.root, self.folder / "out", **_NAMES | {"merged": True})
-        # Both hold the plain base with the adapter folded in.
         jax.tree.map(
             np.testing.assert_array_equal,
             checkpoint.load_model(folder, dtype=np.float32).base,
             checkpoint.merge(run.adapters[-1], run.base, run.lora_config),
         )
         card = (folder / "README.md").read_text()
-        if "base_format" in options:
-            self.assertIn("the adapter on the base in nf4", card)
-            return
-        self.assertIn("parameters=all, ", _plain(card))
-        with self.assertRaisesRegex(ValueError, "must have an adapter, got"):
-            export_model(run.root, self.folder / "adapter", **_NAMES)
+        self.assertIn("the adapter on the base in nf4", card)
 
     def test_the_merged_model_answers_as_base_and_adapter(self):
         folder = self._export(merged=True)

@@ -105,14 +105,3 @@ def test_the_models_folder_holds_no_training_file(tmp_path):
     inside = f"{tmp_path}/clean/../clean/left.jsonl"
     with pytest.raises(SettingsError, match="--cleaned_train_file must be outside --out"):
         unlearn.UnlearnOptions(run="x", out=f"{tmp_path}/clean", cleaned_train_file=inside)
-
-
-def test_weights_that_no_adapter_holds_are_refused_before_anything_is_trained(
-    work, tmp_path, monkeypatch
-):
-    root, made = work
-    config = replaced(unlearn.make_config(None), {"unlearn.parameters": "all"})
-    monkeypatch.setattr(unlearn, "make_config", lambda options: config)
-    with pytest.raises(ValueError, match="--unlearn.parameters=all .*--merged"):
-        unlearn.unlearn(run=str(root), out=str(tmp_path / "clean"))
-    assert made == []

@@ -86,7 +86,7 @@ class MeshesTest(parameterized.TestCase):
         self.assertEqual(meshes.num_shards(), 1)
         mapped_B = meshes.by_rows(lambda add, x: x.sum(1) + add, one, rows=rows_BL)
         np.testing.assert_array_equal(mapped_B, [2, 6, 10])
-        total = meshes.sum_rows(lambda add, x: (x.sum(), add), one, rows=rows_BL, like=(0, 0))
+        total = meshes.sum_rows(lambda add, x: (x.sum(), add), one, rows=rows_BL)
         np.testing.assert_array_equal(total, (15, 1))
         # Uncommitted, as any array: it is used beside arrays that no mesh has seen.
         self.assertFalse(mapped_B.committed)
@@ -191,11 +191,9 @@ class SplitTest(absltest.TestCase):
         one = self.found["one"]
         for name in ("whole", "split"):
             other = self.found[name]
-            for kind in ("lora", "all"):
-                self.assertAlmostEqual(other[kind]["loss"], one[kind]["loss"], places=5)
-                np.testing.assert_allclose(
-                    other[kind]["params"], one[kind]["params"], atol=2e-5, err_msg=f"{name} {kind}"
-                )
+            trained, expected = other["lora"], one["lora"]
+            self.assertAlmostEqual(trained["loss"], expected["loss"], places=5)
+            np.testing.assert_allclose(trained["params"], expected["params"], atol=2e-5)
             rows = (other["sketch"]["rows"], one["sketch"]["rows"])
             np.testing.assert_allclose(*rows, atol=2e-6)
             # A sum in another order may round a factor of the next product to its neighbor.
@@ -210,12 +208,6 @@ class SplitTest(absltest.TestCase):
         self.assertEqual(split["sketch"]["collectives"].keys(), {"all-gather"})
         self.assertEqual(split["lora"]["collectives"]["all-reduce"], 2)
         self.assertNotIn("reduce-scatter", split["lora"]["collectives"])
-        # Six leaves are split; each has its own sum of gradients.
-        self.assertEqual(split["all"]["collectives"]["reduce-scatter"], 6)
-        self.assertNotIn("all-to-all", split["all"]["collectives"])
-
-    def test_the_optimizer_holds_parts_of_what_is_split(self):
-        self.assertLess(self.found["split"]["all"]["held"], self.found["whole"]["all"]["held"] / 3)
 
 
 @pytest.mark.heavy

@@ -35,7 +35,6 @@ _VALUES = {
     "sketch.normalize": ("vector", "per_tensor"),
     "sketch.base_format": ("same", "nf4"),
     "unlearn.algorithms": tuple(name for name, one in OBJECTIVES.items() if not one.repeats),
-    "unlearn.parameters": ("lora", "all"),
 }
 _TINY = (
     *("--corpus.template=brief", "--corpus.max_len=96", "--references.max_new_tokens=8"),
@@ -152,10 +151,9 @@ def _run_all(row, given, root):
     asked = f"--prompt={toy_model.PROMPT}", f"--response={toy_model.RESPONSE}"
     work, name = root / "run", row["unlearn.algorithms"]
     going_on = "retrain" if OBJECTIVES[name].retrains else "unlearn"
-    merged = ["--merged"] if row.get("unlearn.parameters") == "all" else []
     for arguments in (
         ("trace", *given[model], *asked, f"--workdir={work}", *_TINY, *changes),
-        (going_on, f"--run={work}", f"--out={root / 'clean'}", *merged),
+        (going_on, f"--run={work}", f"--out={root / 'clean'}"),
         ("export", f"--run={work}", f"--algorithm={name}", f"--out={root / 'whole'}", "--merged"),
         ("query", f"--index={work / 'sketch' / 'index'}", "--instruction=Howdy! What is a kettle?"),
         ("report", f"--run={work}"),

@@ -123,7 +123,7 @@ class Traced:
 
     def check(self, flat: Any) -> dict[str, Any]:
         """Returns whether the rule that ends unlearning finds enough gone."""
-        model = self.ws.trained(self.tree(flat))
+        model = self.ws.with_adapter(self.tree(flat))
         probe = self.prober._measure(1, model, self.prober._nats(model))
         rise = stopping.rise_of(probe["levels"], self.prober._probes[0]["levels"])
         gone = probe["gone"]

@@ -94,7 +94,7 @@ def test_mean_effects_are_of_all_that_a_step_trains(tmp_path, monkeypatch, max_l
 
 def test_damage_is_what_answers_lose_in_the_trial(tmp_path, loaded, monkeypatch):
     flags = "--retrieve.strategies=trial", "--retrieve.trial.rows=3", "--retrieve.trial.steps=2"
-    workspace = _workspace(tmp_path, *flags, "--unlearn.parameters=all")
+    workspace = _workspace(tmp_path, *flags)
 
     ends = slice(-3, None), slice(3)
 

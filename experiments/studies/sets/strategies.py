@@ -292,7 +292,6 @@ def _with_settings(workspace: Workspace, changes: Mapping[str, Any]) -> Workspac
     """Returns the run under other settings that decide no weights; it shares those loaded."""
     run = copy.copy(workspace)
     run.config = replaced(workspace.config, changes)
-    vars(run).pop("_whole", None)  # follows from such settings
     return run
 
 
@@ -338,9 +337,8 @@ def make_damage(workspace: Workspace, folder: pathlib.Path) -> None:
     sets = [unlearn.cut_rows(workspace, [ids[row] for row in part], "trial") for part in chosen]
     unlearn.require_rows(workspace, TRIAL, sets)
     model = workspace.model
-    trying = _with_settings(workspace, {"unlearn.parameters": "lora"})
     fitted = loop.fit(
-        trying.unlearning(TRIAL, settings.learning_rate),
+        workspace.unlearning(TRIAL, settings.learning_rate),
         workspace.finetuned,
         steps.Frozen(base=model.base, reference=workspace.finetuned),
         functools.partial(unlearn.draw_pairs, workspace, TRIAL, sets),

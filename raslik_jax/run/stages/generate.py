@@ -271,7 +271,7 @@ def of_variants(
         f"generate/{kind}{{0}}",
         run,
         lambda case: " ".join([reads, "{model}", *case.workspace.models(*case.member)]),
-        f"{settings} unlearn.parameters",
+        settings,
         members=variants_of,
         measures=measures,
         work=lambda run, variant: work(run, len(run.epochs(*variant))),

@@ -312,7 +312,7 @@ UNITS = (
         _reads,
         "{decoding} {likelihood} references.base references.query_split sketch.query_output "
         "evaluate.marker_words evaluate.robustness_rows evaluate.bootstrap_resamples "
-        "evaluate.{0.measure} unlearn.parameters unlearn.max_len unlearn.remat unlearn.batch_size "
+        "evaluate.{0.measure} unlearn.max_len unlearn.remat unlearn.batch_size "
         # The last ones are of the dataset's judge.
         "unlearn.micro_batch_size corpus.dataset corpus.{config.corpus.dataset}",
         # 3: side effects are those on texts and questions.

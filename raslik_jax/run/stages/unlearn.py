@@ -5,19 +5,16 @@ import functools
 import itertools
 import math
 import pathlib
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from raslik_jax.base.axes import Tree
 from raslik_jax.data import batches
 from raslik_jax.data.tokens import encoding
 from raslik_jax.evaluate import stopping
-from raslik_jax.models import checkpoint, sharding
 from raslik_jax.parallel import meshes
 from raslik_jax.run import artifacts, memory, probing
 from raslik_jax.run.artifacts import Variant
@@ -39,7 +36,7 @@ def unlearn(workspace: Workspace, variant: Variant, folder: pathlib.Path) -> Non
     strategy, name = variant
     sets = {kind: read_set(workspace, strategy, kind) for kind in ("forget", "retain")}
     require_rows(workspace, name, [*sets.values()])
-    settings, model = workspace.config.unlearn, workspace.model
+    settings = workspace.config.unlearn
     per_epoch = max(
         batches.num_steps_of(len(rows.ids), batch_size=settings.batch_size)
         for rows in sets.values()
@@ -47,14 +44,7 @@ def unlearn(workspace: Workspace, variant: Variant, folder: pathlib.Path) -> Non
     longest = max(batches.next_rung(int(rows.lengths_N.max(initial=1))) for rows in sets.values())
     rate = workspace.learning_rate(strategy, name)
     rate_flag = f"--unlearn.{name}.learning_rate, or the rate of --unlearn.choice (it is {rate})"
-    params = workspace.finetuned
-    if settings.parameters == "all":
-        merged = checkpoint.merge(params, meshes.joined(model.base), model.lora_config)
-        # Copies also where the base is float32: nothing of it may be donated or changed.
-        params = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), merged)
-        params = sharding.split(params, workspace.parts)
-
-    save = functools.partial(_save, workspace)
+    save, start = workspace.save_adapter, workspace.finetuned
     last, num_steps = folder / f"epoch-{settings.epochs}", per_epoch * settings.epochs
     after: dict[int, Callable[[Tree], bool | None]] = {
         per_epoch * epoch: functools.partial(save, folder / f"epoch-{epoch}")
@@ -63,15 +53,15 @@ def unlearn(workspace: Workspace, variant: Variant, folder: pathlib.Path) -> Non
     prober = None
     with workspace.live(f"unlearn/{variant}") as live:
         if every := settings.probe.steps:
-            prober = probing.Prober(workspace, sets, folder, live, save=save, start=params)
+            prober = probing.Prober(workspace, sets, folder, live, save=save, start=start)
             ends = range(per_epoch, num_steps + 1, per_epoch)
             for step in {*range(every, num_steps, every), *ends}:
                 saved = None if settings.probe.stop != "never" else after.get(step)
                 after[step] = functools.partial(prober.look, step, saved)
         fitted = loop.fit(
             workspace.unlearning(name, rate, workspace.end_ids, longest),
-            params,
-            steps.Frozen(base=model.base, reference=workspace.finetuned),
+            start,
+            steps.Frozen(base=workspace.model.base, reference=start),
             functools.partial(draw_pairs, workspace, name, [*sets.values()]),
             num_steps=num_steps,
             what=f"unlearning of {strategy}'s sets by {name}",
@@ -180,17 +170,6 @@ def _known_states(
     return known
 
 
-def _save(workspace: Workspace, folder: pathlib.Path, params: Tree) -> None:
-    """Writes an adapter or a whole model in the dtype of the base."""
-    if workspace.config.unlearn.parameters == "lora":
-        workspace.save_adapter(folder, params)
-        return
-    model = workspace.model
-    weights = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), params, model.base)
-    shutil.rmtree(folder, ignore_errors=True)  # an interrupted run may have come as far
-    checkpoint.save_model(folder, model.decoder.config, meshes.joined(weights))
-
-
 def _files_read(case: Case) -> str:
     kinds = "forget", "retain"
     sets = [artifacts.set_rows(case.member.strategy, kind).path for kind in kinds]
@@ -218,15 +197,8 @@ def _values(case: Case) -> dict[str, Any]:
 
 
 def count_unlearning(run: AbstractRun, variant: Variant) -> Work:
-    """An objective on an adapter or on all weights, kept after every epoch."""
+    """An objective on an adapter that is kept after every epoch."""
     settings, model, name = run.config.unlearn, run.model, variant.algorithm
-    params: Tree = model.initial
-    kept, is_whole = 4 * run.num_params, settings.parameters == "all"
-    if is_whole:
-        kept = run.base_bytes
-        params = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), model.base
-        )
     reads, reads_retain = _reads(OBJECTIVES[name]), OBJECTIVES[name].retain is not None
 
     def batch_of(shape: Shape, of: int) -> batches.Batch:
@@ -239,11 +211,11 @@ def count_unlearning(run: AbstractRun, variant: Variant) -> Work:
     program = run.training(
         f"unlearn/{name}",
         run.unlearning(name, 1e-5),
-        params,
+        model.initial,
         steps.Frozen(base=model.base, reference=model.initial),
         shapes=shapes,
         batch=lambda shape: (batch_of(shape, 0), batch_of(shape, 1) if reads_retain else None),
-        passes=(2 + REMAT * settings.remat + is_whole) * (1 + reads_retain),
+        passes=(2 + REMAT * settings.remat) * (1 + reads_retain),
     )
     sizes, count = (run.sizes.forget, run.sizes.retain), batches.num_steps_of
     calls = sum(count(sizes[of], batch_size=settings.batch_size) for of, _ in reads)
@@ -258,7 +230,7 @@ def count_unlearning(run: AbstractRun, variant: Variant) -> Work:
         asked, most = settings.probe.answers, settings.probe.answer_tokens
         looks += generate.count_answers(run, asked, 1, most=most).programs if asked else ()
         looks *= 1 + math.ceil(sum(shapes.values()) / every)
-    return Work(settings.epochs * kept, [program, known, *looks])
+    return Work(settings.epochs * 4 * run.num_params, [program, known, *looks])
 
 
 UNITS = (
