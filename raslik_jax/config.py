@@ -365,7 +365,6 @@ class EvaluateConfig(Stage):
         "File of words or phrases that mark the behavior, one a line; empty: those of the dataset.",
         is_path=True,
     )
-    drop_empty: bool = setting(False, "Leave out empty predictions, as the paper does.")
     bootstrap_resamples: int = setting(2000, "Resamples of the percentile bootstrap.", low=100)
     perplexity_examples: int = setting(
         64, "Rows of each set whose perplexity is measured; 0: none.", low=0

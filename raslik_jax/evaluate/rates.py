@@ -81,23 +81,20 @@ def _rouge_scorers() -> tuple[Callable[[str], list[str]], Any, Any]:
     return split, scorer(split), scorer(words.rouge_characters)
 
 
-def score_pairs(
-    predictions: Mapping[str, str], references: Mapping[str, str], *, drop_empty: bool = False
-) -> PairScores:
+def score_pairs(predictions: Mapping[str, str], references: Mapping[str, str]) -> PairScores:
     """Returns the ROUGE-L F1 of every prediction against the reference of the same id.
 
-    An empty prediction or reference scores 0. `drop_empty` leaves out empty predictions, as the
-    paper intends. The paper's code cuts both lists to the shorter one, which pairs later ones
-    wrongly.
+    An empty prediction or reference scores 0. The paper leaves empty predictions out. Its code cuts
+    both lists to the shorter one, which pairs later ones wrongly.
     """
     missing, extra = references.keys() - predictions.keys(), predictions.keys() - references.keys()
     if missing or extra:
         lacking, others = (some_of(sorted(part)) or "none" for part in (missing, extra))
         got = {"missing": len(missing), "extra": len(extra)}
         raise refused("pairs_of_answers", **got, lacking=lacking, others=others)
-    ids = tuple(sorted(i for i in references if predictions[i].strip() or not drop_empty))
+    ids = tuple(sorted(references))
     if not ids:
-        raise refused("all_empty", count=len(references))
+        raise refused("no_answers")
     rouge_Q = np.array([rouge_l_f1(predictions[i], references[i]) for i in ids], np.float64)
     return PairScores(ids, rouge_Q)
 

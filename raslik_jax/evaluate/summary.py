@@ -77,7 +77,6 @@ def collect_evidence(
     references: Texts,
     *,
     non_sf: NonSf | None = None,
-    drop_empty: bool = False,
     likelihoods: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Returns the records of one model in the parts that metrics read.
@@ -87,8 +86,6 @@ def collect_evidence(
     are left out.
 
     Args:
-      drop_empty: leave empty answers out of F and R, as the paper does. All other parts have every
-        answer.
       likelihoods: `perplexity.AnswerRecord`s of the "sets" of labeled answers
         ("held-out_likelihoods" and its like) and of the model's own "answers" under the backbone
         ("target_said" and "normal_said").
@@ -98,7 +95,7 @@ def collect_evidence(
         own, other = answers.get(kind, {}), references.get(kind, {})
         evidence["references"] += other.values()
         if own or other:
-            scores = rates.score_pairs(own, other, drop_empty=drop_empty)
+            scores = rates.score_pairs(own, other)
             texts = [own[name] for name in sorted(own)]
             evidence |= {f"{kind}_scores": scores, kind: texts}
             evidence["texts"] += texts

@@ -82,24 +82,20 @@ class ScorePairsTest(parameterized.TestCase):
         self.assertEqual(scores.ids, ("a", "b", "c"))
         np.testing.assert_array_equal(scores.rouge_Q, [1.0, 1.0, 0.0])
 
-    def test_an_empty_prediction_scores_zero_or_leaves_with_its_reference(self):
+    def test_an_empty_prediction_or_reference_scores_zero(self):
         predictions = {"a": " \n", "b": "red stone", "c": "green"}
         references = {"a": "blue sky", "b": "red stone", "c": ""}
         counted = rates.score_pairs(predictions, references)
         np.testing.assert_array_equal(counted.rouge_Q, [0.0, 1.0, 0.0])
-        dropped = rates.score_pairs(predictions, references, drop_empty=True)
-        self.assertEqual(dropped.ids, ("b", "c"))
-        np.testing.assert_array_equal(dropped.rouge_Q, [1.0, 0.0])
 
     @parameterized.named_parameters(
         ("missing", {"a": "x"}, {"a": "x", "q7": "y"}),
         ("extra", {"a": "x", "q8": "y"}, {"a": "x"}),
         ("none", {}, {}),
-        ("nothing_left", {"a": ""}, {"a": "x"}, True),
     )
-    def test_refuses(self, predictions, references, drop_empty=False):
+    def test_refuses(self, predictions, references):
         with refused():
-            rates.score_pairs(predictions, references, drop_empty=drop_empty)
+            rates.score_pairs(predictions, references)
 
 
 def _interval(value):

@@ -54,15 +54,6 @@ class MeasureTest(parameterized.TestCase):
         self.assertAlmostEqual(entry["distinct_2"], 8 / 9)
         self.assertEqual(entry["repetition_4"], 0.0)
 
-    def test_dropped_pairs_leave_the_rates_only(self):
-        evidence = _evidence(
-            {"t1": "the starship left", "t2": "", "t3": ""}, _NORMAL, drop_empty=True
-        )
-        self.assertEqual(evidence["target_scores"].ids, ("t1",))
-        entry = _measure(evidence)
-        self.assertAlmostEqual(entry["non_sf_target"]["mean"], 2 / 3)
-        self.assertEqual(entry["empty"], 2)
-
     def test_refuses_other_queries(self):
         with self.assertRaisesRegex(ValueError, r"2 missing \('t2', 't3'\)"):
             _evidence({"t1": "x"}, _NORMAL)

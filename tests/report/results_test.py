@@ -62,11 +62,6 @@ def _damaged(metrics):
     metrics["finetuned"]["empty_references"] = 2
 
 
-def _empty_left_out(metrics):
-    _damaged(metrics)
-    metrics["settings"] = metrics["settings"] | {"evaluate": {"drop_empty": True}}
-
-
 def _unmarked(metrics):
     for entry in _models(metrics):
         entry["non_sf_target"] = entry["non_sf_normal"] = None
@@ -111,7 +106,7 @@ def _unlabeled(metrics):
 class TablesTest(parameterized.TestCase):
     @parameterized.parameters(
         *(None, _chosen, _stopped_early, _against_gold, _random_alone),
-        *(_damaged, _empty_left_out, _unmarked, _without_queries, _by_a_classifier),
+        *(_damaged, _unmarked, _without_queries, _by_a_classifier),
         *(_of_one_label, _older, _absurd, _unlabeled, _with_shares),
     )
     def test_a_run_has_the_tables_that_were_recorded(self, edit):

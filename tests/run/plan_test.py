@@ -96,14 +96,13 @@ _DECIDES = {
     ("unlearn.probe.rows", 5): "",
     ("retrieve.held_out", 0.5): "retrieve/sizes references/evaluation references/perplexity "
     "generate/ report",
-    ("evaluate.drop_empty", True): "",
     ("evaluate.bootstrap_resamples", 100): "",
     ("evaluate.perplexity_examples", 5): _LIKELIHOOD,
 }
 # What the metrics alone are taken with, what a run by other settings reads, and what decides which
 # units there are.
 _ELSEWHERE = (
-    "name backbone. unlearn.choice evaluate.reference evaluate.drop_empty "
+    "name backbone. unlearn.choice evaluate.reference "
     "evaluate.bootstrap_resamples evaluate.non_sf retrieve.strategies "
     "unlearn.algorithms evaluate.traced retrieve.null_prompts "
     "retrieve.token_rows retrieve.wished evaluate.robustness"

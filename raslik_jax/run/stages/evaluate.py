@@ -179,7 +179,6 @@ def _collector(workspace: Workspace) -> Callable[..., dict[str, Any]]:
             by_kind(artifacts.answers(model, variant).read(root)),
             references,
             non_sf=non_sf,
-            drop_empty=settings.drop_empty,
             likelihoods=likelihoods,
         )
         for found in more:
