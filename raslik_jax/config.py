@@ -215,8 +215,7 @@ class RetrieveConfig(Stage):
     strategies: tuple[str, ...] = setting(
         ("random", "oracle", "raslik_f", "raslik"),
         "Retrieval strategies. cr: a mixture of oracle rows and non-targets in a given share. "
-        "cr_50: half of each. *_anywhere: with "
-        "--retrieve.retain_from=anywhere.",
+        "cr_50: half of each.",
         family=STRATEGIES,
     )
     center: bool = setting(True, "Subtract the mean sketch before the cosine.")
@@ -256,11 +255,6 @@ class RetrieveConfig(Stage):
         "",
         "The answer that you wished for. The report compares its rows with those of the bad "
         "answer.",
-    )
-    retain_from: Literal["non_target", "anywhere"] = setting(
-        "non_target",
-        "Rows from which Random, Oracle and RASLIK-F draw the retain set. non_target: "
-        "labeled non-targets, as in the paper.",
     )
     retain_within: float = setting(
         0.0,

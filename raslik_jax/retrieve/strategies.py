@@ -62,17 +62,16 @@ class Request(NamedTuple):
     """The inputs of a strategy.
 
     `is_eligible_N` marks the examples that may be in a set: those with an answer token and the
-    needed scores. `seed` and `retain_from` are for random draws. `retain_within` is the share of a
-    ranking from which the retain set is drawn (0: its end). The sizes are for controlled
-    randomization. `settings` are those of the strategy. `scores` has an entry for each name in
-    `needs` of its record: one value or several values per example, minus infinity without a value.
+    needed scores. `seed` is for random draws. `retain_within` is the share of a ranking from which
+    the retain set is drawn (0: its end). The sizes are for controlled randomization. `settings` are
+    those of the strategy. `scores` has an entry for each name in `needs` of its record: one value
+    or several values per example, minus infinity without a value.
     `fields` is the field map of the user's rows.
     """
 
     examples: Sequence[Example]
     is_eligible_N: Bool[np.ndarray, " N"]
     seed: int
-    retain_from: Literal["non_target", "anywhere"]
     num_forget: int
     num_retain: int
     retain_within: float = 0.0
@@ -149,7 +148,7 @@ def draw_retain(request: Request, poles: Scores) -> Scores:
     return poles._replace(retain_N=retain_N)
 
 
-def _uniform(request: Request, stream: int) -> Float[np.ndarray, " N"]:
+def uniform(request: Request, stream: int) -> Float[np.ndarray, " N"]:
     """Returns one uniform draw per example that follows its id when rows are shuffled."""
     generator = np.random.Generator(np.random.Philox(key=[request.seed, stream]))
     draw_N = generator.random(len(request.examples))
@@ -168,9 +167,9 @@ def _where_label(request: Request, label: bool, score_N: np.ndarray) -> np.ndarr
 
 
 def _random_retain(request: Request) -> np.ndarray:
-    score_N = _uniform(request, stream=1)
-    is_anywhere = request.retain_from == "anywhere"
-    return score_N if is_anywhere else _where_label(request, False, score_N)
+    """Returns a uniform draw of the rows that are not labeled as targets."""
+    is_target_N = np.array([bool(example.is_target) for example in request.examples])
+    return np.where(is_target_N, -np.inf, uniform(request, stream=1))
 
 
 def take_poles(request: Request, score_N: Float[np.ndarray, " N"]) -> Scores:
@@ -181,13 +180,13 @@ def take_poles(request: Request, score_N: Float[np.ndarray, " N"]) -> Scores:
 
 def random(request: Request) -> Scores:
     """Returns a uniform ranking of all examples, the baseline of Section 4.2."""
-    return Scores(forget_N=_uniform(request, stream=0), retain_N=_random_retain(request))
+    return Scores(forget_N=uniform(request, stream=0), retain_N=_random_retain(request))
 
 
 def oracle(request: Request) -> Scores:
     """Returns a uniform ranking of the labeled targets; only labels can give it."""
     return Scores(
-        forget_N=_where_label(request, True, _uniform(request, stream=0)),
+        forget_N=_where_label(request, True, uniform(request, stream=0)),
         retain_N=_random_retain(request),
     )
 
@@ -239,7 +238,7 @@ def given(request: Request) -> Scores:
     if both := [request.examples[place].example_id for place in forget if place in known]:
         raise refused("given_both", ids=some_of(both))
     if not retain:
-        draw_N = _uniform(request, stream=1)
+        draw_N = uniform(request, stream=1)
         draw_N[forget] = -np.inf
         most = min(len(forget), int((draw_N > -np.inf).sum()))
         if not most:
@@ -276,7 +275,7 @@ def mixture(request: Request) -> Scores:
     num_oracle = round(request.settings.oracle_share * request.num_forget)
     if num_oracle > num_targets:
         raise refused("oracle_share", targets=num_targets, got=num_oracle)
-    forget_N = _where_label(request, False, _uniform(request, stream=2))
+    forget_N = _where_label(request, False, uniform(request, stream=2))
     forget_N[chosen.retain] = -np.inf
     forget_N[chosen.forget[:num_oracle]] = 2 + best.forget_N[chosen.forget[:num_oracle]]
     retain_N = np.full_like(forget_N, -np.inf)
@@ -290,13 +289,11 @@ def ids_of(request: Request) -> list[str]:
 
 
 def variant(strategy: Strategy, title: str, **bound: Any) -> Strategy:
-    """Returns a strategy with settings bound: its own, or the request's `retain_from`."""
-    of_request = {name: value for name, value in bound.items() if name in Request._fields}
-    own = {name: value for name, value in bound.items() if name not in of_request}
-    settings = dataclasses.replace(strategy.settings, **own)
+    """Returns a strategy with its own settings bound."""
+    settings = dataclasses.replace(strategy.settings, **bound)
 
     def score(request: Request) -> Scores:
-        return strategy.score(request._replace(**of_request, settings=settings))
+        return strategy.score(request._replace(settings=settings))
 
     return strategy._replace(title=title, score=score, settings=Settings(), color="", marker="")
 
@@ -313,16 +310,11 @@ def by_score(title: str, need: str, **more: Any) -> Strategy:
     )
 
 
-_RANDOM = Strategy("Random", random, color="#7A7A7A", marker="o")
-_ORACLE = Strategy("Oracle", oracle, color="#009E73", marker="D")
 _MIXTURE = Strategy("CR", mixture, settings=MixtureSettings())
-_RASLIK_F = Strategy(
-    "RASLIK-F", raslik_f, needs=("influence",), ranks_all=True, color="#56B4E9", marker="s"
-)
 
 # In the paper's order; colors of Okabe and Ito, which stay apart for color-blind readers.
 STRATEGIES: dict[str, Strategy] = {
-    "random": _RANDOM,
+    "random": Strategy("Random", random, color="#7A7A7A", marker="o"),
     "bm25": Strategy(
         "BM25",
         bm25,
@@ -332,21 +324,19 @@ STRATEGIES: dict[str, Strategy] = {
         color="#E69F00",
         marker="v",
     ),
-    "oracle": _ORACLE,
+    "oracle": Strategy("Oracle", oracle, color="#009E73", marker="D"),
     "cr": _MIXTURE,
     # The shares of the paper's table; any other is `cr` with an oracle_share of its own.
     **{
         f"cr_{x}": variant(_MIXTURE, f"CR-{x}", oracle_share=x / 100)
         for x in (25, 35, 45, 50, 62, 75)
     },
-    "raslik_f": _RASLIK_F,
+    "raslik_f": Strategy(
+        "RASLIK-F", raslik_f, needs=("influence",), ranks_all=True, color="#56B4E9", marker="s"
+    ),
     "raslik": by_score("RASLIK", "influence", color="#D55E00", marker="^", is_subject=True),
     # Sets that were chosen by hand or with another tool.
     "given": Strategy(
         "Given", given, named=named_rows, settings=GivenSettings(), color="#000000", marker="h"
     ),
-    # Beside the paper's protocol in one table, whatever the run's --retrieve.retain_from.
-    "random_anywhere": variant(_RANDOM, "Random, any retain", retain_from="anywhere"),
-    "oracle_anywhere": variant(_ORACLE, "Oracle, any retain", retain_from="anywhere"),
-    "raslik_f_anywhere": variant(_RASLIK_F, "RASLIK-F, any retain", retain_from="anywhere"),
 }

@@ -304,7 +304,6 @@ def _selection_problems(
         examples=[row._replace(**blank) for row in rows],
         is_eligible_N=np.ones(len(rows), bool),
         seed=config.seed,
-        retain_from=settings.retain_from,
         queries=[row._replace(**blank) for row in corpus.queries["retrieval"][:1]],
         fields=formats.parse_fields(getattr(config.corpus.own, "fields", "")),
         num_forget=num_forget,

@@ -15,7 +15,7 @@ from raslik_jax.retrieve.selectors import select_by_count
 from raslik_jax.retrieve.strategies import STRATEGIES, Request, choose
 
 
-def _request(*, retain_from="non_target", seed=0, order=None, **changes):
+def _request(*, seed=0, order=None, **changes):
     rows = [
         Example(f"id{i:02d}", f"Howdy w{i}" if i < 6 else f"say w{i}", "", "", is_target=i < 6)
         for i in range(20)
@@ -29,9 +29,7 @@ def _request(*, retain_from="non_target", seed=0, order=None, **changes):
         "num_retain": 8,
         "is_eligible_N": np.ones(20, bool),
     }
-    return Request(
-        examples=[rows[i] for i in order], seed=seed, retain_from=retain_from, **(options | changes)
-    )
+    return Request(examples=[rows[i] for i in order], seed=seed, **(options | changes))
 
 
 _FILES = tempfile.TemporaryDirectory()
@@ -145,13 +143,8 @@ class StrategiesTest(parameterized.TestCase):
         self.assertFalse((first == second).any())
 
     @parameterized.parameters("random", "oracle", "raslik_f")
-    def test_random_retain_sets_come_from_non_targets_unless_anywhere(self, name):
+    def test_random_retain_sets_come_from_non_targets(self, name):
         np.testing.assert_array_equal(np.isinf(_score(name).retain_N), np.arange(20) < 6)
-        anywhere = _score(name, _request(retain_from="anywhere"))
-        self.assertFalse(np.isinf(anywhere.retain_N).any())
-        beside = _score(f"{name}_anywhere")  # both stand in one table
-        for one_N, two_N in zip(beside, anywhere, strict=True):
-            np.testing.assert_array_equal(one_N, two_N)
 
     def _chosen(self, **own):
         """The ids of the sets that files give, whatever sizes are asked for."""
@@ -267,4 +260,5 @@ class StrategiesTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "20 of 20 have none"):
             _score("oracle", request)
         _score("raslik", request)
-        _score("random", request._replace(retain_from="anywhere"))
+        for name in ("random", "raslik_f"):
+            self.assertFalse(np.isinf(_score(name, request).retain_N).any())

@@ -104,7 +104,7 @@ class CheckCorpusTest(FolderTest):
         need = ("random", "oracle", "cr_50", "raslik_f", "raslik", "bm25")
         with refused():
             self.check(unlabeled, {"retrieve.num_forget": 4, "retrieve.strategies": need})
-        free = ("random_anywhere", "raslik", "bm25")
+        free = ("random", "raslik_f", "raslik", "bm25")
         self.check(unlabeled, {"retrieve.num_forget": 4, "retrieve.strategies": free})
         with refused():
             self.check(unlabeled, {"retrieve.strategies": ("raslik",)})

@@ -88,7 +88,6 @@ _DECIDES = {
     ("retrieve.center", False): "retrieve/influence",
     ("retrieve.aggregate", "common"): f"retrieve/influence {_SETS}",
     ("retrieve.num_forget", 3): "retrieve/sizes",
-    ("retrieve.retain_from", "anywhere"): _SETS,
     ("unlearn.ga_gdr.learning_rate", 1.0): "unlearn/",
     ("unlearn.retain_weight", 2.0): "unlearn/",
     ("unlearn.epochs", 2): "unlearn/ generate/",

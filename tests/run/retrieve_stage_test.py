@@ -26,7 +26,7 @@ _TINY = (
     "--references.max_new_tokens=8 --sketch.num_buckets=1 "
     "--sketch.batch_tokens=1024 --sketch.chunk_rows=16 --sketch.size=4096"
 )
-_STRATEGIES = "random,random_anywhere,bm25,embedding,oracle,cr,cr_25,raslik_f,raslik,exact"
+_STRATEGIES = "random,bm25,embedding,oracle,cr,cr_25,raslik_f,raslik,exact"
 
 
 def _run(workdir, stages, *arguments, start=("experiments/run.py",)):

@@ -135,11 +135,13 @@ def predict(
 def make_run(options: Options, seed: int) -> Any:
     """Returns the workspace of a run with both strategies' sets; what is done is not done again."""
     from experiments.studies import objectives
+    from experiments.studies.corpora import paper
     from raslik_jax.data import toy_model
     from raslik_jax.run import plan
     from raslik_jax.run.workspace import Workspace
 
     objectives.register()
+    paper.register()
     strategies = ",".join(_STRATEGIES.values())
     flags = [f"--flagfile={_DEMO}", f"--retrieve.strategies={strategies}", f"--seed={seed}"]
     changes = {f"corpus.{n}": getattr(toy_model.SIZES, n) for n in ("num_train", "num_targets")}

@@ -31,7 +31,6 @@ def _request(**changes):
         examples=rows,
         is_eligible_N=eligible_N,
         seed=0,
-        retain_from="anywhere",
         queries=rows[:3],
         **options,
     )

@@ -126,7 +126,6 @@ def test_sets_that_need_no_model_come_out_again(folder, corpus, strategy):
             is_eligible_N=np.ones(len(train), bool),
             settings=settings[strategy],
             seed=config.seed,
-            retain_from=settings.retain_from,
             queries=corpus.queries["retrieval"],
             **counts,
         )

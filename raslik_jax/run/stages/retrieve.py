@@ -156,7 +156,6 @@ def request_of(
             [is_eligible_N, *(is_scored(score_N) for score_N in found.values())]
         ),
         seed=config.seed,
-        retain_from=config.retrieve.retain_from,
         retain_within=config.retrieve.retain_within,
         settings=config.retrieve[strategy],
         queries=workspace.retrieval_queries(),
@@ -266,7 +265,7 @@ UNITS = (
         make_sets,
         _reads_of_sets,
         # The rule decides whether there are scores to measure sets by.
-        "seed sketch.query_output retrieve.aggregate retrieve.retain_from retrieve.select "
+        "seed sketch.query_output retrieve.aggregate retrieve.select "
         "retrieve.retain_within retrieve.{0}",
         # 2: retain sets within a share of the lowest scores are drawn alike for all strategies.
         # 3: the summary has neither scaled densities nor counts of equal texts.

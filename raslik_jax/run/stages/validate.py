@@ -88,7 +88,6 @@ def rank(workspace: Workspace) -> dict[str, Ranking]:
         if not record.ranks_all:
             continue
         request = retrieve.request_of(workspace, name, every_N, (0, 0))
-        request = request._replace(retain_from="anywhere")  # nothing is retained
         score_N = record.score(request).forget_N
         columns = [score_N]
         if each_NQ is not None and record.needs == ("influence",):
