@@ -219,10 +219,10 @@ class RetrieveConfig(Stage):
         family=STRATEGIES,
     )
     center: bool = setting(True, "Subtract the mean sketch before the cosine.")
-    aggregate: Literal["mean", "mean_rank", "common"] = setting(
+    aggregate: Literal["mean", "common"] = setting(
         "mean",
-        "How the scores of several queries become one. mean: their mean. mean_rank: their mean "
-        "rank. common: the score of the direction that all queries share.",
+        "How the scores of several queries become one. mean: their mean. common: the score of the "
+        "direction that all queries share.",
     )
     select: Literal["count", "gap"] = setting(
         "count",
@@ -268,10 +268,7 @@ class RetrieveConfig(Stage):
     def problems(self) -> Iterator[str]:
         if self.select == "gap" and self.aggregate != "mean":
             must = "--select=gap needs --aggregate=mean"
-            yield f"{must}, got {self.aggregate}: the rule needs cosines"
-        for name in ("null_prompts", "token_rows"):
-            if getattr(self, name) and self.aggregate == "mean_rank":
-                yield f"--{name} needs --aggregate=mean or common, got mean_rank: change one"
+            yield f"{must}, got {self.aggregate}: the rule needs means of cosines"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

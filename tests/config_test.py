@@ -39,7 +39,7 @@ class ConfigTest(parameterized.TestCase):
         {"retrieve__strategies": ["raslik", "guess"]},
         {"backbone__double_quant": True},
         {"retrieve__strategies": ["cr"], "retrieve__cr__oracle_share": 1.5},
-        {"retrieve__select": "gap", "retrieve__aggregate": "mean_rank"},
+        {"retrieve__select": "gap", "retrieve__aggregate": "common"},
         {"corpus__num_train": -1, "corpus__num_test": -1, "seed": -1, "sketch__none": 0},
         _FORGOTTEN,
         {**_FORGOTTEN, "unlearn__probe__steps": 2, "unlearn__choice": "x"},

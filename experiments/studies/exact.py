@@ -58,7 +58,7 @@ def make_exact_scores(workspace: Workspace, folder: pathlib.Path) -> None:
         return search.row_cosines(sketches.unit_BK, columns), sketches.norm_B
 
     score_NG, norm_N = batches.map_rows(cosines, encoded, plans, bar="exact kernel")
-    found_N = search.join_columns(score_NG, norm_N > 0, settings.aggregate)
+    found_N = np.where(norm_N > 0, score_NG[:, 0], np.float32(-np.inf))
     scores.write_scores(workspace, "exact_kernel", folder, found_N)
 
 

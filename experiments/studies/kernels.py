@@ -12,7 +12,7 @@ import numpy as np
 import scipy.linalg
 from jaxtyping import Float, Int
 
-from raslik_jax.index.combine import Aggregate, aggregate_scores, common_weights
+from raslik_jax.index.combine import Aggregate, query_weights
 
 # The squared length of a centered unit row that is the mean itself, or nothing but rounding.
 _ZERO = 1e-6
@@ -38,9 +38,7 @@ class KernelScores(NamedTuple):
 
     def combine(self, how: Aggregate) -> Float[np.ndarray, " N"]:
         """Returns one score for each training row."""
-        if how == "common":
-            return common_weights(self.gram_QQ) @ self.score_QN
-        return aggregate_scores(self.score_QN, how)
+        return query_weights(self.gram_QQ, how) @ self.score_QN
 
 
 def gram_matrices(vectors_MP: Float[np.ndarray, "M P"], edges: Sequence[int]) -> Grams:

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float, Int
 
-Aggregate = Literal["mean", "mean_rank", "common"]
+Aggregate = Literal["mean", "common"]
 
 # In units of a query's squared length: large against the noise of a sketch, small against what
 # several queries share. .1 to .5 measured alike (docs/studies/retrieval_quality.md).
@@ -59,32 +59,11 @@ def common_weights(query_gram_QQ: Float[np.ndarray, "Q Q"]) -> Float[np.ndarray,
 
 def query_weights(
     query_gram_QQ: Float[np.ndarray, "Q Q"], aggregate: Aggregate
-) -> Float[np.ndarray, "G Q"]:
-    """Returns the weights of the queries in each score of a row: one score, or one for each query.
-
-    With `mean_rank` the queries' scores become one only when all rows are ranked.
-    """
-    count = len(query_gram_QQ)
-    if aggregate == "mean_rank":
-        return np.eye(count)
+) -> Float[np.ndarray, " Q"]:
+    """Returns the weights of the queries in the score of a row."""
     if aggregate == "common":
-        return common_weights(query_gram_QQ)[None]
-    return np.full((1, count), 1 / count)
-
-
-def aggregate_scores(score_QN: Float[np.ndarray, "Q N"], how: Aggregate) -> Float[np.ndarray, " N"]:
-    """Returns one score per example from those of several queries.
-
-    `mean` is the mean of the scores. For `mean_rank` each query ranks the examples (ties share
-    their mean rank). The averaged ranks are scaled: 1 is the first for all queries, and -1 the
-    last. `common` is the plain mean here, where the cosines between the queries are not known.
-    """
-    if how != "mean_rank":
-        return score_QN.mean(axis=0)
-    import scipy.stats  # takes a second to load, which settings that name strategies need not wait
-
-    rank_QN = scipy.stats.rankdata(score_QN, axis=1)  # 1 is the lowest score
-    return 2 * (rank_QN.mean(axis=0) - 1) / max(score_QN.shape[1] - 1, 1) - 1
+        return common_weights(query_gram_QQ)
+    return np.full(len(query_gram_QQ), 1 / len(query_gram_QQ))
 
 
 def opposite(score_N: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:

@@ -21,16 +21,11 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from jax import lax
-from jaxtyping import Bool, Float, Float32, Float64, Int, Shaped
+from jaxtyping import Float, Float32, Float64, Int, Shaped
 
 from raslik_jax.base import machine
 from raslik_jax.base.axes import Array
-from raslik_jax.index.combine import (
-    Aggregate,
-    aggregate_scores,
-    directions,
-    query_weights,
-)
+from raslik_jax.index.combine import Aggregate, directions, query_weights
 from raslik_jax.index.store import SketchStore
 from raslik_jax.parallel import meshes, processes
 
@@ -97,13 +92,14 @@ def queries_of_store(
     return center_queries(query_QK, store.mean_K if center else None)
 
 
-def to_columns(queries: Queries, *, aggregate: Aggregate, dtype: str = "float32") -> Columns:
+def to_columns(queries: Queries, *, aggregate: Aggregate | None, dtype: str = "float32") -> Columns:
     """Returns queries, centered like the scores, ready to be multiplied with rows of a dtype.
 
-    `mean` and `common` make one score per row and `mean_rank` makes one for every query.
+    They make one score per row; with None each query makes its own.
     """
-    mean_K = queries.mean_K
-    direction_GK = query_weights(queries.gram_QQ, aggregate) @ queries.direction_QK
+    mean_K, direction_GK = queries.mean_K, queries.direction_QK
+    if aggregate:
+        direction_GK = query_weights(queries.gram_QQ, aggregate)[None] @ direction_GK
     # The last column is mu, or the zeros that make a single query two (XLA's CPU backend has no
     # fast bf16 matrix-vector product: 15 to 30 times slower).
     column_MK = np.concatenate([direction_GK, mean_K[None]])
@@ -191,18 +187,18 @@ def score_queries(
 ) -> Float32[np.ndarray, " N"]:
     """Returns the scores of `score_store` for queries that are centered already."""
     store.require_complete()
-    score_NG = _score_columns(store, queries, aggregate)
-    return join_columns(score_NG, store.is_eligible_N, aggregate)
+    score_N = _score_columns(store, queries, aggregate)[:, 0]
+    return np.where(store.is_eligible_N, score_N, np.float32(-np.inf))
 
 
 def score_each(store: SketchStore, queries: Queries) -> Float32[np.ndarray, "N Q"]:
     """Returns every row's score with each query, as `score_store` does; also of barred rows."""
     store.require_complete()
-    return _score_columns(store, queries, "mean_rank")
+    return _score_columns(store, queries, None)
 
 
 def _score_columns(
-    store: SketchStore, queries: Queries, aggregate: Aggregate
+    store: SketchStore, queries: Queries, aggregate: Aggregate | None
 ) -> Float32[np.ndarray, "N G"]:
     columns = to_columns(queries, aggregate=aggregate, dtype=store.dtype)
     # Each process scores some of the chunks, each of its devices some of those.
@@ -254,15 +250,3 @@ def group_rows(cosine_NM: Float[np.ndarray, "N M"], best: Int[np.ndarray, " M"])
     first_N = np.where((cosine_NM >= ALIKE).any(axis=1), (cosine_NM >= ALIKE).argmax(axis=1), -1)
     first_N[best] = -1
     return [np.flatnonzero(first_N == number).tolist() for number in range(len(best))]
-
-
-def join_columns(
-    score_NG: Float[np.ndarray, "N G"], is_eligible_N: Bool[np.ndarray, " N"], how: Aggregate
-) -> Float32[np.ndarray, " N"]:
-    """Returns one score per row from the columns of `to_columns`; minus infinity bars a row."""
-    score_N = np.full(len(score_NG), -np.inf, np.float32)
-    left_LG = score_NG[is_eligible_N]
-    score_N[is_eligible_N] = (
-        aggregate_scores(left_LG.T, how) if how == "mean_rank" else left_LG[:, 0]
-    )
-    return score_N

@@ -79,7 +79,6 @@ def kernel_name(settings: Mapping[str, Any]) -> str:
         "tokens of prompt and response": sketch["targets"] == "all",
         "each tensor normalized": sketch["normalize"] == "per_tensor",
         "centered": retrieve["center"],
-        "mean rank": retrieve["aggregate"] == "mean_rank",
         "common direction of the queries": retrieve["aggregate"] == "common",
     }
     return ", ".join(name for name, differs in differences.items() if differs)

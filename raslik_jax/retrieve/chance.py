@@ -147,13 +147,13 @@ def _draw_groups(
             if number == count - 1 or direction_length(part_QQ, aggregate) >= enough:
                 break
             number = max(count - 1, int(number / _NARROWER))
-        weight_MG[group, first] = query_weights(part_QQ, aggregate).mean(axis=0)
+        weight_MG[group, first] = query_weights(part_QQ, aggregate)
     return weight_MG
 
 
 def direction_length(gram_QQ: Float[np.ndarray, "Q Q"], aggregate: Aggregate) -> float:
     """Returns |sum_q w_q u_q|: a score over it is the cosine with one direction."""
-    weight_Q = query_weights(gram_QQ, aggregate).mean(axis=0)
+    weight_Q = query_weights(gram_QQ, aggregate)
     return float(np.sqrt(max(weight_Q @ gram_QQ @ weight_Q, 1e-12)))
 
 

@@ -16,7 +16,7 @@ from raslik_jax.base.messages import some_of
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.data.examples import Example
 from raslik_jax.data.words import refused
-from raslik_jax.index.combine import Aggregate, aggregate_scores, opposite
+from raslik_jax.index.combine import opposite
 from raslik_jax.retrieve.named import find_rows
 from raslik_jax.retrieve.selectors import Selection, select_by_count, spread_retain
 
@@ -77,7 +77,6 @@ class Request(NamedTuple):
     retain_within: float = 0.0
     settings: Any = None
     queries: Sequence[Example] = ()
-    aggregate: Aggregate = "mean"
     scores: Mapping[str, Float[np.ndarray, " N ..."]] = {}
     fields: Mapping[str, str] = {}
 
@@ -201,9 +200,9 @@ def raslik_f(request: Request) -> Scores:
 def bm25(request: Request) -> Scores:
     """Returns both ends of the mean BM25 score over queries (Section 4.2).
 
-    A document is an example's whole text. Whitespace separates its tokens, as in rank_bm25. BM25
-    has no cosines between queries, so `common` is the mean. It raises a ValueError if queries and
-    rows have no token in common: the order of the rows would decide.
+    A document is an example's whole text. Whitespace separates its tokens, as in rank_bm25. It
+    raises a ValueError if queries and rows have no token in common: the order of the rows would
+    decide.
     """
     from raslik_jax.retrieve import bm25 as bm25_lib  # with SciPy, which takes long to load
 
@@ -217,7 +216,7 @@ def bm25(request: Request) -> Scores:
     )
     if not score_QN.any():
         raise refused("bm25")
-    return take_poles(request, aggregate_scores(score_QN, request.aggregate))
+    return take_poles(request, score_QN.mean(axis=0))
 
 
 def given(request: Request) -> Scores:

@@ -105,10 +105,9 @@ class QueryTest(parameterized.TestCase):
         said = f"{one.chance['higher']:.0f} of 20 unrelated prompts score this high; p "
         self.assertIn(said, asking.as_text(found))
         self.assertEqual(asking.as_json(found)["toward"][2]["chance"], one.chance)
-        # Of scores that are centered otherwise the run knows no chance, nor of ranks.
-        for how in ({"center": False}, {"aggregate": "mean_rank"}):
-            other = self.tracer.trace(row.instruction, row.output, input=row.input, **how)
-            self.assertIsNone(other.toward[0].chance)
+        # Of scores that are centered otherwise the run knows no chance.
+        other = self.tracer.trace(row.instruction, row.output, input=row.input, center=False)
+        self.assertIsNone(other.toward[0].chance)
 
     def test_queries_of_two_behaviors_are_also_traced_apart(self):
         rows = self.tracer.workspace.corpus.train
@@ -246,14 +245,14 @@ class QueryTest(parameterized.TestCase):
         asked = [row for row in rows if row.is_target][:3]
         found = self.tracer.trace_queries(asked)
         config = self.tracer.workspace.config
-        retrieve = dataclasses.replace(config.retrieve, aggregate="mean_rank", center=False)
+        retrieve = dataclasses.replace(config.retrieve, aggregate="common", center=False)
         changed = dataclasses.replace(config, retrieve=retrieve)
         with mock.patch.object(self.tracer.workspace, "config", changed):
             ranked = self.tracer.trace_queries(asked)
-            self.assertEqual((ranked.aggregate, ranked.center), ("mean_rank", False))
+            self.assertEqual((ranked.aggregate, ranked.center), ("common", False))
             self.assertEqual(self.tracer.trace_queries(asked, aggregate="mean").aggregate, "mean")
         expected = search.score_store(
-            self.tracer.store, found.query_QK, center=False, aggregate="mean_rank"
+            self.tracer.store, found.query_QK, center=False, aggregate="common"
         )
         np.testing.assert_array_equal(ranked.score_N, expected)
         self.assertIsNone(ranked.toward[0].sigma)

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-import scipy.stats
 from absl.testing import parameterized
 from index_cases import IndexCase, correlated_rows
 from snapshots import refused
@@ -99,24 +98,13 @@ class ScoreTest(IndexCase):
         rows[[0, 69]] = 0
         store = self.make(rows, dtype=dtype)
         query_QK = correlated_rows(2, 64, seed=1)
-        for aggregate in ("mean", "mean_rank"):
+        for aggregate in ("mean", "common"):
             scores = search.score_store(store, query_QK, center=center, aggregate=aggregate)
             self.assertEqual(np.flatnonzero(np.isneginf(scores)).tolist(), [0, 69])
         both = ends(scores, store.ids, 68, 68)
         self.assertNoCommonElements({store.ids[0], store.ids[69]}, {*both[0], *both[1]})
         plain_N = search.centered_cosine(rows, query_QK)
         self.assertEqual(np.asarray(plain_N)[[0, 69]].tolist(), [0, 0])
-
-    def test_mean_rank_averages_each_querys_ranks(self):
-        rows = correlated_rows(90, 64, seed=0)
-        rows[5] = rows[6]
-        store = self.make(rows)
-        query_QK = correlated_rows(3, 64, seed=1)
-        each = [search.score_store(store, query[None], center=True) for query in query_QK]
-        mean_rank = np.mean([scipy.stats.rankdata(-score) for score in each], axis=0)
-        scores = search.score_store(store, query_QK, center=True, aggregate="mean_rank")
-        np.testing.assert_allclose(scores, 1 - 2 * (mean_rank - 1) / 89, atol=1e-6)
-        self.assertEqual(scores[5], scores[6])
 
     def test_common_weighs_each_querys_scores(self):
         rows, query_QK = correlated_rows(90, 64, seed=0), correlated_rows(3, 64, seed=1)

@@ -113,7 +113,7 @@ class GroupsTest(parameterized.TestCase):
         center_K = every[:number].mean(axis=0) if center else None
         row_NK, query_QK = (directions(part, center_K) for part in (every[:number], every[number:]))
         gram_QQ, drawn = query_QK @ query_QK.T, np.arange(0, number, 2)
-        score_N = row_NK @ (query_weights(gram_QQ, aggregate)[0] @ query_QK)
+        score_N = row_NK @ (query_weights(gram_QQ, aggregate) @ query_QK)
         null_NG = chance.group_prompts(
             _null(row_NK, drawn, center), drawn, gram_QQ, aggregate, seed=seed
         )

@@ -64,7 +64,6 @@ _MODEL = (
     "retrieve/queries unlearn/ generate/"
 )
 _GRADIENTS = "sketch retrieve/queries"
-_SETS = "retrieve/raslik_f$ retrieve/raslik$"
 _LIKELIHOOD = "references/perplexity generate/perplexity"
 # By setting and another value of it: the units that it changes.
 _DECIDES = {
@@ -86,7 +85,7 @@ _DECIDES = {
     ("sketch.query_output", "own"): "references/retrieval retrieve/queries retrieve/influence "
     f"retrieve/raslik {_LIKELIHOOD}",
     ("retrieve.center", False): "retrieve/influence",
-    ("retrieve.aggregate", "common"): f"retrieve/influence {_SETS}",
+    ("retrieve.aggregate", "common"): "retrieve/influence",
     ("retrieve.num_forget", 3): "retrieve/sizes",
     ("unlearn.ga_gdr.learning_rate", 1.0): "unlearn/",
     ("unlearn.retain_weight", 2.0): "unlearn/",

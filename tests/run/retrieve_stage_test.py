@@ -187,7 +187,7 @@ def test_every_strategy_and_ranks_as_scores(tmp_path):
     assert each_NQ.shape == (120, 3)
     np.testing.assert_allclose(each_NQ.mean(axis=1), influence_N, atol=1e-6)
 
-    options = "--retrieve.aggregate=mean_rank", "--retrieve.num_forget=7"
+    options = "--retrieve.aggregate=common", "--retrieve.num_forget=7"
     done = _run(tmp_path, "retrieve", "--retrieve.strategies=random,raslik", *options)
     assert done.returncode == 0, done.stderr
     for name in ("random", "raslik"):

@@ -172,7 +172,7 @@ def test_settings_that_do_not_fit_are_refused_in_a_sentence_that_names_them(give
         assert not any(word in text for word in _UNCLEAR), text
     status, said = run_command(
         *("trace", *given["merged"], "--prompt=a", f"--workdir={tmp_path / 'run'}"),
-        "--retrieve.aggregate=mean_rank",
+        "--retrieve.aggregate=common",
     )
     assert status == 1 and said.count("\n") == 1 and not (tmp_path / "run").exists()
 

@@ -100,9 +100,7 @@ def make_embeddings(workspace: Workspace, folder: pathlib.Path) -> None:
     aggregate = workspace.config.retrieve.aggregate
     columns = search.to_columns(search.center_queries(query_QE), aggregate=aggregate)
     score_NG = np.asarray(search.row_cosines(example_NE, columns))
-    all_N = np.ones(len(score_NG), bool)
-    score_N = search.join_columns(score_NG, all_N, aggregate)
-    write_scores(workspace, "embeddings", folder, score_N)
+    write_scores(workspace, "embeddings", folder, score_NG[:, 0])
 
 
 def sentence_vectors(

@@ -159,7 +159,6 @@ def request_of(
         retain_within=config.retrieve.retain_within,
         settings=config.retrieve[strategy],
         queries=workspace.retrieval_queries(),
-        aggregate=config.retrieve.aggregate,
         scores=found,
         fields=formats.parse_fields(getattr(config.corpus.own, "fields", "")),
         num_forget=sizes[0],
@@ -265,8 +264,7 @@ UNITS = (
         make_sets,
         _reads_of_sets,
         # The rule decides whether there are scores to measure sets by.
-        "seed sketch.query_output retrieve.aggregate retrieve.select "
-        "retrieve.retain_within retrieve.{0}",
+        "seed sketch.query_output retrieve.select retrieve.retain_within retrieve.{0}",
         # 2: retain sets within a share of the lowest scores are drawn alike for all strategies.
         # 3: the summary has neither scaled densities nor counts of equal texts.
         writes={"sets": 3},

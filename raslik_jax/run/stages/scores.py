@@ -166,13 +166,11 @@ def of_trace(
 ) -> chance.Chance | None:
     """Returns the chances of the scores of an index's rows, read from the files of its run.
 
-    It is None if the run compared with no prompts, has other rows or another centering. It is also
-    None if the scores are ranks, which are no cosines.
+    It is None if the run compared with no prompts, has other rows or another centering.
     """
     rows = workspace.corpus.train
     stored = artifacts.NULL_SCORES.current(workspace.root)
-    is_other = aggregate == "mean_rank" or center != workspace.config.retrieve.center
-    if stored is None or is_other:
+    if stored is None or center != workspace.config.retrieve.center:
         return None
     if {row.example_id for row in rows} != {*store.ids}:
         return None

@@ -50,7 +50,7 @@ def make_tokens(workspace: Workspace, folder: pathlib.Path) -> None:
     row_MK = of_best.direction_QK
     cosine_MQ = row_MK @ queries.direction_QK.T
     nearest = cosine_MQ.argmax(axis=1)
-    weight_Q = query_weights(queries.gram_QQ, config.retrieve.aggregate).mean(axis=0)
+    weight_Q = query_weights(queries.gram_QQ, config.retrieve.aggregate)
     targets = config.sketch.targets
     rows = workspace.cut(workspace.train_rows.take(best), "training examples", targets=targets)
     answers = workspace.encode(asked, "queries", targets=targets)
