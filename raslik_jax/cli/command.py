@@ -138,9 +138,7 @@ def _run(main: Callable[[], int | None], when_stopped: str, argv: Sequence[str])
     if len(argv) > 1:
         print(f"error: {setting_flags.no_flags(argv[1:])}", file=sys.stderr)
         return 2
-    # Texts of data are read and printed whole on any terminal, whatever the locale.
-    if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+    # Texts of data are printed whole on any terminal, whatever the locale.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # In a pipe or a log a line is there when it is said, too.

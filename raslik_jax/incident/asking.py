@@ -2,11 +2,10 @@
 
 import dataclasses
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from raslik_jax.base import files
-from raslik_jax.base.messages import one_line, some_of
+from raslik_jax.base.messages import one_line
 from raslik_jax.base.settings import setting
 from raslik_jax.data.examples import Example, make_example, with_system
 from raslik_jax.data.read.formats import AUTO, read_examples
@@ -70,49 +69,35 @@ def ask(options: AskOptions | None = None, **named: Any) -> AskResult:
       print(raslik_jax.ask(run="runs/incident", instruction="...", response="..."))
     """
     options = making.options_of(options or AskOptions(), named)
-    queries = read_queries(options)
-    if not queries:
-        raise ValueError("--instruction or --queries must be given, got none: give one of the two")
-    return AskResult(open_index(options)(queries))
+    queries = _read_queries(options)
+    from raslik_jax.data.tokens import prompts
+    from raslik_jax.incident.tracer import Tracer
+    from raslik_jax.parallel import meshes
+
+    with meshes.use(meshes.make_mesh(options.mesh.data)):
+        index = options.index or options.run
+        tracer = Tracer(index, run=options.run or None, mesh=options.mesh)
+        if options.system.strip():
+            prompts.require_system(tracer.workspace.template, tracer.workspace.template_name)
+        how: dict[str, Any] = {name: options.settings.get(name) for name in OF_RUN}
+        found = tracer.trace_queries(queries, top=options.top, bottom=options.bottom, **how)
+    return AskResult(found)
 
 
-def read_queries(options: AskOptions) -> Sequence[Example]:
-    """Returns the generations that the options give; none if the command has to ask for them."""
+def _read_queries(options: AskOptions) -> Sequence[Example]:
+    """Returns the generations that the options give."""
     if not (options.index or options.run):
         raise ValueError("an index must be given: give --index=WORKDIR/sketch/index")
     if options.queries and options.instruction:
         raise ValueError("--instruction and --queries must not be given together: leave one out")
     if options.queries:
         return read_examples(options.queries, format=AUTO, needs_output=False)
-    asked = options.instruction, options.input, options.response, options.system
-    return (make_question(*asked),) if options.instruction else ()
+    if not options.instruction:
+        raise ValueError("--instruction or --queries must be given, got none: give one of the two")
+    return (_make_question(options.instruction, options.input, options.response, options.system),)
 
 
-def open_index(options: AskOptions) -> "Callable[[Sequence[Example]], Trace]":
-    """Returns a function that traces generations of one behavior by an index, from any thread.
-
-    Index and model are opened once, on the devices of the options.
-    """
-    from raslik_jax.data.tokens import prompts
-    from raslik_jax.incident.tracer import Tracer
-    from raslik_jax.parallel import meshes
-
-    devices = meshes.make_mesh(options.mesh.data)
-    with meshes.use(devices):
-        index = options.index or options.run
-        tracer = Tracer(index, run=options.run or None, mesh=options.mesh)
-    if options.system.strip():
-        prompts.require_system(tracer.workspace.template, tracer.workspace.template_name)
-    how: dict[str, Any] = {name: options.settings.get(name) for name in OF_RUN}
-
-    def ask_index(queries: Sequence[Example]) -> "Trace":
-        with meshes.use(devices):  # a mesh holds for one thread
-            return tracer.trace_queries(queries, top=options.top, bottom=options.bottom, **how)
-
-    return ask_index
-
-
-def make_question(instruction: str, input: str, output: str, system: str = "") -> Example:
+def _make_question(instruction: str, input: str, output: str, system: str) -> Example:
     """Returns a question of these texts; refuses an empty one and bytes that are not UTF-8."""
     try:
         f"{instruction}{input}{output}{system}".encode()
@@ -122,18 +107,6 @@ def make_question(instruction: str, input: str, output: str, system: str = "") -
         raise ValueError("a question must have an instruction, got none: say what was asked")
     question = make_example(instruction, input, output)
     return with_system(question, system) if system.strip() else question
-
-
-def read_question(text: str) -> Example:
-    """Returns the question of a JSON object: an instruction, and maybe an input and an output."""
-    shape = {"instruction": str, "input?": str, "output?": str}
-    value = files.parse_json(text, "a question", shape)
-    unknown = sorted(value.keys() - set(TEXTS))
-    if unknown:
-        raise ValueError(
-            f"a question must have the keys {', '.join(TEXTS)}, got {some_of(unknown)}"
-        )
-    return make_question(*(value.get(name, "") for name in TEXTS))
 
 
 def as_json(trace: "Trace") -> dict[str, Any]:

@@ -1,8 +1,6 @@
 """A generation traced through a run's index: by script, by import, and refused where foreign."""
 
-import contextlib
 import dataclasses
-import io
 import json
 import pathlib
 import re
@@ -18,7 +16,6 @@ from index_cases import tree_bytes
 
 from raslik_jax.base.files import read_json, write_json
 from raslik_jax.base.settings import SettingsError, replaced
-from raslik_jax.cli import query
 from raslik_jax.config import config_from_json
 from raslik_jax.data.contents import Passage
 from raslik_jax.data.examples import write_examples
@@ -167,58 +164,6 @@ class QueryTest(parameterized.TestCase):
         ((query,),) = sketch.call_args.args
         self.assertEqual(query.content, Passage("The sea is", " blue"))
         self.assertEqual(query[1:4], ("The sea is", "", " blue"))
-
-    def test_it_stays_open_for_piped_lines(self):
-        """Each answer is that of its question alone; what is wrong is said, and it goes on."""
-        lines = ["What is a\x1b[31m kettle?", "It is \\", "warm.", "", "What is this? " * 60, "x"]
-        lines += ["What is a spoon?", "It hums."]
-        done = tiny.run_command("query", f"--index={self.index}", "--top=1", "--bottom=1",
-            input="\n".join(lines),
-        )  # fmt: skip
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertRegex(done.stderr, "error: the queries must have room")
-        expected = [
-            asking.as_text(self.tracer.trace(prompt, output, top=1, bottom=1))
-            for prompt, output in (
-                ("What is a\x1b[31m kettle?", "It is \nwarm."),  # shown as \\x1b, no color
-                ("What is a spoon?", "It hums."),
-            )
-        ]
-        self.assertEqual(done.stdout, "".join(f"\n{text}\n\n" for text in expected))
-
-    def _answers(self, *questions: str) -> list[dict]:
-        """What the loop of JSON lines says."""
-        said = io.StringIO()
-        with (
-            mock.patch("sys.stdin", io.StringIO("\n".join(questions))),
-            contextlib.redirect_stdout(said),
-        ):
-            query.answer_lines(lambda queries: self.tracer.trace_queries(queries, top=2))
-        return [json.loads(line) for line in said.getvalue().splitlines()]
-
-    def test_json_lines_are_answered_one_by_one(self):
-        row = self.tracer.workspace.corpus.train[7]
-        fields = {name: getattr(row, name) for name in ("instruction", "input", "output")}
-        found = self._answers(
-            json.dumps(fields), "", "{", '{"instruction": 3}', '{"instruction": " "}',
-            '{"instruction": "a", "response": "b"}', '{"instruction": "\\ud800"}',
-            json.dumps(fields),
-        )  # fmt: skip
-        expected = asking.as_json(self.tracer.trace_queries([row], top=2))
-        self.assertEqual((found[0], found[-1]), (expected, expected))
-        self.assertEqual(found[0]["toward"][0]["id"], row.example_id)
-        for answer, said in zip(
-            found[1:-1],
-            (
-                "must be JSON",
-                "must be text, got 3",
-                "must have an instruction",
-                "'response'",
-                "UTF-8",
-            ),
-            strict=True,
-        ):
-            self.assertIn(said, answer["error"])
 
     def test_questions_of_other_lengths_share_a_program(self):
         self.tracer.trace("What is a kettle?", "It hums.")
