@@ -34,8 +34,6 @@ def _cell(text: str) -> str:
 
 
 def _value(value: Any) -> str:
-    if value is None:
-        return "as in the run"
     if isinstance(value, tuple):
         value = ",".join(map(str, value))
     return f"`{str(value).lower() if isinstance(value, bool) else value}`" if value != "" else ""

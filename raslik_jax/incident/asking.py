@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from raslik_jax.base.messages import one_line
-from raslik_jax.base.settings import setting
+from raslik_jax.base.settings import Settings, setting
+from raslik_jax.config import MeshConfig
 from raslik_jax.data.examples import Example, make_example, with_system
 from raslik_jax.data.read.formats import AUTO, read_examples
 from raslik_jax.incident import making
@@ -18,16 +19,11 @@ if TYPE_CHECKING:  # it takes jax with it
 TEXTS = ("instruction", "input", "output")
 # Characters that are shown of each text.
 _WIDTH = 240
-# Settings of the run that may be given in their place.
-OF_RUN = ("center", "aggregate")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AskOptions(making.Options):
-    """The generation to trace and the form of the result.
-
-    `settings` are those of retrieval that differ from the run's, by their names without a stage.
-    """
+class AskOptions(Settings):
+    """The generation to trace and the form of the result."""
 
     index: str = setting("", "Folder of the index: WORKDIR/sketch/index of a run.")
     run: str = setting("", "Work directory of the run, if the index is elsewhere.")
@@ -40,6 +36,7 @@ class AskOptions(making.Options):
     queries: str = setting("", "JSONL file of prompts and answers, instead of --instruction.")
     top: int = setting(10, "Number of examples to show that make the output likelier.", low=0)
     bottom: int = setting(10, "Number of examples to show that make it less likely.", low=0)
+    mesh: MeshConfig = MeshConfig()
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
@@ -79,8 +76,7 @@ def ask(options: AskOptions | None = None, **named: Any) -> AskResult:
         tracer = Tracer(index, run=options.run or None, mesh=options.mesh)
         if options.system.strip():
             prompts.require_system(tracer.workspace.template, tracer.workspace.template_name)
-        how: dict[str, Any] = {name: options.settings.get(name) for name in OF_RUN}
-        found = tracer.trace_queries(queries, top=options.top, bottom=options.bottom, **how)
+        found = tracer.trace_queries(queries, top=options.top, bottom=options.bottom)
     return AskResult(found)
 
 

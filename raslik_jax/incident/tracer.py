@@ -21,7 +21,7 @@ from raslik_jax.data import batches
 from raslik_jax.data.examples import Example, answered, drop_unanswered, make_example
 from raslik_jax.data.tokens import masking
 from raslik_jax.index import search
-from raslik_jax.index.combine import Aggregate, best_positions, check_agreement, opposite
+from raslik_jax.index.combine import best_positions, check_agreement, opposite
 from raslik_jax.index.format import refuse_differences
 from raslik_jax.index.store import SketchStore
 from raslik_jax.retrieve import behaviors, noise
@@ -80,8 +80,6 @@ class Trace(NamedTuple):
     against: tuple[Influence, ...]
     score_N: Float32[np.ndarray, " N"]
     query_QK: Float32[np.ndarray, "Q K"]
-    center: bool
-    aggregate: Aggregate
     behaviors: tuple[Behavior, ...] = ()
     told_apart: str = ""
 
@@ -178,8 +176,6 @@ class Tracer:
         *,
         top: int = 10,
         bottom: int = 10,
-        center: bool | None = None,
-        aggregate: Aggregate | None = None,
     ) -> Trace:
         """Returns the examples that make several generations likelier or less likely.
 
@@ -188,15 +184,11 @@ class Tracer:
             If its answer is empty, the query is left out. Queries that point apart are refused
             (`combine.check_agreement`).
           top, bottom: number of examples that make them likelier, and less likely.
-          center, aggregate: how to score; None takes the setting of the run.
         """
         if not queries:
             raise ValueError("queries must be at least one, got none")
         row, template = next(iter(self.examples.values())), self.workspace.template
         queries = [masking.as_trained(query, row, template) for query in queries]
-        retrieve = self.workspace.config.retrieve
-        center = retrieve.center if center is None else center
-        aggregate = aggregate or retrieve.aggregate
         unanswered = [query for query in queries if not query.output.strip()]
         answers = iter(self.answer(unanswered)) if unanswered else iter(())
         queries = tuple(query if query.output.strip() else next(answers) for query in queries)
@@ -204,25 +196,26 @@ class Tracer:
         self.workspace.tell(line)
         query_QK = self.sketch(queries)
         ids = [query.example_id for query in queries]
-        asked = search.queries_of_store(self.store, query_QK, center=center)
+        asked = search.queries_of_store(
+            self.store, query_QK, center=self.workspace.config.retrieve.center
+        )
         check_agreement(asked.gram_QQ, ids)
-        how: Any = {"center": center, "aggregate": aggregate}
-        score_N, toward, against = self._rank(asked, top, bottom, **how)
+        score_N, toward, against = self._rank(asked, top, bottom)
         apart = behaviors.split_queries(asked.gram_QQ, ids)
         found = []
         for group in apart.groups if len(apart.groups) > 1 else ():
             own = asked._replace(direction_QK=asked.direction_QK[[*group]])
-            found.append(Behavior(group, self._rank(own, top, 0, **how)[1]))
-        of_all = queries, toward, against, score_N, query_QK, center, aggregate
+            found.append(Behavior(group, self._rank(own, top, 0)[1]))
+        of_all = queries, toward, against, score_N, query_QK
         return Trace(*of_all, tuple(found), behaviors.sentence(apart))
 
     def _rank(
-        self, asked: search.Queries, top: int, bottom: int, *, center: bool, aggregate: Aggregate
+        self, asked: search.Queries, top: int, bottom: int
     ) -> tuple[np.ndarray, tuple[Influence, ...], tuple[Influence, ...]]:
         """Returns the scores of all rows with these queries and both ends of their ranking."""
+        aggregate = self.workspace.config.retrieve.aggregate
         score_N = search.score_queries(self.store, asked, aggregate)
-        how: Any = {"center": center, "aggregate": aggregate}
-        chances = scores_stage.of_trace(self.workspace, self.store, score_N, asked, **how)
+        chances = scores_stage.of_trace(self.workspace, self.store, score_N, asked)
 
         def end(pole_N: np.ndarray, count: int) -> tuple[Influence, ...]:
             rows = best_positions(pole_N, self.store.ids, count)

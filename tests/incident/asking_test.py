@@ -102,9 +102,6 @@ class QueryTest(parameterized.TestCase):
         said = f"{one.chance['higher']:.0f} of 20 unrelated prompts score this high; p "
         self.assertIn(said, asking.as_text(found))
         self.assertEqual(asking.as_json(found)["toward"][2]["chance"], one.chance)
-        # Of scores that are centered otherwise the run knows no chance.
-        other = self.tracer.trace(row.instruction, row.output, input=row.input, center=False)
-        self.assertIsNone(other.toward[0].chance)
 
     def test_queries_of_two_behaviors_are_also_traced_apart(self):
         rows = self.tracer.workspace.corpus.train
@@ -185,7 +182,7 @@ class QueryTest(parameterized.TestCase):
             {"id", "score", "sigma", "instruction", "input", "output"}, found["toward"][0]
         )
 
-    def test_the_settings_of_the_run_hold_where_none_are_given(self):
+    def test_the_settings_of_the_run_hold(self):
         rows = self.tracer.workspace.corpus.train
         asked = [row for row in rows if row.is_target][:3]
         found = self.tracer.trace_queries(asked)
@@ -194,8 +191,6 @@ class QueryTest(parameterized.TestCase):
         changed = dataclasses.replace(config, retrieve=retrieve)
         with mock.patch.object(self.tracer.workspace, "config", changed):
             ranked = self.tracer.trace_queries(asked)
-            self.assertEqual((ranked.aggregate, ranked.center), ("common", False))
-            self.assertEqual(self.tracer.trace_queries(asked, aggregate="mean").aggregate, "mean")
         expected = search.score_store(
             self.tracer.store, found.query_QK, center=False, aggregate="common"
         )

@@ -81,8 +81,7 @@ def ask_each(root: pathlib.Path, others: Sequence[Any]) -> tuple[Float[np.ndarra
     for place in range(len(queries)):
         query = search.queries_of_store(tracer.store, sketch_QK[place : place + 1], center=True)
         score_N = search.score_each(tracer.store, query)[:, 0]
-        how: Any = {"center": True, "aggregate": "mean"}
-        told = stage.of_trace(tracer.workspace, tracer.store, score_N, query, **how)
+        told = stage.of_trace(tracer.workspace, tracer.store, score_N, query)
         if told is None:
             raise ValueError(f"{root} must hold a run of this script, got another: choose another")
         p.append(told.p_N)

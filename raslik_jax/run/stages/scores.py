@@ -10,7 +10,7 @@ from raslik_jax.base.messages import shown, some_of
 from raslik_jax.config import Config
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.index import search
-from raslik_jax.index.combine import Aggregate, check_agreement
+from raslik_jax.index.combine import check_agreement
 from raslik_jax.index.store import SketchStore
 from raslik_jax.retrieve import behaviors, chance, noise
 from raslik_jax.retrieve.strategies import STRATEGIES
@@ -136,9 +136,9 @@ def _compare(
     workspace: Workspace,
     score_N: Float[np.ndarray, " N"],
     gram_QQ: Float[np.ndarray, "Q Q"],
-    aggregate: Aggregate,
 ) -> tuple[chance.Chance, dict[str, float]]:
     """Returns the chances of scores against unrelated prompts and the kind of comparison."""
+    aggregate = workspace.config.retrieve.aggregate
     position_M = artifacts.NULL_POSITIONS.read(workspace.root)
     shape = len(score_N), len(position_M)
     null_NM = artifacts.NULL_SCORES.read(workspace.root, shape)
@@ -160,22 +160,17 @@ def of_trace(
     store: SketchStore,
     score_N: Float[np.ndarray, " N"],
     queries: search.Queries,
-    *,
-    center: bool,
-    aggregate: Aggregate,
 ) -> chance.Chance | None:
     """Returns the chances of the scores of an index's rows, read from the files of its run.
 
-    It is None if the run compared with no prompts, has other rows or another centering.
+    It is None if the run compared with no prompts or has other rows.
     """
     rows = workspace.corpus.train
     stored = artifacts.NULL_SCORES.current(workspace.root)
-    if stored is None or center != workspace.config.retrieve.center:
-        return None
-    if {row.example_id for row in rows} != {*store.ids}:
+    if stored is None or {row.example_id for row in rows} != {*store.ids}:
         return None
     place_N = store.positions_of(row.example_id for row in rows)
-    found, _ = _compare(workspace, score_N[place_N], queries.gram_QQ, aggregate)
+    found, _ = _compare(workspace, score_N[place_N], queries.gram_QQ)
     order_N = np.argsort(place_N)
     return chance.Chance(*(part[order_N] for part in found))
 
@@ -198,10 +193,9 @@ def _noise_of_best(
 
 def make_chance(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the place of every training example's score among those of unrelated prompts."""
-    settings, number = workspace.config.retrieve, len(workspace.corpus.train)
-    score_N = artifacts.INFLUENCE.read(workspace.root, (number,))
+    score_N = artifacts.INFLUENCE.read(workspace.root, (len(workspace.corpus.train),))
     store, _, queries = sketch_lib.ask_index(workspace)
-    found, facts = _compare(workspace, score_N, queries.gram_QQ, settings.aggregate)
+    found, facts = _compare(workspace, score_N, queries.gram_QQ)
     artifacts.CHANCE.write(folder, found)
     sigma_N = _noise_of_best(workspace, store, score_N, queries)
     artifacts.SIGMA.write(folder, sigma_N)
