@@ -214,8 +214,7 @@ class RetrieveConfig(Stage):
 
     strategies: tuple[str, ...] = setting(
         ("random", "oracle", "raslik_f", "raslik"),
-        "Retrieval strategies. cr: a mixture of oracle rows and non-targets in a given share. "
-        "cr_50: half of each.",
+        "Retrieval strategies.",
         family=STRATEGIES,
     )
     center: bool = setting(True, "Subtract the mean sketch before the cosine.")

@@ -38,7 +38,7 @@ class ConfigTest(parameterized.TestCase):
         {"unlearn__algorithms": ["ga", "gs"]},
         {"retrieve__strategies": ["raslik", "guess"]},
         {"backbone__double_quant": True},
-        {"retrieve__strategies": ["cr"], "retrieve__cr__oracle_share": 1.5},
+        {"retrieve__strategies": ["bm25"], "retrieve__bm25__query_text": "all"},
         {"retrieve__select": "gap", "retrieve__aggregate": "common"},
         {"corpus__num_train": -1, "corpus__num_test": -1, "seed": -1, "sketch__none": 0},
         _FORGOTTEN,

@@ -49,23 +49,14 @@ class GivenSettings(Settings):
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MixtureSettings(Settings):
-    """Settings of controlled randomization."""
-
-    oracle_share: float = setting(
-        0.5, "Share of the forget set that the oracle chooses.", low=0, high=1
-    )
-
-
 class Request(NamedTuple):
     """The inputs of a strategy.
 
     `is_eligible_N` marks the examples that may be in a set: those with an answer token and the
     needed scores. `seed` is for random draws. `retain_within` is the share of a ranking from which
-    the retain set is drawn (0: its end). The sizes are for controlled randomization. `settings` are
-    those of the strategy. `scores` has an entry for each name in `needs` of its record: one value
-    or several values per example, minus infinity without a value.
+    the retain set is drawn (0: its end). `settings` are those of the strategy. `scores` has an
+    entry for each name in `needs` of its record: one value or several values per example, minus
+    infinity without a value.
     `fields` is the field map of the user's rows.
     """
 
@@ -157,14 +148,6 @@ def uniform(request: Request, stream: int) -> Float[np.ndarray, " N"]:
     return np.where(request.is_eligible_N, score_N, -np.inf)
 
 
-def _where_label(request: Request, label: bool, score_N: np.ndarray) -> np.ndarray:
-    """Returns the scores with every example of another label barred."""
-    labels = [example.is_target for example in request.examples]
-    if None in labels:
-        raise refused("labels", none=labels.count(None), count=len(labels))
-    return np.where(np.asarray(labels) == label, score_N, -np.inf)
-
-
 def _random_retain(request: Request) -> np.ndarray:
     """Returns a uniform draw of the rows that are not labeled as targets."""
     is_target_N = np.array([bool(example.is_target) for example in request.examples])
@@ -184,10 +167,11 @@ def random(request: Request) -> Scores:
 
 def oracle(request: Request) -> Scores:
     """Returns a uniform ranking of the labeled targets; only labels can give it."""
-    return Scores(
-        forget_N=_where_label(request, True, uniform(request, stream=0)),
-        retain_N=_random_retain(request),
-    )
+    labels = [example.is_target for example in request.examples]
+    if None in labels:
+        raise refused("labels", none=labels.count(None), count=len(labels))
+    forget_N = np.where(np.array(labels, bool), uniform(request, stream=0), -np.inf)
+    return Scores(forget_N, _random_retain(request))
 
 
 def raslik_f(request: Request) -> Scores:
@@ -261,40 +245,9 @@ def named_rows(request: Request) -> dict[str, list[int]]:
     }
 
 
-def mixture(request: Request) -> Scores:
-    """Returns CR-x: a share of the forget set from the oracle, the rest random non-targets.
-
-    The retain set is the oracle's for the same seed. The draws are the same for every share, so
-    only the mixture changes (Section 5, "Controlled Randomization").
-    """
-    best, ids = oracle(request), [row.example_id for row in request.examples]
-    num_targets = int((best.forget_N > -np.inf).sum())
-    num_forget = min(request.num_forget, num_targets)
-    chosen = select_by_count(*best, ids, num_forget=num_forget, num_retain=request.num_retain)
-    num_oracle = round(request.settings.oracle_share * request.num_forget)
-    if num_oracle > num_targets:
-        raise refused("oracle_share", targets=num_targets, got=num_oracle)
-    forget_N = _where_label(request, False, uniform(request, stream=2))
-    forget_N[chosen.retain] = -np.inf
-    forget_N[chosen.forget[:num_oracle]] = 2 + best.forget_N[chosen.forget[:num_oracle]]
-    retain_N = np.full_like(forget_N, -np.inf)
-    retain_N[chosen.retain] = best.retain_N[chosen.retain]
-    return Scores(forget_N=forget_N, retain_N=retain_N)
-
-
 def ids_of(request: Request) -> list[str]:
     """Returns the names of the examples."""
     return [row.example_id for row in request.examples]
-
-
-def variant(strategy: Strategy, title: str, **bound: Any) -> Strategy:
-    """Returns a strategy with its own settings bound."""
-    settings = dataclasses.replace(strategy.settings, **bound)
-
-    def score(request: Request) -> Scores:
-        return strategy.score(request._replace(settings=settings))
-
-    return strategy._replace(title=title, score=score, settings=Settings(), color="", marker="")
 
 
 def by_score(title: str, need: str, **more: Any) -> Strategy:
@@ -309,8 +262,6 @@ def by_score(title: str, need: str, **more: Any) -> Strategy:
     )
 
 
-_MIXTURE = Strategy("CR", mixture, settings=MixtureSettings())
-
 # In the paper's order; colors of Okabe and Ito, which stay apart for color-blind readers.
 STRATEGIES: dict[str, Strategy] = {
     "random": Strategy("Random", random, color="#7A7A7A", marker="o"),
@@ -324,12 +275,6 @@ STRATEGIES: dict[str, Strategy] = {
         marker="v",
     ),
     "oracle": Strategy("Oracle", oracle, color="#009E73", marker="D"),
-    "cr": _MIXTURE,
-    # The shares of the paper's table; any other is `cr` with an oracle_share of its own.
-    **{
-        f"cr_{x}": variant(_MIXTURE, f"CR-{x}", oracle_share=x / 100)
-        for x in (25, 35, 45, 50, 62, 75)
-    },
     "raslik_f": Strategy(
         "RASLIK-F", raslik_f, needs=("influence",), ranks_all=True, color="#56B4E9", marker="s"
     ),

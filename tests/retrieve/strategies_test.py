@@ -117,22 +117,10 @@ class StrategiesTest(parameterized.TestCase):
         self.assertEqual(plain[9], plain[10])
         self.assertGreater(full[9], full[10])
 
-    @parameterized.parameters(0.0, 0.25, 0.5, 1.0)
-    def test_controlled_randomization_mixes_oracle_and_non_targets(self, share):
-        ids, sizes = _ids(_request()), {"num_forget": 6, "num_retain": 8}
-        best = select_by_count(*_score("oracle"), ids, **sizes)
-        chosen = select_by_count(*_score("cr", oracle_share=share), ids, **sizes)
-        from_oracle = round(share * 6)
-        self.assertEqual(sum(i < 6 for i in chosen.forget), from_oracle)
-        np.testing.assert_array_equal(chosen.forget[:from_oracle], best.forget[:from_oracle])
-        np.testing.assert_array_equal(chosen.retain, best.retain)
-        np.testing.assert_array_equal(_score("cr_50").forget_N, _score("cr").forget_N)
-
     def test_what_is_missing_is_said(self):
         for name, changes, own in (
             ("bm25", {"queries": ()}, {}),
             ("bm25", {"queries": [Example("q", "空は何色？", "", "")]}, {}),
-            ("cr", {"num_forget": 7}, {"oracle_share": 1.0}),
         ):
             with refused():
                 _score(name, _request(**changes), **own)

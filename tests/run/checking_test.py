@@ -101,7 +101,7 @@ class CheckCorpusTest(FolderTest):
 
     def test_strategies_that_need_labels_are_named_together(self):
         unlabeled = _CORPUS._replace(train=_rows(40, label=False))
-        need = ("random", "oracle", "cr_50", "raslik_f", "raslik", "bm25")
+        need = ("random", "oracle", "raslik_f", "raslik", "bm25")
         with refused():
             self.check(unlabeled, {"retrieve.num_forget": 4, "retrieve.strategies": need})
         free = ("random", "raslik_f", "raslik", "bm25")

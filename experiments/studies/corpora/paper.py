@@ -1,7 +1,7 @@
 """What the paper's experiments need and the package leaves out, as members of its families.
 
-They are the paper's corpora, a small one of real rows, the strategy `embedding`, those that retain
-any row, Non-SF by a classifier, and TOFU's own metrics.
+They are the paper's corpora, a small one of real rows, the strategy `embedding`, controlled
+randomization, Non-SF by a classifier, and TOFU's own metrics.
 """
 
 import contextlib
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from experiments.studies import anywhere
+from experiments.studies import randomized
 from experiments.studies.corpora import howdy, tofu, tofu_questions, virtual
 from experiments.studies.encoders import discriminator, embedding
 from raslik_jax.data.corpora import DATASETS
@@ -38,7 +38,7 @@ def _units(stage: str) -> tuple[Recipe, ...]:
 
 FAMILIES: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
     (DATASETS, MEMBERS),
-    (STRATEGIES, {"embedding": embedding.STRATEGY, **anywhere.MEMBERS}),
+    (STRATEGIES, {"embedding": embedding.STRATEGY, **randomized.MEMBERS}),
     (SCORES, {"embeddings": embedding.SCORES}),
     (NON_SF, {"classifier": discriminator.MEASURE}),
     (

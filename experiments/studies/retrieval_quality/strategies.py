@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from experiments.studies import anywhere
+from experiments.studies import randomized
 from experiments.studies.corpora import paper
 from experiments.studies.encoders.embedding import sentence_vectors
 from experiments.studies.gradients import RunGradients
@@ -43,7 +43,7 @@ class Field(NamedTuple):
 
     def score(self, name: str, subset_Q: Int[np.ndarray, " R"], draw: int = 0) -> Scores:
         """Returns a row's scores by some of the queries."""
-        record = (STRATEGIES | anywhere.MEMBERS)[name.split(",")[0]]
+        record = (STRATEGIES | randomized.MEMBERS)[name.split(",")[0]]
         made, count = self.made, int(self.made.labels.is_target_N.sum())
         scores = {
             "influence": self.sketched.score_QN[subset_Q].mean(axis=0),
@@ -81,12 +81,12 @@ class Field(NamedTuple):
         """Yields the quality of both sets with all queries."""
         ids, is_target_N = self.made.labels
         influence_N, count = self.sketched.score_QN.mean(axis=0), int(is_target_N.sum())
-        for name in (*_RANDOM, *self.ranked(), *anywhere.MEMBERS):
+        for name in (*_RANDOM, *self.ranked(), *randomized.ANYWHERE):
             found: list[dict[str, float | None]] = []
             for draw in range(1 if name in self.ranked() else _DRAWS):
                 scores = self.score(name, np.arange(len(self.made.traced)), draw)
                 chosen = select_by_count(*scores, ids, num_forget=count, num_retain=count)
-                ranks = (STRATEGIES | anywhere.MEMBERS)[name.split(",")[0]].ranks_all
+                ranks = (STRATEGIES | randomized.MEMBERS)[name.split(",")[0]].ranks_all
                 forget_N = scores.forget_N
                 found.append(
                     {

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from experiments.studies.randomized import variant
 from raslik_jax.base.settings import Settings, replaced, setting
 from raslik_jax.data import batches
 from raslik_jax.data.ordering import shuffled
@@ -35,7 +36,6 @@ from raslik_jax.retrieve.strategies import (
     draw_retain,
     ids_of,
     take_poles,
-    variant,
 )
 from raslik_jax.run import memory
 from raslik_jax.run.recipes import Recipe
