@@ -1,6 +1,6 @@
 """The format of an index on disk: its manifest, its seals and the layout of its files.
 
-The layout is the same in a local folder and below a `gs://` or `s3://` prefix:
+The files of its folder:
 
     manifest.json      the description of the index and its inputs; written last at creation
     ids.json           ids in sketching order
@@ -8,7 +8,7 @@ The layout is the same in a local folder and below a `gs://` or `s3://` prefix:
     commits/<i>.json   the commit record of chunk i, written after everything else of the chunk:
                        its checksums, and that of the manifest it was made for
 
-A chunk file is the raw row block, little endian. A local reader maps it into memory. A sketch is
+A chunk file is the raw row block, little endian. A reader maps it into memory. A sketch is
 noise: zstd would save 22 % and take 20 times as long to read. The last chunk is padded with zero
 rows. Nothing depends on time or process: interrupted runs end with the same bytes.
 """

@@ -1,4 +1,4 @@
-"""The place of an index: a local folder, or a `gs://` or `s3://` prefix, by the same calls.
+"""The folder of an index.
 
 Every write goes to a temporary name and is then fsynced and renamed. So a file is complete or
 missing. No lock is held, so a stopped process does not block others.
@@ -14,14 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorstore as ts
 
-from raslik_jax.base.messages import one_line, shown
-
 # With locks, one stopped process would block all that write the same file, for ever.
 _CONTEXT = ts.Context({"file_io_locking": {"mode": "none"}})
-# Others have no writes; a server that does not answer is waited for.
-_SCHEMES = ("", "gs", "s3", "file", "memory")
-# A mistyped name or a missing network would be waited for in silence, for many minutes.
-_HASTY = ts.Context({f"{name}_request_retries": {"max_retries": 3} for name in ("gcs", "s3")})
 _UNFINISHED = ".__lock"  # how TensorStore's names of unfinished writes end
 
 
@@ -33,26 +27,12 @@ class Read(NamedTuple):
 
 
 class Place:
-    """Files by name, in a folder (`local`) or below a prefix. A write that fails is an OSError."""
+    """The files of a folder by name. A write that fails is an OSError."""
 
     def __init__(self, path: str | os.PathLike):
-        text = os.fspath(path)
-        scheme = text.partition("://")[0] if "://" in text else ""
-        if scheme not in _SCHEMES:
-            must = f"must be a folder or begin with {' or '.join(f'{s}://' for s in _SCHEMES[1:3])}"
-            raise ValueError(f"an index {must}, got {shown(text, 120)}: correct the path")
-        is_remote = bool(scheme)
-        self.path = text.rstrip("/") if is_remote else os.path.abspath(text)
-        self.local = None if is_remote else Path(self.path)
-        spec: Any = f"{self.path}/" if is_remote else {"driver": "file", "path": f"{self.path}/"}
-        self._spec = spec
-        if scheme in _SCHEMES[1:3]:
-            try:
-                ts.KvStore.open(spec, context=_HASTY).result().read("zarr.json").result()
-            except (ValueError, OSError, RuntimeError) as error:
-                why = f"got no answer from {shown(text, 120)} ({one_line(str(error), 100)})"
-                mend = "correct the path, the network or the credentials"
-                raise ValueError(f"an index must be readable, {why}: {mend}") from error
+        self.path = os.path.abspath(path)
+        self.folder = Path(self.path)
+        spec: Any = {"driver": "file", "path": f"{self.path}/"}
         self._kv = ts.KvStore.open(spec, context=_CONTEXT).result()
 
     def look(self, name: str) -> Read:
@@ -64,11 +44,6 @@ class Place:
         """Returns a file; None if there is none."""
         return self.look(name).value
 
-    def read_many(self, names: list[str]) -> list[bytes | None]:
-        """Returns several files that are read at the same time."""
-        found = [read.result() for read in [self._kv.read(name) for name in names]]
-        return [read.value if read.state == "value" else None for read in found]
-
     def names(self, folder: str = "") -> set[str]:
         """Returns the names of all files, or of those of one folder."""
         # "0" is the character after "/".
@@ -77,19 +52,12 @@ class Place:
         return {key.decode() for key in keys if not key.endswith(_UNFINISHED.encode())}
 
     def map(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """Returns a file as an array, mapped into memory if local; refuses another size."""
-        size = int(np.prod(shape)) * dtype.itemsize
-        if self.local is not None:
-            file = self.local / name
-            actual = file.stat().st_size if file.exists() else None
-            if actual == size:
-                return np.memmap(file, dtype, mode="r", shape=shape)
-        else:
-            value = self.read(name)
-            actual = None if value is None else len(value)
-            if value is not None and actual == size:
-                return np.frombuffer(value, dtype).reshape(shape)
-        raise ValueError(f"it must have {size} bytes, it has {actual}")
+        """Returns a file as an array, mapped into memory; refuses another size."""
+        size, file = int(np.prod(shape)) * dtype.itemsize, self.folder / name
+        actual = file.stat().st_size if file.exists() else None
+        if actual != size:
+            raise ValueError(f"it must have {size} bytes, it has {actual}")
+        return np.memmap(file, dtype, mode="r", shape=shape)
 
     def write(self, name: str, value: bytes | None, *, if_equal: bytes | None = None) -> bytes:
         """Writes a file, or deletes it for None; its generation is empty if not `if_equal`."""
@@ -98,7 +66,7 @@ class Place:
 
     def clear_unfinished(self) -> None:
         """Deletes the unfinished files of dead processes."""
-        for folder, _, names in os.walk(self.local) if self.local else ():
+        for folder, _, names in os.walk(self.folder):
             for name in names:
                 if name.endswith(_UNFINISHED):
                     Path(folder, name).unlink(missing_ok=True)

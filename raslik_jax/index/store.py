@@ -70,7 +70,7 @@ class SketchStore:
         To resume call this again with the same arguments. Many processes may call it at once.
 
         Args:
-          path: a local folder, or a prefix that TensorStore knows (`gs://...`, `s3://...`).
+          path: its folder.
           identity: JSON values, mostly hashes, that identify the inputs of the rows.
           ids: one id per row, in sketching order, all different.
           size: K, coordinates of a sketch.
@@ -112,8 +112,8 @@ class SketchStore:
     def open(cls, path: str | os.PathLike) -> "SketchStore":
         """Returns the index at `path`; refuses one that is damaged or of another format."""
         place = Place(path)
-        file = place.local and place.local / MANIFEST
-        if file and os.path.lexists(file) and not file.is_file():  # a FIFO never ends
+        file = place.folder / MANIFEST
+        if os.path.lexists(file) and not file.is_file():  # a FIFO never ends
             raise ValueError(f"{file} must be a regular file: correct the path")
         value = place.read(MANIFEST)
         if value is None:
@@ -147,9 +147,8 @@ class SketchStore:
         there = self.place.names("commits")
         committed = [i for i in range(self.num_chunks) if record_file(i) in there]
         self._records = {i: self._records[i] for i in committed if i in self._records}
-        unread = [i for i in committed if i not in self._records]
-        values = self.place.read_many([record_file(i) for i in unread])
-        for chunk, value in zip(unread, values, strict=True):
+        for chunk in (i for i in committed if i not in self._records):
+            value = self.place.read(record_file(chunk))
             with contextlib.suppress(ValueError):  # damaged or of another index: to be made again
                 self._records[chunk] = self.manifest.read_record(chunk, value, self.path)
         return tuple(i for i in range(self.num_chunks) if i not in self._records)
@@ -218,9 +217,8 @@ class SketchStore:
     def read_array(self, name: str, chunk: int) -> np.ndarray:
         """Returns a chunk of an array, with the zeros that pad it to `chunk_rows`.
 
-        A local chunk is mapped into memory. Its checksum is compared with that of its commit record
-        at the first read, and at every read from a cloud store. It raises a ValueError if the chunk
-        is missing or damaged.
+        A chunk is mapped into memory. Its checksum is compared with that of its commit record at
+        the first read. It raises a ValueError if the chunk is missing or damaged.
         """
         file = self.manifest.chunk_file(name, chunk)
         if chunk not in self._records:
@@ -231,8 +229,7 @@ class SketchStore:
             if (name, chunk) not in self._checked:
                 if self._records[chunk].get(name) != checksum(values):
                     raise ValueError("its content does not match its checksum")
-                if self.place.local is not None:
-                    self._checked.add((name, chunk))
+                self._checked.add((name, chunk))
         except ValueError as error:
             raise ValueError(
                 f"{self.path}/{file} is damaged ({error}): make the chunk again with raslik "
