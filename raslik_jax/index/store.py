@@ -1,7 +1,6 @@
 """The sketch index: unit sketches, norms and ids, read and written chunk by chunk.
 
-`raslik_jax.index.format` has the layout on disk. `raslik_jax.index.upkeep` verifies, repairs and
-changes an index.
+`raslik_jax.index.format` has the layout on disk.
 """
 
 import contextlib
@@ -192,7 +191,7 @@ class SketchStore:
         self.require_current()
         if self.place.read(file) not in (None, record):
             self.place.write(file, None)  # missing until all of the other bytes are there
-        self.forget(chunk)
+        self._forget(chunk)
         for name, values in arrays.items():
             self.place.write(self.manifest.chunk_file(name, chunk), values.tobytes())
         self.require_current()
@@ -201,12 +200,9 @@ class SketchStore:
     def finish(self) -> None:
         """Deletes the unfinished files of other jobs; refuses if a chunk is missing."""
         self.require_complete()
-        for file, value in self.manifest.zarr_files().items():
-            if self.place.read(file) != value:
-                self.place.write(file, value)
         self.place.clear_unfinished()
 
-    def forget(self, chunk: int) -> None:
+    def _forget(self, chunk: int) -> None:
         """Forgets a chunk's content that was read and values that were derived from all chunks."""
         self._records.pop(chunk, None)
         self._checked -= {(name, chunk) for name in self.manifest.arrays}
@@ -232,8 +228,7 @@ class SketchStore:
                 self._checked.add((name, chunk))
         except ValueError as error:
             raise ValueError(
-                f"{self.path}/{file} is damaged ({error}): make the chunk again with raslik "
-                f"index --index={self.path} --repair"
+                f"{self.path}/{file} is damaged ({error}): move the index away and make it again"
             ) from None
         return values
 

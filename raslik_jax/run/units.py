@@ -258,19 +258,6 @@ def _read_visible(folder: pathlib.Path, key: str) -> Manifest:
     return processes.when_visible(read)
 
 
-def reopen_unit(root: pathlib.Path, name: str) -> pathlib.Path:
-    """Takes a finished unit out of its place, so that the next run continues it."""
-    manifest, made = manifests.read_manifest(root / name), making_folder(root, name)
-    if manifest is None:
-        return root / name
-    shutil.rmtree(made, ignore_errors=True)
-    made.parent.mkdir(parents=True, exist_ok=True)
-    write_json(root / name / STARTED, {"key": manifest["key"]})
-    os.rename(root / name, made)
-    (made / MANIFEST).unlink(missing_ok=True)
-    return made
-
-
 def check_own(folder: pathlib.Path) -> None:
     """Raises a ValueError if a folder that would be replaced has files that no run made."""
     if not os.path.lexists(folder):

@@ -191,9 +191,7 @@ def verify_run(root: pathlib.Path) -> list[str]:
         raise ValueError(f"{shown(str(root), 200)} must hold results of a run: correct --workdir")
     why = "missing, so the files next to it cannot be checked"
     mend = "restore it, or move the folder away and run again"
-    whole = f"{mend}. `raslik index` still reads and checks the index in the folder"
-    has_index = {name for name in lost if manifests.has_index(root / name)}
-    own = [f"{name}/{MANIFEST}: {why}: {whole if name in has_index else mend}" for name in lost]
+    own = [f"{name}/{MANIFEST}: {why}: {mend}" for name in lost]
     return [*manifests.verify(root), *own, *verify(root)]
 
 

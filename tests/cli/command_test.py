@@ -211,15 +211,15 @@ def test_a_defect_keeps_its_traceback():
 
 
 @pytest.mark.parametrize(
-    "start", [["tests/fixtures/program.py", "index"], ["-m", "raslik_jax.cli.main", "index"]]
+    "start", [["tests/fixtures/program.py", "export"], ["-m", "raslik_jax.cli.main", "export"]]
 )
 def test_help_lists_the_flags_of_the_command(start):
     done = subprocess.run(
         [sys.executable, *start, "--help"], cwd=_EXPERIMENTS.parent, capture_output=True, text=True
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("Describes an index")
-    assert "--[no]verify: Read the whole index" in done.stdout
+    assert done.stdout.startswith("Writes the unlearned model")
+    assert "--[no]merged: Write a whole checkpoint" in done.stdout
 
 
 def test_every_script_is_such_a_command():

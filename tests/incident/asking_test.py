@@ -12,7 +12,6 @@ from unittest import mock
 import numpy as np
 import tiny
 from absl.testing import parameterized
-from index_cases import tree_bytes
 
 from raslik_jax.base.files import read_json, write_json
 from raslik_jax.base.settings import SettingsError, replaced
@@ -25,7 +24,6 @@ from raslik_jax.incident import asking
 from raslik_jax.incident import tracer as trace
 from raslik_jax.index import search
 from raslik_jax.index.store import SketchStore
-from raslik_jax.index.upkeep import verify
 from raslik_jax.retrieve import chance
 from raslik_jax.run.stages import sketch as sketch_stage
 from raslik_jax.run.workspace import Workspace
@@ -274,23 +272,3 @@ class QueryTest(parameterized.TestCase):
             (["--index=x", "--system=y"], "--system needs --instruction"),
         ):
             self.assertIn(f"error: {message}", self.script("query", *flags, fails=True))
-
-    def test_a_damaged_index_is_named_and_its_chunk_alone_made_again(self):
-        copy = self.root / "damaged"
-        shutil.copytree(self.run_folder, copy)
-        index = copy / "sketch" / "index"
-        before = tree_bytes(index)
-        text = self.script("index", f"--index={index}", "--verify")
-        self.assertIn("rows      120 of 64 coordinates, float32", text)
-        self.assertIn("verified  nothing is damaged", text)
-        file = index / "rows" / "c" / "2" / "0"
-        file.write_bytes(file.read_bytes()[:-100] + b"x" * 100)
-        done = tiny.run_command("index", f"--index={index}", "--verify")
-        self.assertEqual(done.returncode, 1, msg=done.stderr)
-        self.assertIn("damaged   rows/c/2/0: ", done.stdout)
-        self.assertIn("1 chunks dropped", self.script("index", f"--index={index}", "--repair"))
-        self.script("run", *tiny.FLAGS, "--stages=sketch", f"--workdir={copy}")
-        self.assertEqual(tree_bytes(index), before)
-
-    def test_the_index_itself_is_left_alone(self):
-        self.assertEqual(verify(SketchStore.open(self.index)), ())

@@ -1,6 +1,7 @@
 """The index on disk: what is written is read, nothing is lost, what is foreign is refused."""
 
 import errno
+import itertools
 import json
 import os
 import pathlib
@@ -16,7 +17,6 @@ from snapshots import refused
 
 from raslik_jax.index import format as format_lib
 from raslik_jax.index.store import SketchStore
-from raslik_jax.index.upkeep import discard, verify
 
 IDENTITY = {"model": "tiny", "projection": {"family": "binned", "seed": 3}, "loss": "unshifted"}
 
@@ -34,6 +34,22 @@ class _FullStore:
         if name.startswith(f"{self._folder}/"):
             return self._full
         return self._store.write(name, *args, **kwargs)
+
+
+def _damaged(path):
+    """The files of an index that are refused when they are read."""
+    try:
+        store = SketchStore.open(path)
+    except ValueError as error:  # manifest and ids are checked at opening
+        return [name for name in ("manifest.json", "ids.json") if name in str(error)]
+    found = []
+    for chunk, name in itertools.product(range(store.num_chunks), store.manifest.arrays):
+        try:
+            store.read_array(name, chunk)
+        except ValueError as error:
+            files = (format_lib.record_file(chunk), store.manifest.chunk_file(name, chunk))
+            found += [file for file in files if file in str(error)]
+    return sorted({*found})
 
 
 class StoreTest(parameterized.TestCase):
@@ -62,7 +78,7 @@ class StoreTest(parameterized.TestCase):
         # A chunk is the file itself.
         self.assertIsInstance(store.read_array("rows", 0), np.memmap)
         self.assertEqual(store.ids, tuple(self.ids))
-        self.assertEqual(verify(store), ())
+        self.assertEqual(_damaged(self.path), [])
         self.assertEqual(store.identity, IDENTITY)
         np.testing.assert_array_equal(store.column("norms"), self.norms)
         spans = [store.chunk_positions(chunk) for chunk in range(store.num_chunks)]
@@ -143,9 +159,8 @@ class StoreTest(parameterized.TestCase):
             pathlib.Path(self.path, f"commits/{chunk}.json").write_bytes(old)
         store = SketchStore.open(self.path)
         self.assertEqual(store.missing_chunks(), (0, 2))
-        found = verify(store)
-        self.assertEqual([d.file for d in found], ["commits/0.json", "commits/2.json"])
-        self.assertRegex(found[0].reason, "is of an index of other settings or rows")
+        with self.assertRaisesRegex(ValueError, "is of an index of other settings or rows"):
+            store.read_array("rows", 0)
         shutil.rmtree(self.path)
         with refused():
             writer.write_chunk(1, self.rows[8:16], self.norms[8:16])
@@ -204,7 +219,7 @@ class StoreTest(parameterized.TestCase):
         np.testing.assert_allclose(store.mean_K, others.mean(0), atol=1e-7)
         none = {"rows": np.zeros_like(self.rows), "norms": np.zeros_like(self.norms)}
         store = self.make(f"{self.root}/zeros", **none)
-        self.assertEqual(verify(store), ())
+        self.assertEqual(_damaged(store.path), [])
         np.testing.assert_array_equal(store.mean_K, np.zeros(24))
 
     @parameterized.parameters("float32", "bfloat16")
@@ -213,28 +228,24 @@ class StoreTest(parameterized.TestCase):
         random = np.random.default_rng(0)
         pristine = tree_bytes(self.path)
         for name, value in pristine.items():
+            if name.endswith("zarr.json"):  # for other readers
+                continue
             offsets = {0, len(value) - 1, *random.integers(len(value), size=6).tolist()}
             for offset in sorted(offsets):
                 damaged = bytearray(value)
                 damaged[offset] ^= 1 << int(random.integers(8))
                 file = pathlib.Path(self.path, name)
                 file.write_bytes(damaged)
-                try:
-                    found = verify(SketchStore.open(self.path))
-                    named = [damage.file for damage in found]
-                except ValueError as error:  # manifest and ids are checked at opening
-                    named = [n for n in ("manifest.json", "ids.json") if n in str(error)]
-                self.assertEqual(named, [name], msg=f"{name=} {offset=}")
+                self.assertEqual(_damaged(self.path), [name], msg=f"{name=} {offset=}")
                 file.write_bytes(value)
-        self.assertEqual(verify(SketchStore.open(self.path)), ())
+        self.assertEqual(_damaged(self.path), [])
 
     def test_lost_swapped_and_truncated_files_are_found(self):
         self.make()
         root = pathlib.Path(self.path)
         (root / "norms/c/1").unlink()
         shutil.copy(root / "rows/c/0/0", root / "rows/c/2/0")
-        damages = verify(SketchStore.open(self.path))
-        self.assertEqual([d.file for d in damages], ["norms/c/1", "rows/c/2/0"])
+        self.assertEqual(_damaged(self.path), ["norms/c/1", "rows/c/2/0"])
         (root / "rows/c/0/0").write_bytes(b"short")
         with refused():
             SketchStore.open(self.path).read_array("rows", 0)
@@ -266,13 +277,13 @@ class StoreTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "sums/c/0/0 is damaged"):
             SketchStore.open(self.path).mean_K  # noqa: B018
 
-    def test_damaged_chunks_alone_are_made_again(self):
+    def test_a_chunk_without_a_record_is_made_again(self):
         self.make()
         before = tree_bytes(self.path)
         file = pathlib.Path(self.path, "rows/c/1/0")
         file.write_bytes(file.read_bytes()[:-9] + b"overwrite")
+        pathlib.Path(self.path, "commits/1.json").unlink()
         store = SketchStore.open(self.path)
-        discard(store, {damage.chunk for damage in verify(store)})
         self.assertEqual(store.missing_chunks(), (1,))
         fill(store, self.rows, self.norms)
         store.finish()

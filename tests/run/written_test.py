@@ -281,7 +281,7 @@ def test_a_place_among_results_of_a_run_is_refused(root, tmp_path):
         written.check_outside(tmp_path / place, "--out", root)
 
 
-def test_verify_names_a_lost_manifest_and_the_index_that_can_still_be_read(root):
+def test_verify_names_a_lost_manifest(root):
     for name in ("sketch/index/manifest.json", "corpus/train.jsonl"):
         (root / name).parent.mkdir(parents=True)
         (root / name).write_text("{}")
