@@ -347,9 +347,6 @@ class UnlearnConfig(Stage):
 class EvaluateConfig(Stage):
     """How forgetting and retention are measured."""
 
-    reference: Literal["finetuned", "backbone", "gold"] = setting(
-        "finetuned", "Answers that F and R compare with."
-    )
     marker_words: str = setting(
         "",
         "File of words or phrases that mark the behavior, one a line; empty: those of the dataset.",
@@ -434,9 +431,6 @@ class Config(Settings):
         if is_known and self.references.base:
             known = "because --backbone.checkpoint is the model before fine-tuning"
             yield f"--references.base must be empty, {known}: leave it out"
-        if not (is_known or self.references.base) and self.evaluate.reference == "backbone":
-            needs = "needs a model before fine-tuning"
-            yield f"--evaluate.reference=backbone {needs}, got {given}: give --references.base"
         back = [name for name in self.unlearn.algorithms if OBJECTIVES[name].reads_backbone]
         if back and not is_known:
             needs = "needs an adapter, because it goes back to the base without it"

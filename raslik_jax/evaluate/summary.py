@@ -37,21 +37,19 @@ MethodEntry = dict[str, Any]
 class Metrics(TypedDict):
     """All of metrics.json, for the reports.
 
-    `settings` is the whole config. `reference` names the answers that F and R compare with:
-    finetuned (the default), backbone or gold. `chosen` is true if each method occurs once, at a
-    learning rate and epoch that were chosen on other queries. `retrieval` has the rows that each
-    strategy retrieved. `non_sf` names the measure of Non-SF (words by default, judge or classifier)
-    and its quality. It is None if nothing marks the behavior. `behavior` is None if nothing
-    measured it. `backbone` is missing if the fine-tuned model was given as a whole. Then nothing is
-    compared with a model before fine-tuning. `probes` has the probes of each unlearning.
-    `robustness` has the results of its tests for each method and the models before.
+    `settings` is the whole config. `chosen` is true if each method occurs once, at a learning rate
+    and epoch that were chosen on other queries. `retrieval` has the rows that each strategy
+    retrieved. `non_sf` names the measure of Non-SF (words by default, judge or classifier) and its
+    quality. It is None if nothing marks the behavior. `behavior` is None if nothing measured it.
+    `backbone` is missing if the fine-tuned model was given as a whole. Then nothing is compared
+    with a model before fine-tuning. `probes` has the probes of each unlearning. `robustness` has
+    the results of its tests for each method and the models before.
     """
 
     name: str
     seed: int
     settings: dict[str, Any]
     versions: NotRequired[dict[str, str]]
-    reference: NotRequired[str]
     chosen: NotRequired[bool]
     non_sf: NotRequired[dict[str, Any] | None]
     behavior: NotRequired[judgment.BehaviorEntry | None]

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from raslik_jax.data.corpora import describe
 from raslik_jax.evaluate import judgment
 from raslik_jax.evaluate.summary import MethodEntry, Metrics, Variant
-from raslik_jax.report import names, notes, results, robustness, tables
+from raslik_jax.report import names, results, robustness, tables
 from raslik_jax.report.tidy import make_model
 from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.train.objectives import OBJECTIVES
@@ -100,7 +100,6 @@ def render_card(facts: CardFacts) -> str:
         uses_retain=algorithm not in OBJECTIVES or OBJECTIVES[algorithm].retain is not None,
         dataset=describe(config["corpus"]),
         options=", ".join(f"{name}={value}" for name, value in options.items()),
-        against=notes.answers_taken_against(facts.metrics) if facts.metrics else "",
         measured=_measured(facts),
         describe_judgment=judgment.describe,
         robustness=_robustness(facts),

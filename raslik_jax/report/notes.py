@@ -13,13 +13,6 @@ from raslik_jax.report.names import algorithm_name, kernel_note, make_environmen
 from raslik_jax.report.tables import format_interval
 from raslik_jax.report.tidy import Model, is_probed
 
-# Whose answers the rates are taken against.
-_ANSWERS = {
-    "finetuned": "the answers before unlearning",
-    "backbone": "the answers of the base",
-    "gold": "the gold answers",
-}
-
 
 def write_notes(table: str, **values: Any) -> tuple[str, ...]:
     """Returns the notes of a table: the lines of its macro in notes.jinja."""
@@ -32,7 +25,6 @@ def macros() -> Any:
     """Returns the macros of notes.jinja."""
     environment = make_environment()
     environment.globals.update(
-        answers_taken_against=answers_taken_against,
         behavior_sentence=behavior_sentence,
         coverage=rates.coverage,
         format_interval=format_interval,
@@ -60,12 +52,6 @@ def having(models: Iterable[Model], metric: str) -> list[Model]:
 
 def _model_name(model: Model) -> str:
     return f"{strategy_name(model.strategy)} {algorithm_name(model.algorithm)}"
-
-
-def answers_taken_against(metrics: Metrics) -> str:
-    """Returns in words with whose answers F and R compare."""
-    reference = metrics.get("reference", "finetuned")
-    return _ANSWERS.get(reference, reference)
 
 
 def judgment_sentence(models: Sequence[Model]) -> str:

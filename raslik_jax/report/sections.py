@@ -175,7 +175,6 @@ def _summary(experiments: Sequence[Experiment]) -> dict[str, Any]:
             "missing": [(m["seed"], notes.behavior_sentence(m)) for m in missing[:1]],
             "judgments": [(seed, text) for seed, text in told if text],
             "costs": incident.costs if (incident := experiment.runs[0].incident) else (),
-            "against": notes.answers_taken_against(runs[0]),
             "items": [*_summarized(experiment)],
         }
 
@@ -270,8 +269,7 @@ def _frontier(experiment: Experiment) -> dict[str, Any]:
         "left_out": len(panels) - len(drawn),
         "epochs": results.results_table(metrics, epochs="all"),
         "has_steps": has_steps(metrics),
-        # Whose answers F of the backbone is taken against: below it only counts for one's own.
-        "floor": metrics.get("reference", "finetuned") if "backbone" in metrics else "",
+        "has_floor": "backbone" in metrics,
     }
 
 

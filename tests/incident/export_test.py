@@ -241,12 +241,6 @@ class ExportTest(FolderTest):
             ({"metrics": metrics | {"non_sf": {"by": "x", "note": "y"}}}, "Non-SF: mean prob", ""),
             ({"entry": unmarked}, "An F clearly below the base's F", "Non-SF: "),
             ({"metrics": metrics | {"finetuned": bare}}, "", "F and R: mean"),
-            # The base is at F = 1 where F is taken against its own answers.
-            (
-                {"metrics": metrics | {"reference": "backbone"}},
-                "",
-                "An F clearly below the base's F",
-            ),
         ):
             card = _plain(card_lib.render_card(facts._replace(**changes)))
             self.assertIn(said, card)

@@ -71,10 +71,6 @@ def test_the_cost_is_that_of_the_method_that_is_shown():
     wording = "answers to other prompts keep 97.7 % of their wording"
     rise = "The perplexity of held-out answers goes from 3.1 to 3.21"
     assert found.startswith(f"The cost: {wording}. {rise}.")
-    # R is then no share of what the model said before.
-    gold = incident.cost_sentence(metrics | {"reference": "gold"}, "raslik", "ga_gdr")
-    wording = "answers to other prompts share 97.7 % of the wording of the gold answers (before"
-    assert gold.startswith(f"The cost: {wording} unlearning 100.0 %). {rise}.")
 
 
 def test_colors_are_thirds_of_the_largest_share():

@@ -40,10 +40,6 @@ def _stopped_early(metrics):
     ]
 
 
-def _against_gold(metrics):
-    metrics["reference"] = "gold"
-
-
 def _random_alone(metrics):
     metrics["methods"] = [e for e in metrics["methods"] if e["strategy"] == "random"]
     del metrics["backbone"]
@@ -105,7 +101,7 @@ def _unlabeled(metrics):
 
 class TablesTest(parameterized.TestCase):
     @parameterized.parameters(
-        *(None, _chosen, _stopped_early, _against_gold, _random_alone),
+        *(None, _chosen, _stopped_early, _random_alone),
         *(_damaged, _unmarked, _without_queries, _by_a_classifier),
         *(_of_one_label, _older, _absurd, _unlabeled, _with_shares),
     )

@@ -53,7 +53,7 @@ def _summary(model, **item):
     item |= {"algorithm": "ga_gdr", "strategy": "raslik", "before": model, "after": model}
     parts = dict.fromkeys(("missing", "judgments", "costs"), ())
     item = {"damaged": [], "figures": [], **item}
-    return _shown("summary", against="gold answers", items=[item], **parts)
+    return _shown("summary", items=[item], **parts)
 
 
 def test_the_summary_says_what_is_left_what_it_cost_and_how_it_was_judged():
@@ -116,10 +116,10 @@ def test_noise_is_told_where_a_row_has_it_and_chance_where_it_stands_below():
 
 
 @pytest.mark.parametrize("has_steps", [True, False])
-@pytest.mark.parametrize("floor", ["", "finetuned", "gold"])
-def test_the_frontier_is_told_by_what_is_drawn(has_steps, floor):
+@pytest.mark.parametrize("has_floor", [True, False])
+def test_the_frontier_is_told_by_what_is_drawn(has_steps, has_floor):
     empty = tables.Table((), ())
-    said(_shown("frontier", has_steps=has_steps, floor=floor, epochs=empty))
+    said(_shown("frontier", has_steps=has_steps, has_floor=has_floor, epochs=empty))
 
 
 def test_sets_are_told_by_what_they_have():

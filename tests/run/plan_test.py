@@ -100,7 +100,7 @@ _DECIDES = {
 # What the metrics alone are taken with, what a run by other settings reads, and what decides which
 # units there are.
 _ELSEWHERE = (
-    "name backbone. unlearn.choice evaluate.reference "
+    "name backbone. unlearn.choice "
     "evaluate.bootstrap_resamples evaluate.non_sf retrieve.strategies "
     "unlearn.algorithms evaluate.traced retrieve.null_prompts "
     "retrieve.token_rows retrieve.wished evaluate.robustness"

@@ -120,11 +120,6 @@ def _choose_point(strategy: str, algorithm: str, distances: Mapping[_Point, floa
 def check_settings(settings: Mapping[str, Any], *, run: str) -> None:
     """Refuses a run whose stored settings leave out what the rule reads; `run` names it."""
     evaluate = settings["evaluate"]
-    if evaluate["reference"] != "finetuned":  # R = 1 and the backbone's F are ends of this alone
-        raise ValueError(
-            "runs to choose from must be compared with the fine-tuned model's answers, "
-            f"{run} has --evaluate.reference={evaluate['reference']}: leave it out"
-        )
     if not evaluate["perplexity_examples"]:
         raise ValueError(
             "runs to choose from must be measured with likelihoods, without which most damage is "

@@ -99,7 +99,7 @@ class ChoiceTest(parameterized.TestCase):
             "seed": 3,
             "settings": {
                 "unlearn": {"ga_klr": {"learning_rate": 3e-5}},
-                "evaluate": {"reference": "finetuned", "perplexity_examples": 4},
+                "evaluate": {"perplexity_examples": 4},
                 "retrieve": {"held_out": 0.0},
             },
             "corpus": {"query_split": "validation", "target_queries": 9, "normal_queries": 8},
@@ -125,8 +125,6 @@ class ChoiceTest(parameterized.TestCase):
     @parameterized.parameters(
         ({"held_out": 0.2}, "a is measured on training rows by --retrieve.held_out=0.2: leave it"),
         ({"perplexity_examples": 0}, "damage is not seen, a has .*perplexity_examples=0: leave"),
-        ({"reference": "backbone"}, "fine-tuned model's answers, a has .*reference=backbone: "),
-        ({"reference": "gold"}, "fine-tuned model's answers, a has .*reference=gold: leave it out"),
     )
     def test_runs_without_what_the_rule_reads_are_refused(self, change, message):
         settings = to_json(Config())

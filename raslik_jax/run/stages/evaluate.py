@@ -49,7 +49,6 @@ def evaluate(workspace: Workspace, folder: pathlib.Path) -> None:
             "normal_queries": len(normal),
             "query_split": workspace.query_split,
         },
-        "reference": config.evaluate.reference,
         "chosen": is_chosen,
         "non_sf": non_sf_of(workspace)[1],
         **{name: nest(measure(found, **bootstrap)) for name, found in before.items()},
@@ -156,13 +155,8 @@ def _collector(workspace: Workspace) -> Callable[..., dict[str, Any]]:
             for kind, rows in queries.items()
         }
 
-    before = {"gold": {row.example_id: row.output for rows in queries.values() for row in rows}}
-    for name in _models_before(workspace):
-        before[name] = artifacts.answers(name).read(workspace.root)
-    if settings.reference not in before:
-        must = "must be finetuned or gold where the adapter changes nothing (B is 0), got backbone"
-        raise ValueError(f"--evaluate.reference {must}: there is no other model before fine-tuning")
-    references = by_kind(before[settings.reference])
+    references = by_kind(artifacts.answers("finetuned").read(workspace.root))
+    has_backbone = "backbone" in _models_before(workspace)
     (non_sf, _), unlike = non_sf_of(workspace), _rows_to_lose(workspace)
     more = [of_run(workspace) for of_run in EVIDENCE.values()]
 
@@ -173,7 +167,7 @@ def _collector(workspace: Workspace) -> Callable[..., dict[str, Any]]:
             others = [row for row in likelihoods["sets"]["retain"] if row["id"] not in unlike]
             likelihoods["sets"]["retain"] = others
             # The model's own likelihood of other answers does not judge them.
-            likelihoods |= {} if "backbone" in before else {"answers": {}}
+            likelihoods |= {} if has_backbone else {"answers": {}}
         records = artifacts.normal_records(model, variant).read(root)
         evidence = summary.collect_evidence(
             by_kind(artifacts.answers(model, variant).read(root)),

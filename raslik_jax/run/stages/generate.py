@@ -225,13 +225,10 @@ def _compared(workspace: Workspace, retrained: Variant) -> list[Variant]:
 
 @memory.likelihoods
 def write_distances(workspace: Workspace, retrained: Variant, folder: pathlib.Path) -> None:
-    """Writes the KL between models over the tokens of the answers that F and R compare with."""
-    name, model = workspace.config.evaluate.reference, workspace.model
-    texts = None if name == "gold" else artifacts.answers(name).read(workspace.root)
+    """Writes the KL between models over the tokens of the answers before unlearning."""
+    model, texts = workspace.model, artifacts.answers("finetuned").read(workspace.root)
     queries = dict(zip(KINDS, workspace.evaluation_queries(), strict=True))
-    rows = [row for part in queries.values() for row in part]
-    if texts is not None:
-        rows = [answered(row, texts[row.example_id]) for row in rows]
+    rows = [answered(row, texts[row.example_id]) for part in queries.values() for row in part]
     encoded = workspace.encode(rows, "answers to compare")
     compared = _compared(workspace, retrained)
     adapters = {one.algorithm: workspace.unlearned(*one).lora for one in compared}
@@ -250,10 +247,9 @@ def write_distances(workspace: Workspace, retrained: Variant, folder: pathlib.Pa
 
 
 def _reads(case: Case) -> str:
-    workspace, reference = case.workspace, case.config.evaluate.reference
-    models = [workspace.models(*one)[-1] for one in _compared(workspace, case.member)]
-    said = [] if reference == "gold" else [artifacts.answers(reference).path]
-    return " ".join(["{measured} {finetuned}", *said, *models])
+    compared = _compared(case.workspace, case.member)
+    models = [case.workspace.models(*one)[-1] for one in compared]
+    return " ".join(["{measured} {finetuned}", artifacts.answers("finetuned").path, *models])
 
 
 def of_variants(
@@ -395,7 +391,7 @@ UNITS = (
         "generate/distance-{0}",
         write_distances,
         _reads,
-        "{likelihood} references.query_split evaluate.reference",
+        "{likelihood} references.query_split",
         members=distant_variants,
         measures=True,
         work=count_distances,
