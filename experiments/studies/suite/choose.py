@@ -11,7 +11,8 @@ a lower F counts as the floor. A pair is skipped if a model was judged damaged a
 smaller rate, then to the earlier epoch. Every strategy must have been tried at the same pairs.
 
 The command refuses these runs: without the likelihoods that damage is judged by
-(--evaluate.perplexity_examples=0); with queries from training rows (--retrieve.held_out); without target or normal queries.
+(--evaluate.perplexity_examples=0); with queries from training rows (--retrieve.held_out); without
+target or normal queries.
 
 --floor=zero takes the paper's ideal point. `raslik.py suite --choose` does all of this for a grid.
 """
