@@ -38,7 +38,7 @@ class ConfigTest(parameterized.TestCase):
         {"unlearn__algorithms": ["ga", "gs"]},
         {"retrieve__strategies": ["raslik", "guess"]},
         {"backbone__double_quant": True},
-        {"retrieve__strategies": ["bm25"], "retrieve__bm25__query_text": "all"},
+        {"unlearn__algorithms": ["ga"], "unlearn__ga__learning_rate": 0.0},
         {"retrieve__select": "gap", "retrieve__aggregate": "common"},
         {"corpus__num_train": -1, "corpus__num_test": -1, "seed": -1, "sketch__none": 0},
         _FORGOTTEN,

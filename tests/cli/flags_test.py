@@ -182,7 +182,7 @@ class FlagFilesTest(parameterized.TestCase):
             names,
             {
                 "paper": "",
-                "released": "unshifted loss, each tensor normalized, mean rank",
+                "released": "unshifted loss, each tensor normalized",
                 "robust": "unshifted loss, tokens of prompt and response, centered",
             },
         )
