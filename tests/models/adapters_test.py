@@ -10,7 +10,15 @@ import numpy as np
 import safetensors.numpy
 import support
 from absl.testing import parameterized
-from checkpoint_cases import GOLDEN, NAMES, load, tensors_of, write_adapter, write_model
+from checkpoint_cases import (
+    ADAPTERS,
+    GOLDEN,
+    NAMES,
+    load,
+    tensors_of,
+    write_adapter,
+    write_model,
+)
 from folders import FolderTest
 
 from raslik_jax.models import adapters, checkpoint, decoder
@@ -157,63 +165,7 @@ class PlainAdapterTest(FolderTest):
 
 
 # By layer and module of Llama, what peft makes of the fields: rank and alpha.
-_ATTENTION = {
-    f"layers.{layer}.self_attn.{name}": (3, 6.0)
-    for layer in (0, 1)
-    for name in ("k_proj", "o_proj", "q_proj", "v_proj")
-}
-_MLP = {
-    f"layers.{layer}.mlp.{name}": (3, 6.0)
-    for layer in (0, 1)
-    for name in ("down_proj", "gate_proj", "up_proj")
-}
-_PATTERNED = {"layers.0.self_attn.q_proj": (2, 6.0), "layers.1.self_attn.q_proj": (2, 6.0)}
-_PATTERNED |= {"layers.0.self_attn.v_proj": (3, 7.0), "layers.1.self_attn.v_proj": (5, 7.0)}
-_PATTERNED |= {"layers.0.mlp.up_proj": (3, 6.0), "layers.1.mlp.up_proj": (3, 6.0)}
-_CASES = {
-    "rank-stabilized": ({"use_rslora": True, "target_modules": "All-linear"}, _ATTENTION | _MLP),
-    "patterns": (
-        {
-            "target_modules": ["q_proj", "v_proj", "mlp.up_proj"],
-            "rank_pattern": {"q_proj": 2, r"layers\.1\.self_attn\.v_proj": 5},
-            "alpha_pattern": {"v_proj": 7.0},
-        },
-        _PATTERNED,
-    ),
-    "rank-stabilized patterns": (
-        {
-            "use_rslora": True,
-            "target_modules": ["q_proj", "v_proj", "up_proj"],
-            "rank_pattern": {".*q_proj": 2, "1.self_attn.v_proj": 5},
-            "alpha_pattern": {"self_attn.v_proj": 7.0},
-        },
-        _PATTERNED,
-    ),
-    "a regular expression": (
-        {"target_modules": r"model\.layers\.(0\.self_attn\.[qk]|1\.mlp\.up)_proj"},
-        {
-            "layers.0.self_attn.q_proj": (3, 6.0),
-            "layers.0.self_attn.k_proj": (3, 6.0),
-            "layers.1.mlp.up_proj": (3, 6.0),
-        },
-    ),
-    "some layers": (
-        {
-            "target_modules": ["q_proj", "o_proj"],
-            "layers_to_transform": [1],
-            "fan_in_fan_out": True,
-        },
-        {"layers.1.self_attn.q_proj": (3, 6.0), "layers.1.self_attn.o_proj": (3, 6.0)},
-    ),
-    "exclusions": (
-        {"target_modules": "all-linear", "exclude_modules": ["mlp.up_proj", "o_proj", "lm_head"]},
-        {
-            name: size
-            for name, size in (_ATTENTION | _MLP).items()
-            if not name.endswith(("up_proj", "o_proj"))
-        },
-    ),
-}
+_CASES = {name: (case["fields"], case["sizes"]) for name, case in ADAPTERS["sized"].items()}
 
 
 class AdapterTest(FolderTest):

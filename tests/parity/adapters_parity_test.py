@@ -14,37 +14,7 @@ from raslik_jax.models.lora import LoRAConfig
 pytestmark = pytest.mark.heavy
 
 _TOKENS = np.array([3, 17, 4, 4, 21, 9])
-_CASES = {
-    "rank-stabilized": {"use_rslora": True, "target_modules": ["q_proj", "v_proj"]},
-    "all-linear": {"target_modules": "all-linear"},
-    "patterns": {
-        "target_modules": ["q_proj", "v_proj", "up_proj"],
-        "rank_pattern": {"q_proj": 2, r"1\.self_attn\.v_proj": 5},
-        "alpha_pattern": {"v_proj": 7},
-        "use_rslora": True,
-    },
-    "a regular expression": {
-        "target_modules": r"model\.layers\.(0\.self_attn\.[qk]|1\.mlp\.up)_proj"
-    },
-    "some layers": {"target_modules": ["q_proj", "o_proj"], "layers_to_transform": [1]},
-    "a pattern of layers": {
-        "target_modules": ["q_proj", "o_proj"],
-        "layers_to_transform": [0],
-        "layers_pattern": "(layers|h)",
-    },
-    "patterns with groups": {
-        "target_modules": ["q_proj", "v_proj", "up_proj"],
-        "rank_pattern": {r"(layers\.0\.)?self_attn\.(q|v)_proj": 2, "^model.*up_proj": 5},
-        "alpha_pattern": {"[qv]_proj": 9, "up_.*": 4},
-    },
-    "an orthogonal start": {
-        "target_modules": ["q_proj"],
-        "init_lora_weights": "orthogonal",
-        "r": 4,
-    },
-    "exclusions": {"target_modules": "all-linear", "exclude_modules": ["up_proj"]},
-    "an old switch": {"target_modules": ["q_proj"], "fan_in_fan_out": True},
-}
+_CASES = checkpoint_cases.ADAPTERS["peft"]
 
 
 def _theirs(folder, fields):
