@@ -1,6 +1,7 @@
 """Exported models load and say what they are; what cannot be exported is refused."""
 
 import dataclasses
+import difflib
 import json
 import pathlib
 import re
@@ -16,6 +17,7 @@ import tiny
 from absl.testing import parameterized
 from finished import write_manifest
 from folders import FolderTest
+from snapshots import said
 from support import all_logits
 
 from raslik_jax.config import Config, config_from_json, to_json
@@ -187,32 +189,22 @@ class ExportTest(FolderTest):
         _change_metrics(run, lambda found: found.update(robustness=both))
         out = export_model(run.root, self.folder / "told", **_NAMES)
         card = _plain((out / "README.md").read_text())
-        said = "In int8 the target answers have 1.50 nats a token (2.50 unquantized)."
-        self.assertIn(f"Does it stay forgotten?\n\n- Quantization: {said}\n", card)
+        told = "In int8 the target answers have 1.50 nats a token (2.50 unquantized)."
+        self.assertIn(f"Does it stay forgotten?\n\n- Quantization: {told}\n", card)
         self.assertEqual(card.count("Quantization:"), 1)
         self.assertIn("Only the tests above were made.", card)
 
+    def _facts(self):
+        """Returns the folder of an export, and what its card is made of."""
+        with mock.patch.object(exporting, "render_card", wraps=exporting.render_card) as render:
+            folder = self._export()
+        return folder, render.call_args.args[0]
+
     def test_the_card_says_what_was_removed_how_and_how_well(self):
         text = (self._export() / "README.md").read_text()
-        header, body = re.fullmatch(r"---\n(.*?)\n---\n(.*)", text, re.DOTALL).groups()
-        self.assertIn("library_name: peft", header)
         # A base that is on no hub has no name that a hub could look up.
-        self.assertNotIn("base_model:", header)
-        for part in (
-            "a: run: unlearned with RASLIK and GA_GDR",
-            "2,000 training examples, 200 of them labeled",
-            "Forget set: 200 of these examples",
-            "from 3 examples of the behavior",
-            "--retrieve.select=count",
-            "Precision: 0.965 of the forget set",
-            "learning rate 0.0003; batch_size=8",
-            "48 held-out target and 47 held-out normal test queries",
-            "| Perplexity, held-out |",
-            "Judgment: partly. 19 of 47",
-            'PeftModel.from_pretrained(base, "this folder")',
-            "trained from scratch in the same run",
-        ):
-            self.assertIn(part, _plain(body))
+        self.assertNotIn("base_model:", text)
+        said(re.sub("identity [0-9a-f]{32}", "identity ID", text))
         metrics = json.loads((self.run_.root / "evaluate" / "metrics.json").read_text())
         (entry,) = (
             e
@@ -220,31 +212,27 @@ class ExportTest(FolderTest):
             if (e["strategy"], e["algorithm"], e["epoch"]) == ("raslik", "ga_gdr", 2)
         )
         forget = entry["forget"]
-        self.assertIn(f"{forget['mean']:.3f} \\[{forget['low']:.2f}, {forget['high']:.2f}\\]", body)
+        self.assertIn(f"{forget['mean']:.3f} \\[{forget['low']:.2f}, {forget['high']:.2f}\\]", text)
 
     def test_the_card_of_given_rows_and_of_one_set_says_no_more_than_was_done(self):
-        with mock.patch.object(exporting, "render_card", wraps=exporting.render_card) as render:
-            self._export()
-        (facts,) = render.call_args.args
+        _, facts = self._facts()
         retrieve, metrics = facts.config["retrieve"], facts.metrics
         given = {"variant": facts.variant._replace(strategy="given", algorithm="ga")}
         own = facts.config | {"retrieve": retrieve | {"given": {"retain_file": ""}}}
         held_out = metrics["corpus"] | {"query_split": "held-out"}
         gap = {"select": "gap", "num_forget": 7}
-        unmarked = facts.entry | {"non_sf_target": None, "non_sf_normal": None}
         bare = metrics["finetuned"] | {"forget": None, "retain": None}
-        for changes, said, unsaid in (
-            ({}, "trained to forget them and to keep others.", "A person named"),
-            ({"config": facts.config | {"retrieve": retrieve | gap}}, "num_forget=7)", ""),
-            (given | {"config": own}, "The retain set has random other rows", "number of the best"),
-            ({"metrics": metrics | {"corpus": held_out}}, "47 held-out normal queries. Non", ""),
-            ({"metrics": metrics | {"non_sf": {"by": "x", "note": "y"}}}, "Non-SF: mean prob", ""),
-            ({"entry": unmarked}, "An F clearly below the base's F", "Non-SF: "),
-            ({"metrics": metrics | {"finetuned": bare}}, "", "F and R: mean"),
+        plain = card_lib.render_card(facts).splitlines()
+        for changes in (
+            {"config": facts.config | {"retrieve": retrieve | gap}},
+            given | {"config": own},
+            {"metrics": metrics | {"corpus": held_out}},
+            {"metrics": metrics | {"non_sf": {"by": "x", "note": "y"}}},
+            {"entry": facts.entry | {"non_sf_target": None, "non_sf_normal": None}},
+            {"metrics": metrics | {"finetuned": bare}},
         ):
-            card = _plain(card_lib.render_card(facts._replace(**changes)))
-            self.assertIn(said, card)
-            self.assertTrue(not unsaid or unsaid not in card, unsaid)
+            card = card_lib.render_card(facts._replace(**changes)).splitlines()
+            said("\n".join(line for line in difflib.unified_diff(plain, card, n=0, lineterm="")))
 
     @parameterized.parameters(("others lose too much", True), ("forgotten", False))
     def test_the_card_says_first_that_probes_ended_before_all_was_forgotten(self, end, is_told):
@@ -263,49 +251,22 @@ class ExportTest(FolderTest):
         )
 
     @parameterized.parameters(
-        (
-            {},
-            "lm_eval --model hf --model_args pretrained=BASE,peft=.,tokenizer=. --tasks hellaswag",
-        ),
-        (
-            {"is_served": True, "base": {"hub_name": "o/n b"}, "prompt": ""},
-            "vllm serve 'o/n b' --tokenizer . --enable-lora --lora-modules unlearned=.\n"
-            "lm_eval --model hf --model_args pretrained='o/n b',peft=.,tokenizer=. "
-            "--tasks hellaswag --apply_chat_template",
-        ),
-        (
-            {"is_served": True, "lora": {"layers": (("q_proj", ((33, 1.0), (1, 1.0))),)}},
-            "vllm serve BASE --tokenizer . --enable-lora --max-lora-rank 64 --lora-modules "
-            "unlearned=.\nlm_eval --model hf --model_args pretrained=BASE,peft=.,tokenizer=. "
-            "--tasks hellaswag",
-        ),
-        (
-            {"is_served": True, "base": {"hub_name": "o/n", "revision": "step 3"}, "prompt": ""},
-            "vllm serve o/n --revision 'step 3' --tokenizer . --enable-lora "
-            "--lora-modules unlearned=.\nlm_eval --model hf --model_args "
-            "pretrained=o/n,revision='step 3',peft=.,tokenizer=. "
-            "--tasks hellaswag --apply_chat_template",
-        ),
-        (
-            {"is_served": True, "lora": {"rank": 513}},
-            "lm_eval --model hf --model_args pretrained=BASE,peft=.,tokenizer=. --tasks hellaswag",
-        ),
-        (
-            {"is_merged": True},
-            "vllm serve .\nlm_eval --model hf --model_args pretrained=. --tasks hellaswag",
-        ),
+        {},
+        {"is_served": True, "base": {"hub_name": "o/n b"}, "prompt": ""},
+        {"is_served": True, "lora": {"layers": (("q_proj", ((33, 1.0), (1, 1.0))),)}},
+        {"is_served": True, "base": {"hub_name": "o/n", "revision": "step 3"}, "prompt": ""},
+        {"is_served": True, "lora": {"rank": 513}},
+        {"is_merged": True},
     )
-    def test_the_card_has_the_lines_of_other_programs(self, facts, lines):
-        with mock.patch.object(exporting, "render_card", wraps=exporting.render_card) as render:
-            folder = self._export()
-        (made,) = render.call_args.args
+    def test_the_card_has_the_lines_of_other_programs(self, **facts):
+        folder, made = self._facts()
         is_even = "layers" not in facts.get("lora", {})
         facts |= {"base": made.base._replace(**facts.get("base", {}))}
         facts |= {"lora": dataclasses.replace(made.lora, **facts.get("lora", {}))}
         card = card_lib.render_card(made._replace(**facts))
-        (said,) = re.findall(r"^```sh\n(.*?)\n```$", card, re.DOTALL | re.MULTILINE)
-        self.assertEqual(said, lines)
-        self.assertEqual("--merged for vLLM" in card, "vllm" not in said)
+        (lines,) = re.findall(r"^```sh\n(.*?)\n```$", card, re.DOTALL | re.MULTILINE)
+        said(lines)
+        self.assertEqual("--merged for vLLM" in card, "vllm" not in lines)
         self.assertEqual("rank_pattern" in card, not is_even)
         # What vLLM's PEFTHelper reads and refuses.
         fields = json.loads((folder / "adapter_config.json").read_text())
