@@ -45,40 +45,8 @@ def _read(name):
     return {"config": to_json(setting_flags.read(Config(), values)), "stages": values.stages}
 
 
-_FINETUNE = {"lora_alpha": 32.0, "lora_dropout": 0.05, "max_len": 1024, "remat": True}
 # Table "Fine-tuning configurations", column by column.
-_MODELS = {
-    "olmo2_7b": {
-        "backbone": {
-            "checkpoint": "allenai/OLMo-2-1124-7B",
-            "revision": "stage1-step928646-tokens3896B",
-            **{"format": "int8", "double_quant": False},
-        },
-        "finetune": {
-            **_FINETUNE,
-            **{"lora_rank": 8, "lora_targets": ["q_proj", "k_proj", "v_proj", "o_proj"]},
-            **{"fixed_padding": True, "batch_size": 8, "micro_batch_size": 2, "epochs": 3},
-            "learning_rate": 1e-4,
-        },
-    },
-    "pythia_2.8b": {
-        "backbone": {
-            **{"checkpoint": "EleutherAI/pythia-2.8b", "revision": "step143000"},
-            **{"format": "nf4", "double_quant": True},
-        },
-        "finetune": {
-            **_FINETUNE,
-            "lora_targets": ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"],
-            **{"lora_rank": 16, "batch_size": 32, "micro_batch_size": 4, "epochs": 2},
-            **{"learning_rate": 1.2e-4, "schedule": "cosine", "warmup": 0.05},
-        },
-    },
-}
-_MODELS["olmo2_13b"] = {
-    "backbone": _MODELS["olmo2_7b"]["backbone"]
-    | {"checkpoint": "allenai/OLMo-2-1124-13B-Instruct", "revision": ""},
-    "finetune": _MODELS["olmo2_7b"]["finetune"],
-}
+_MODELS = json.loads((_REPOSITORY / "tests/fixtures/paper_settings.json").read_text())
 # By a prototype.
 _H200 = Device("NVIDIA H200", 0, 3.0e12, 475e12)
 # Rows trained on; forget and retain set. Queries are held out of Howdy's 57,002.

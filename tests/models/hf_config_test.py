@@ -1,4 +1,6 @@
 import dataclasses
+import json
+import pathlib
 
 import pytest
 from absl.testing import parameterized
@@ -14,26 +16,11 @@ from raslik_jax.models.phi3 import Phi3Config
 from raslik_jax.models.qwen2 import Qwen2Config
 from raslik_jax.models.qwen3 import Qwen3Config
 
-# As EleutherAI publishes it.
-_PYTHIA = {"model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"], "vocab_size": 50304}
-_PYTHIA |= {"bos_token_id": 0, "eos_token_id": 0, "hidden_act": "gelu", "hidden_size": 2560}
-_PYTHIA |= {"num_attention_heads": 32, "num_hidden_layers": 32, "intermediate_size": 10240}
-_PYTHIA |= {"initializer_range": 0.02, "layer_norm_eps": 1e-05, "max_position_embeddings": 2048}
-_PYTHIA |= {"tie_word_embeddings": False, "use_cache": True, "use_parallel_residual": True}
-_ROTARY = {"partial_rotary_factor": 0.25, "rope_theta": 10000, "rope_type": "default"}
-_PYTHIA_OLD = {**_PYTHIA, "rotary_emb_base": 10000, "rotary_pct": 0.25}
-_PYTHIA_OLD |= {"torch_dtype": "float16", "transformers_version": "4.24.0"}
-# As transformers 5 writes the same model.
-_PYTHIA_NEW = {**_PYTHIA, "attention_bias": True, "attention_dropout": 0.0, "dtype": "float16"}
-_PYTHIA_NEW |= {"classifier_dropout": 0.1, "hidden_dropout": 0.0, "is_decoder": False}
-_PYTHIA_NEW |= {"pad_token_id": None, "transformers_version": "5.23.0", "rope_parameters": _ROTARY}
-_LLAMA = {"model_type": "llama", "vocab_size": 128256, "hidden_size": 4096}
-_LLAMA |= {"num_hidden_layers": 2, "num_attention_heads": 32, "intermediate_size": 14336}
-_LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-_LLAMA3 |= {"original_max_position_embeddings": 8192}
-
-
-_YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+_STORED = json.loads((pathlib.Path(__file__).parents[1] / "fixtures/hf_configs.json").read_text())
+# Pythia as EleutherAI publishes it, and as transformers 5 writes the same model.
+_PYTHIA_OLD, _PYTHIA_NEW = _STORED["pythia_old"], _STORED["pythia_new"]
+_LLAMA, _LLAMA3, _YARN = (_STORED[name] for name in ("llama", "llama3_rotation", "yarn"))
+_GEMMA, _PHI3, _LONG = (_STORED[name] for name in ("gemma", "phi3", "longrope"))
 
 
 class ReadTest(parameterized.TestCase):
@@ -58,7 +45,7 @@ class ReadTest(parameterized.TestCase):
         self.assertEqual(config.num_cached_heads, 32)
         self.assertEqual(config.rope_parameters, hf_config.RopeParameters())
         self.assertEqual(config.rms_norm_eps, 1e-6)
-        neox = GPTNeoXConfig.from_hf({k: _PYTHIA[k] for k in _LLAMA})
+        neox = GPTNeoXConfig.from_hf({k: _PYTHIA_OLD[k] for k in _LLAMA})
         self.assertEqual(neox.rope_parameters.partial_rotary_factor, 0.25)
         self.assertTrue(neox.use_parallel_residual)
         self.assertTrue(neox.attention_bias)
@@ -112,13 +99,6 @@ class WindowTest(parameterized.TestCase):
     def test_windows_that_cannot_be(self, change: dict, message: str):
         with pytest.raises(ValueError, match=message):
             Qwen2Config.from_hf({**_LLAMA, **change})
-
-
-_GEMMA = {**{name: value for name, value in _LLAMA.items() if name != "model_type"}}
-_GEMMA |= {"hidden_activation": "gelu_pytorch_tanh", "head_dim": 256}
-_GEMMA |= {"cache_implementation": "hybrid"}
-_PHI3 = {**_LLAMA, "model_type": "phi3", "hidden_size": 128, "original_max_position_embeddings": 64}
-_LONG = {"short_factor": [1.0, 1.0], "long_factor": [2, 3.5], "type": "su"}
 
 
 class SpellingTest(parameterized.TestCase):

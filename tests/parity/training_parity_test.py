@@ -2,6 +2,8 @@
 
 import functools
 import itertools
+import json
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -16,30 +18,8 @@ from raslik_jax.train import loop, recipe, steps
 pytestmark = pytest.mark.heavy
 
 _STEPS, _WARMUP, _ROWS, _IGNORED = 20, 5, 4, -100
-_CASES = {
-    "adamw, linear": {"optim": "adamw_torch", "lr_scheduler_type": "linear", "learning_rate": 1e-2},
-    "adamw, cosine, accumulated, clipped, decayed": {
-        "optim": "adamw_torch",
-        "lr_scheduler_type": "cosine",
-        "learning_rate": 1e-2,
-        "gradient_accumulation_steps": 3,
-        "max_grad_norm": 0.5,
-        "weight_decay": 0.1,
-    },
-    "sgd, cosine, not clipped": {
-        "optim": "sgd",
-        "lr_scheduler_type": "cosine",
-        "learning_rate": 0.5,
-        "max_grad_norm": 0.0,
-    },
-    "sgd, linear, accumulated, decayed": {
-        "optim": "sgd",
-        "lr_scheduler_type": "linear",
-        "learning_rate": 0.5,
-        "gradient_accumulation_steps": 2,
-        "weight_decay": 0.01,
-    },
-}
+_FILE = pathlib.Path(__file__).parents[1] / "fixtures" / "recipes" / "trained.json"
+_CASES = json.loads(_FILE.read_text())
 
 
 def _rows():
