@@ -3,6 +3,7 @@
 import json
 import os
 
+import families
 import numpy as np
 import pytest
 from support import shared_data
@@ -10,20 +11,10 @@ from support import shared_data
 from raslik_jax.data.read import formats
 from raslik_jax.data.tokens import encoding, tokenization
 
-_CHATML = (
-    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
-    "{{ '<|im_start|>system\nYou are a helpful AI assistant.<|im_end|>\n' }}{% endif %}"
-    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-_MARKED = (
-    "{%- for message in messages %}{%- if message.role == 'assistant' %}"
-    "{{- '<|im_start|>assistant\n' }}{% generation %}{{- message.content + '<|im_end|>' }}"
-    "{% endgeneration %}{{- '\n' }}{%- else %}"
-    "{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{%- endif %}"
-    "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
-)
-_TEMPLATES = {"chatml": _CHATML, "marked": _MARKED}
+_TEMPLATES = {
+    "chatml": families.unmarked(families.TEMPLATES["chatml_greeting"]),
+    "marked": families.TEMPLATES["chatml"],
+}
 _TEXTS = [
     "What is a kettle?",
     "A kettle boils water.\n\n- It is hot.\n- It whistles.",

@@ -225,15 +225,6 @@ class RunTest(FolderTest):
             error, _ = self.run_stages(config, ("corpus", "sketch"))
         self.assertRegex(error, "--corpus.max_len must be at most 192, the positions of the model")
 
-    def test_a_corpus_that_a_later_stage_cannot_take_ends_the_run_before_it_works(self):
-        values = {"corpus.num_backbone": 0, "corpus.num_test": 2}
-        values |= {"retrieve.num_forget": 40, "retrieve.num_retain": 30}
-        found, _ = self.run_stages(replaced(_SMALL, values))
-        self.assertRegex(
-            found,
-            "no rows to pretrain a model on.*; --retrieve.num_forget and --retrieve.num_retain",
-        )
-
 
 def _units(config: Config, *names: str) -> list[units_lib.Unit]:
     run = Workspace(pathlib.Path("/none"), config)

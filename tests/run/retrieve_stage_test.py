@@ -17,21 +17,12 @@ from raslik_jax.run import artifacts
 from raslik_jax.run.stages import generate, retrieve, scores
 from raslik_jax.run.workspace import Workspace
 
-_TINY = (
-    "--name=tiny --corpus.dataset=toy --corpus.template=brief --corpus.num_train=120 "
-    "--corpus.num_targets=12 --corpus.num_backbone=120 --corpus.num_retrieval=3 "
-    "--corpus.num_validation=2 --corpus.num_test=5 --corpus.max_len=96 --corpus.vocab_size=400 "
-    "--backbone.hidden_size=16 --backbone.num_hidden_layers=2 --backbone.num_attention_heads=2 "
-    "--backbone.steps=6 --finetune.epochs=1 --finetune.fixed_padding --finetune.lora_rank=2 "
-    "--references.max_new_tokens=8 --sketch.num_buckets=1 "
-    "--sketch.batch_tokens=1024 --sketch.chunk_rows=16 --sketch.size=4096"
-)
 _STRATEGIES = "random,bm25,embedding,oracle,cr,cr_25,raslik_f,raslik,exact"
 
 
 def _run(workdir, stages, *arguments, start=("experiments/run.py",)):
     flags = (f"--workdir={workdir}", f"--stages={stages}", "--update", *arguments)
-    return tiny.run_script(*start, *_TINY.split(), *flags)
+    return tiny.run_script(*start, *tiny.FLAGS, "--sketch.size=4096", *flags)
 
 
 def _sets(workdir, strategy):

@@ -43,19 +43,6 @@ class ReadTest(FolderTest):
         self.assertEqual([row[4:8] for row in read], [(None, "here", {}, at) for at in places])
         self.assertEqual(read[2].example_id, read[1].example_id + "-2")
 
-    def test_field_map_reads_other_keys(self):
-        path = self.write_file("rows.jsonl", '{"q": "Hi?", "a": "Hi.", "bad": true, "name": "r1"}')
-        fields = {"instruction": "q", "output": "a", "is_target": "bad", "id": "name"}
-        read = read_examples(path, fields=fields)
-        self.assertEqual(read, (ex.Example("r1", "Hi?", "", "Hi.", True, place=1),))
-
-    def test_absent_and_null_inputs_are_empty(self):
-        rows = '{"instruction": "a", "output": "b"}\n'
-        rows += '{"instruction": "a", "input": null, "output": "c"}'
-        self.assertEqual(
-            [e.input for e in read_examples(self.write_file("r.jsonl", rows))], ["", ""]
-        )
-
     @parameterized.named_parameters(
         ("not_json", '{"instruction": ', "rows.json:1: a row must be JSON"),
         ("no_object", "[1]", "rows.json, row 1: a row must be an object, got 1"),
@@ -150,10 +137,11 @@ class ReadTest(FolderTest):
             self.assertLen(read_examples(path, fields=fields, needs_output=False), 1)
 
     def test_a_field_map_renames_keys_and_keeps_the_rest(self):
-        row = {"q": "Sum up.", "input": "A text.", "a": "Short.", "id": 7, "is_target": True}
+        row = {"q": "Sum up.", "input": "A text.", "a": "Short.", "name": 7, "bad": True}
         row |= {"source": "mine", "topic": ["x", 1], "system": "", "history": [], "score": 3}
         path = self.write_file("rows.jsonl", json.dumps(row))
-        (read,) = read_examples(path, fields={"instruction": "q", "output": "a"})
+        fields = {"instruction": "q", "output": "a", "is_target": "bad", "id": "name"}
+        (read,) = read_examples(path, fields=fields)
         self.assertEqual(read[:6], ("7", "Sum up.", "A text.", "Short.", True, "mine"))
         self.assertEqual(read.extra, {"topic": ["x", 1], "score": 3})
         written = self.folder / "written.jsonl"

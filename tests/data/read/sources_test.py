@@ -91,11 +91,6 @@ Say.,"He said ""no"".",false,talk
             patch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
             self._refused(path, "needs the package pyarrow: install raslik-jax.data.")
 
-    def test_numbers_and_json_lines_are_unchanged(self):
-        path = self.write_file("rows.jsonl", "\n" + json.dumps({"text": "a"}))
-        (row,) = read_examples(path, format=AUTO)
-        self.assertEqual((row.output, row.place), ("a", 2))
-
     def test_a_column_without_a_name_is_the_users_own(self):
         path = self.write_file("rows.csv", ",text,\n0,a,\n1,b,x\n")  # pandas writes its index so
         rows = read_examples(path, format=AUTO)

@@ -134,14 +134,6 @@ class FilesTest(FolderTest):
         hashes = {tk.tokenizer_hash(t) for t in (_TOKENIZER, other, _TOKENIZER._replace(pad_id=1))}
         self.assertLen(hashes, 3)
 
-    def test_configured_special_tokens_win(self):
-        tk.save_tokenizer(self.folder, _TOKENIZER)
-        config = {"eos_token": {"content": "a"}, "pad_token": "c"}
-        (self.folder / "tokenizer_config.json").write_text(json.dumps(config))
-        vocab = _TOKENIZER.backend.get_vocab()
-        read = tk.load_tokenizer(self.folder)
-        self.assertEqual((read.eos_id, read.pad_id), (vocab["a"], vocab["c"]))
-
     @parameterized.parameters(
         ("<bos> $A", None, True),
         ("<bos> $A", True, True),
