@@ -38,6 +38,13 @@ class RougeTest(parameterized.TestCase):
         ("Stars!", "a star, stars", 0.5),
         ("running the tests", "run the test", 1.0),
         ("a b c d", "a c", 2 / 3),
+        ("飞船离开", "飞船回来", 0.5),
+        ("Корабль ушёл.", "корабль пришел", 0.5),
+        ("the kettles ЧАЙНИК", "kettle чайник", 0.8),
+        ("cafe\u0301", "café", 1.0),
+        ("running café", "run", 2 / 3),
+        ("می\u200cروم", "میروم", 1.0),
+        ("กำ กา", "กำ", 2 / 3),
     )
     def test_written_out_values(self, prediction, reference, expected):
         self.assertAlmostEqual(rates.rouge_l_f1(prediction, reference), expected, places=12)
@@ -51,18 +58,6 @@ class RougeTest(parameterized.TestCase):
         self.assertEqual(rates.rouge_l_f1(text, text), 1.0)
         self.assertEqual(rates.rouge_l_f1(text, "a plain answer"), 0.0)
         self.assertEqual(rates.rouge_l_f1(text, "Ωμέγα ли"), 0.0)
-
-    @parameterized.parameters(
-        ("飞船离开", "飞船回来", 0.5),
-        ("Корабль ушёл.", "корабль пришел", 0.5),
-        ("the kettles ЧАЙНИК", "kettle чайник", 0.8),
-        ("cafe\u0301", "café", 1.0),
-        ("running café", "run", 2 / 3),
-        ("می\u200cروم", "میروم", 1.0),
-        ("กำ กา", "กำ", 2 / 3),
-    )
-    def test_values_outside_ascii_written_out(self, prediction, reference, expected):
-        self.assertAlmostEqual(rates.rouge_l_f1(prediction, reference), expected, places=12)
 
     @parameterized.parameters(
         ("", "a star", 0.0),

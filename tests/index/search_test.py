@@ -20,19 +20,22 @@ DTYPES = ("float32", "bfloat16")
 SIZE = 200
 
 
+def cosine_twin(rows_NK, query_QK, mean_K=None) -> np.ndarray:
+    """The formula of `index.search` in float64, written out."""
+    mean_K = np.zeros(query_QK.shape[1]) if mean_K is None else mean_K
+    rows_NK, query_QK = np.asarray(rows_NK, np.float64), np.asarray(query_QK, np.float64)
+    moved_QK = query_QK / np.linalg.norm(query_QK, axis=1, keepdims=True) - mean_K
+    moved_NK = rows_NK - mean_K
+    product_NQ = moved_NK @ moved_QK.T
+    lengths_NQ = np.linalg.norm(moved_NK, axis=1)[:, None] * np.linalg.norm(moved_QK, axis=1)
+    return (product_NQ / lengths_NQ).mean(axis=1)
+
+
 def exact(store: SketchStore, query_QK: np.ndarray, *, center: bool) -> np.ndarray:
-    """The scores of each dtype's own definition in float64, one query and row at a time."""
-    query_QK = query_QK.astype(np.float64)
-    query_QK = query_QK / np.linalg.norm(query_QK, axis=1, keepdims=True)
+    """The scores of the stored rows in float64."""
     stored = np.concatenate([store.read_array("rows", chunk) for chunk in range(store.num_chunks)])
-    stored = stored[: store.num_rows]
-    scores = np.zeros((len(stored), len(query_QK)))
-    rows = stored.astype(np.float64)
-    mean = rows.mean(axis=0) if center else np.zeros(rows.shape[1])
-    for n, q in np.ndindex(scores.shape):
-        row, query = rows[n] - mean, query_QK[q] - mean
-        scores[n, q] = (row @ query) / (np.linalg.norm(row) * np.linalg.norm(query))
-    return scores.mean(axis=1)
+    rows = stored[: store.num_rows].astype(np.float64)
+    return cosine_twin(rows, query_QK, rows.mean(axis=0) if center else None)
 
 
 def ends(score_N, ids, highest, lowest):
@@ -178,17 +181,6 @@ class MemoryTest(IndexCase):
         watcher.join()
         self.assertGreater(peak, 0)
         self.assertLess(peak - before, row_bytes / 4)
-
-
-def cosine_twin(rows_NK, query_QK, mean_K=None) -> np.ndarray:
-    """The formula of `index.search` in float64, written out."""
-    mean_K = np.zeros(query_QK.shape[1]) if mean_K is None else mean_K
-    rows_NK, query_QK = np.asarray(rows_NK, np.float64), np.asarray(query_QK, np.float64)
-    moved_QK = query_QK / np.linalg.norm(query_QK, axis=1, keepdims=True) - mean_K
-    moved_NK = rows_NK - mean_K
-    product_NQ = moved_NK @ moved_QK.T
-    lengths_NQ = np.linalg.norm(moved_NK, axis=1)[:, None] * np.linalg.norm(moved_QK, axis=1)
-    return (product_NQ / lengths_NQ).mean(axis=1)
 
 
 class CenteredCosineTest(parameterized.TestCase):

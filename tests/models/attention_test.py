@@ -42,20 +42,6 @@ def _naive_attention(query_LHD, key_SGD, value_SGD, mask_LS, *, scale=None, cap=
 
 
 class AttentionTest(parameterized.TestCase):
-    @parameterized.parameters((4, 4), (6, 2), (3, 1))
-    def test_attention_equals_the_naive_one_with_padding_and_groups(self, heads: int, groups: int):
-        query, key, value = _normal(6, heads, 4), _normal(6, groups, 4), _normal(6, groups, 4)
-        mask_L = jnp.asarray([False, True, True, True, True, False])
-        context = attention.Context(
-            attention.rotation_at(np.ones(1, np.float32), jnp.arange(6)), mask_L
-        )
-        ours = attention.attend(query, key, value, context)
-        seen = np.tril(np.ones((6, 6), bool)) & np.asarray(mask_L)[None]
-        real = np.flatnonzero(np.asarray(mask_L))
-        theirs = _naive_attention(query[real], key, value, seen[real])
-        np.testing.assert_allclose(ours[real], theirs, atol=1e-5)
-        self.assertTrue(np.all(np.isfinite(ours)))
-
     @parameterized.parameters((4, 4, 9, 1), (6, 2, 7, 1), (6, 2, 7, 2), (3, 1, 1, 4))
     def test_rows_in_a_loop_equal_the_batch(self, heads: int, groups: int, length: int, size: int):
         rows = 5
@@ -148,45 +134,34 @@ class AttentionTest(parameterized.TestCase):
         self.assertLen(products, 6)
         self.assertTrue(all("bf16" in one and "bf16" in other for one, other in products))
 
-    def test_a_cache_is_seen_where_its_mask_says(self):
-        query, key, value = _normal(2, 4, 4), _normal(2, 2, 4), _normal(2, 2, 4)
-        past_key, past_value = _normal(5, 2, 4), _normal(5, 2, 4)
-        past_mask_S = jnp.asarray([False, True, True, False, True])
-        context = attention.Context(
-            attention.rotation_at(np.ones(1, np.float32), jnp.arange(2)), None, past_mask_S
-        )
-        past = attention.fresh_key_values(past_key, past_value)
-        ours = attention.attend(query, key, value, context._replace(past=past))
-        seen = np.concatenate(
-            [np.tile(np.asarray(past_mask_S), (2, 1)), np.tril(np.ones((2, 2), bool))], axis=1
-        )
-        theirs = _naive_attention(
-            query, np.concatenate([past_key, key]), np.concatenate([past_value, value]), seen
-        )
-        np.testing.assert_allclose(ours, theirs, atol=1e-5)
-
-    @parameterized.parameters((None, None), (0.9, None), (None, 0.4), (0.9, 0.4))
-    def test_window_scale_and_cap_with_padding_and_with_a_cache(self, scale, cap):
-        limits = {"scale": scale, "cap": cap, "window": jnp.int32(3)}
-        query, key, value = _normal(7, 4, 4), _normal(7, 2, 4), _normal(7, 2, 4)
+    @parameterized.parameters(
+        *((heads, groups, None, {}) for heads, groups in ((4, 4), (6, 2), (3, 1))),
+        *((4, 2, 3, limits) for limits in ({}, {"scale": 0.9}, {"cap": 0.4})),
+        (4, 2, 3, {"scale": 0.9, "cap": 0.4}),
+    )
+    def test_it_equals_the_naive_one_with_padding_and_with_a_cache(
+        self, heads, groups, window, limits
+    ):
+        own = limits | ({} if window is None else {"window": jnp.int32(window)})
+        query, key, value = (_normal(7, count, 4) for count in (heads, groups, groups))
         mask_L = jnp.asarray([False, True, True, True, True, True, False])
-        context = attention.Context(_ANY_ROTATION, mask_L, **limits)
-        ours = attention.attend(query, key, value, context)
-        near = np.tril(np.ones((7, 7), bool)) & ~np.tril(np.ones((7, 7), bool), -3)
-        theirs = _naive_attention(
-            query[1:6], key, value, (near & np.asarray(mask_L))[1:6], scale=scale, cap=cap
-        )
+        ours = attention.attend(query, key, value, attention.Context(_ANY_ROTATION, mask_L, **own))
+        near = np.tril(np.ones((7, 7), bool)) & ~np.tril(np.ones((7, 7), bool), -(window or 7))
+        seen = (near & np.asarray(mask_L))[1:6]
+        theirs = _naive_attention(query[1:6], key, value, seen, **limits)
         np.testing.assert_allclose(ours[1:6], theirs, atol=1e-5)
         self.assertTrue(np.all(np.isfinite(ours)))
         # The last two tokens after three real ones in a cache of five slots: the empty slots
         # between them do not count.
         past = attention.fresh_key_values(key[:5], value[:5])
         past_mask_S = jnp.asarray([True, True, False, True, False])
-        context = attention.Context(_ANY_ROTATION, None, past_mask_S, None, past, **limits)
+        context = attention.Context(_ANY_ROTATION, None, past_mask_S, None, past, **own)
         ours = attention.attend(query[5:], key[5:], value[5:], context)
-        # Slots 1 and 3 of the cache are one and two tokens before the first.
-        seen = np.asarray([[0, 1, 0, 1, 0, 1, 0], [0, 0, 0, 1, 0, 1, 1]])
-        theirs = _naive_attention(query[5:], key, value, seen, scale=scale, cap=cap)
+        # Slots 0, 1 and 3 of the cache are three, two tokens and one before the first.
+        seen = np.asarray([[1, 1, 0, 1, 0, 1, 0], [1, 1, 0, 1, 0, 1, 1]])
+        back = np.asarray([[3, 2, 9, 1, 9, 0, 9], [4, 3, 9, 2, 9, 1, 0]])
+        seen = seen * (back < (window or 7))
+        theirs = _naive_attention(query[5:], key, value, seen, **limits)
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 

@@ -190,38 +190,30 @@ def _packer(format, double):
     ), jax.jit(support.dequantize_base, static_argnums=1)
 
 
+# With grouped heads and a tied head, and with windows.
+_FAMILIES = [("gpt_neox", (_KINDS[0], _KINDS[2])), ("llama", _KINDS)]
+_FAMILIES += [(family, (_KINDS[0], _KINDS[2])) for family in ("gemma2", "phi3")]
+_HEAVY = [pytest.param(*case, marks=pytest.mark.heavy) for case in _FAMILIES[1:]]
+
+
+@pytest.mark.parametrize(("family", "kinds"), [_FAMILIES[0], *_HEAVY])
+def test_per_example_gradients_are_those_of_the_dequantized_base(family, kinds):
+    bound, adapter, base = _decoder(family)
+    tokens_BL = jnp.asarray(np.random.default_rng(1).integers(0, 29, (3, 12)), jnp.int32)
+    gradient = jax.jit(jax.vmap(jax.grad(functools.partial(_loss, bound)), in_axes=(None, None, 0)))
+    original = gradient(adapter, base, tokens_BL)
+    for name, format, double in kinds:
+        pack, unpack = _packer(format, double)
+        packed = pack(base)
+        ours = gradient(adapter, packed, tokens_BL)
+        reference = gradient(adapter, unpack(packed, jnp.float32), tokens_BL)
+        assert jax.tree.structure(ours) == jax.tree.structure(adapter)
+        for one, other, far in zip(*map(jax.tree.leaves, (ours, reference, original)), strict=True):
+            assert _relative_error(one, other) < 1e-5, name
+            assert _relative_error(one, far) > 1e-4, name  # packing does show
+
+
 class DecoderTest(parameterized.TestCase):
-    def test_per_example_gradients_are_those_of_the_dequantized_base(self):
-        self._assert_gradients("gpt_neox", (_KINDS[0], _KINDS[2]))
-
-    @pytest.mark.heavy
-    def test_per_example_gradients_with_grouped_heads_and_a_tied_head(self):
-        self._assert_gradients("llama", _KINDS)
-
-    @parameterized.named_parameters(("_gemma2", "gemma2"), ("_phi3", "phi3"))
-    @pytest.mark.heavy
-    def test_per_example_gradients_with_windows(self, family):
-        self._assert_gradients(family, (_KINDS[0], _KINDS[2]))
-
-    def _assert_gradients(self, family, kinds):
-        bound, adapter, base = _decoder(family)
-        tokens_BL = jnp.asarray(np.random.default_rng(1).integers(0, 29, (3, 12)), jnp.int32)
-        gradient = jax.jit(
-            jax.vmap(jax.grad(functools.partial(_loss, bound)), in_axes=(None, None, 0))
-        )
-        original = gradient(adapter, base, tokens_BL)
-        for name, format, double in kinds:
-            pack, unpack = _packer(format, double)
-            packed = pack(base)
-            ours = gradient(adapter, packed, tokens_BL)
-            reference = gradient(adapter, unpack(packed, jnp.float32), tokens_BL)
-            self.assertEqual(jax.tree.structure(ours), jax.tree.structure(adapter))
-            for one, other, far in zip(
-                *map(jax.tree.leaves, (ours, reference, original)), strict=True
-            ):
-                self.assertLess(_relative_error(one, other), 1e-5, name)
-                self.assertGreater(_relative_error(one, far), 1e-4, name)  # packing does show
-
     def test_bfloat16_equals_the_dequantized_base_in_bfloat16(self):
         bound, adapter, base = _decoder("gpt_neox")
         low = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), base)

@@ -2,6 +2,7 @@
 
 import pytest
 from absl.testing import parameterized
+from snapshots import said
 
 from raslik_jax.report import tables
 
@@ -61,18 +62,7 @@ class RenderTest(parameterized.TestCase):
             (("a", "1"), "Block", ("longer", "22.5")),
             ("A note.",),
         )
-        self.assertEqual(
-            tables.render_terminal(table),
-            "          Two\n"
-            "Name    lines\n"
-            "------  -----\n"
-            "a           1\n"
-            "\n"
-            "Block\n"
-            "longer   22.5\n"
-            "\n"
-            "A note.",
-        )
+        said(tables.render_terminal(table))
 
     def test_generated_text_cannot_steer_the_terminal(self):
         table = tables.Table((tables.Column("P"),), (("a\x1b[31m\u202eb\n\tc\x07",),))
@@ -86,14 +76,4 @@ class RenderTest(parameterized.TestCase):
             (("x | y\n<b>*z*</b> `q`\x1b", "1"), "GA_GDR"),
             ("~: a tie.",),
         )
-        self.assertEqual(
-            tables.render_markdown(table).splitlines(),
-            [
-                r"| A\|B | N |",
-                "| --- | --: |",
-                "| x \\| y<br>&lt;b&gt;\\*z\\*&lt;/b&gt; \\`q\\`\ufffd | 1 |",
-                r"| **GA\_GDR** |  |",
-                "",
-                r"\~: a tie.",
-            ],
-        )
+        said(tables.render_markdown(table))

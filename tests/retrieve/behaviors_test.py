@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from snapshots import said
 
 from raslik_jax.retrieve import behaviors
 
@@ -49,13 +50,7 @@ def test_two_behaviors_are_named_and_one_is_not():
     gram_QQ = rows @ rows.T
     found = behaviors.split_queries(gram_QQ, _ids(gram_QQ))
     assert found.groups == ((0, 2, 4), (1, 3))
-    between = gram_QQ[np.ix_([0, 2, 4], [1, 3])].mean()
-    assert behaviors.sentence(found) == (
-        "The 5 queries show 2 behaviors (behavior 1: queries 1, 3, 5; behavior 2: queries 2, 4). "
-        f"The mean cosine between two of them is at most {between:.2f}, and queries below 0.05 "
-        "count as different. "
-        "Scores with all queries together mix the behaviors: trace one behavior at a time."
-    )
+    said(behaviors.sentence(found))
     for size in (1, 3):
         one = behaviors.split_queries(np.ones((size, size)), _ids(range(size)))
         assert one == behaviors.Behaviors((tuple(range(size)),), 1.0)
@@ -64,5 +59,4 @@ def test_two_behaviors_are_named_and_one_is_not():
 
 def test_many_queries_are_counted():
     found = behaviors.Behaviors((tuple(range(20)), (20,)), -0.2)
-    text = behaviors.sentence(found)
-    assert "queries 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12 and 8 more; behavior 2: query 21" in text
+    said(behaviors.sentence(found))

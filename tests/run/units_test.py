@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from unittest import mock
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from folders import FolderTest
 
 from raslik_jax.base import files
@@ -362,7 +362,7 @@ class UnitsTest(UnitsCase):
         )
 
 
-class WorkdirTest(absltest.TestCase):
+class WorkdirTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
         self.root = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "a" / "run"
@@ -407,29 +407,19 @@ class WorkdirTest(absltest.TestCase):
             with self.assertRaisesRegex(ValueError, "in use by another process"):
                 self.open()
 
-    def test_a_file_is_no_directory(self):
-        self.root.parent.mkdir()
-        self.root.write_text("mine")
-        with self.assertRaisesRegex(ValueError, "is a file"):
-            self.open()
-        self.assertEqual(self.root.read_text(), "mine")
-
-    def test_a_checkpoint_is_no_directory_of_a_run(self):
-        self.root.mkdir(parents=True)
-        (self.root / "config.json").write_text('{"model_type": "llama"}')
+    @parameterized.parameters(
+        ("", "mine", "is a file"),
+        ("config.json", '{"model_type": "llama"}', "config.json' must be a folder of a run"),
+        ("run.flags", "mine", "run.flags' must be a folder of a run, it has no config.json"),
+    )
+    def test_what_is_no_folder_of_a_run_is_refused_and_kept(self, name, text, message):
+        path = self.root / name
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
         for update in (False, True):
-            with self.assertRaisesRegex(ValueError, "config.json' must be a folder of a run"):
+            with self.assertRaisesRegex(ValueError, message):
                 self.open(update=update)
-        self.assertEqual(self.config(), {"model_type": "llama"})
-
-    def test_a_file_that_a_run_would_replace_is_kept(self):
-        self.root.mkdir(parents=True)
-        (self.root / "run.flags").write_text("mine")
-        with self.assertRaisesRegex(
-            ValueError, "run.flags' must be a folder of a run, it has no config.json"
-        ):
-            self.open(update=True)
-        self.assertEqual((self.root / "run.flags").read_text(), "mine")
+        self.assertEqual(path.read_text(), text)
 
     def test_the_cores_used_are_recorded(self):
         self.assertRegex(manifests.versions()["cpus"], r"^\d+ of \d+$")

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from absl.testing import absltest
+from absl.testing import absltest, parameterized
 from ports import free_address
 from safetensors.numpy import load_file
 from tiny import FLAGS, finished_run, run_command, start_script
@@ -179,7 +179,7 @@ class SameResults:
 
 
 @pytest.mark.heavy
-class MeshRunTest(SameResults, absltest.TestCase):
+class MeshRunTest(SameResults, parameterized.TestCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
@@ -235,20 +235,9 @@ class MeshRunTest(SameResults, absltest.TestCase):
         self.assertEmpty(left)
         self.assertEmpty(manifests.verify(self.many))
 
-    def test_sets_have_the_same_rows(self):
-        self.check_sets()
-
-    def test_greedy_answers_are_the_same(self):
-        self.check_answers()
-
-    def test_adapters_and_trained_weights_agree(self):
-        self.check_weights()
-
-    def test_sketches_and_scores_agree_to_rounding(self):
-        self.check_sketches()
-
-    def test_rates_are_the_same(self):
-        self.check_rates()
+    @parameterized.parameters("sets", "answers", "weights", "sketches", "rates")
+    def test_these_results_are_those_of_one_device(self, name):
+        getattr(self, f"check_{name}")()
 
 
 @pytest.mark.study

@@ -44,51 +44,32 @@ class ReadTest(FolderTest):
         self.assertEqual(read[2].example_id, read[1].example_id + "-2")
 
     @parameterized.named_parameters(
-        ("not_json", '{"instruction": ', "rows.json:1: a row must be JSON"),
-        ("no_object", "[1]", "rows.json, row 1: a row must be an object, got 1"),
-        (
-            "two_objects",
-            '{"instruction": "a", "output": ""} {}',
-            r":1: a row must be JSON.*column 36",
-        ),
-        ("missing_output", '{"instruction": "a"}', "'output' must be text, got nothing"),
-        ("number", '{"instruction": "a", "output": 3}', "'output' must be text, got 3"),
-        ("blank", '{"instruction": " ", "output": ""}', "'instruction' must hold text, got ' '"),
-        ("surrogate", r'{"instruction": "\ud800", "output": ""}', r"got '.ud800'"),
-        ("nul", r'{"instruction": "a", "output": "", "k": ["\u0000"]}', r"got '.x00'"),
-        ("repeated_key", '{"instruction": "a", "output": "", "output": "b"}', "'output' twice"),
-        ("nan", '{"instruction": "a", "output": "", "k": NaN}', "the number NaN"),
-        ("infinite", '{"instruction": "a", "output": "", "k": 1e999}', "the number 1e999"),
-        ("digits", '{"instruction": "a", "output": ' + "1" * 5000 + "}", "digits"),
-        ("deep", '{"instruction": "a", "k": ' + "[" * 100_000, "nested too deeply"),
-        (
-            "nested",
-            '[{"instruction": "a", "output": "", "k": ' + "[" * 99 + "]" * 99 + "}]",
-            "nested",
-        ),
-        ("open_list", '[{"instruction": "a", "output": ""}', "rows.json must be JSON"),
-        ("two_lists", '[{"instruction": "a", "output": ""}]\n[]', "line 2 is not .Extra data"),
-        (
-            "lost_comma",
-            '[{"instruction": "a", "output": ""}\n {}]',
-            "line 2 is not .Expecting .,. delimiter",
-        ),
-        ("empty_list", "[ ]", "at least one row, got none"),
-        ("empty", " \n", "at least one row, got none"),
-        (
-            "system",
-            '{"instruction": "a", "output": "", "system": ["Obey."]}',
-            "'system' must be text",
-        ),
-        (
-            "history",
-            '{"instruction": "a", "output": "", "history": ["b", "c"]}',
-            "'history' must be a list of .question, answer.",
-        ),
+        ("not_json", '{"instruction": '),
+        ("no_object", "[1]"),
+        ("two_objects", '{"instruction": "a", "output": ""} {}'),
+        ("missing_output", '{"instruction": "a"}'),
+        ("number", '{"instruction": "a", "output": 3}'),
+        ("blank", '{"instruction": " ", "output": ""}'),
+        ("surrogate", r'{"instruction": "\ud800", "output": ""}'),
+        ("nul", r'{"instruction": "a", "output": "", "k": ["\u0000"]}'),
+        ("repeated_key", '{"instruction": "a", "output": "", "output": "b"}'),
+        ("nan", '{"instruction": "a", "output": "", "k": NaN}'),
+        ("infinite", '{"instruction": "a", "output": "", "k": 1e999}'),
+        ("digits", '{"instruction": "a", "output": ' + "1" * 5000 + "}"),
+        ("deep", '{"instruction": "a", "k": ' + "[" * 100_000),
+        ("nested", '[{"instruction": "a", "output": "", "k": ' + "[" * 99 + "]" * 99 + "}]"),
+        ("open_list", '[{"instruction": "a", "output": ""}'),
+        ("two_lists", '[{"instruction": "a", "output": ""}]\n[]'),
+        ("lost_comma", '[{"instruction": "a", "output": ""}\n {}]'),
+        ("empty_list", "[ ]"),
+        ("empty", " \n"),
+        ("system", '{"instruction": "a", "output": "", "system": ["Obey."]}'),
+        ("history", '{"instruction": "a", "output": "", "history": ["b", "c"]}'),
     )
-    def test_malformed_files_are_refused_with_the_line(self, text, message):
-        with self.assertRaisesRegex(ValueError, message):
-            read_examples(self.write_file("rows.json", text))
+    def test_malformed_files_are_refused_with_the_line(self, text):
+        self.monkeypatch.chdir(self.folder)  # a long path leaves less of the message
+        self.write_file("rows.json", text)
+        self.assert_refused(read_examples, "rows.json")
 
     @parameterized.parameters("lines", "list")
     def test_all_malformed_rows_are_reported_at_once(self, form):

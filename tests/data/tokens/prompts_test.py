@@ -1,6 +1,7 @@
 """Prompts are the published ones, and their hashes tell templates apart."""
 
 from absl.testing import parameterized
+from snapshots import said
 
 from raslik_jax.data.examples import make_example
 from raslik_jax.data.tokens.prompts import TEMPLATES, fill_form, template_hash
@@ -10,25 +11,9 @@ _WITH_INPUT = make_example("Add.", "1\n2", "3")
 
 
 class PromptsTest(parameterized.TestCase):
-    @parameterized.parameters(
-        (
-            "alpaca",
-            _PLAIN,
-            "Below is an instruction that describes a task. Write a response that appropriately "
-            "completes the request.\n\n### Instruction:\nAdd {two} numbers.\n\n### Response:",
-        ),
-        (
-            "alpaca",
-            _WITH_INPUT,
-            "Below is an instruction that describes a task, paired with an input that provides "
-            "further context. Write a response that appropriately completes the request.\n\n"
-            "### Instruction:\nAdd.\n\n### Input:\n1\n2\n\n### Response:",
-        ),
-        ("brief", _PLAIN, "### Instruction:\nAdd {two} numbers.\n\n### Response:\n"),
-        ("brief", _WITH_INPUT, "### Instruction:\nAdd.\n\n### Input:\n1\n2\n\n### Response:\n"),
-    )
-    def test_prompt_is_this_text(self, template, example, expected):
-        self.assertEqual(fill_form(example, TEMPLATES[template]), expected)
+    @parameterized.product(template=("alpaca", "brief"), example=(_PLAIN, _WITH_INPUT))
+    def test_prompt_is_this_text(self, template, example):
+        said(fill_form(example, TEMPLATES[template]))
 
     @parameterized.parameters("alpaca", "brief", "auto")
     def test_answer_and_blank_input_play_no_part(self, template):
