@@ -4,12 +4,10 @@ import errno
 import json
 import math
 import os
-import pathlib
-import tempfile
 
 import numpy as np
 import pytest
-from absl.testing import parameterized
+from folders import FolderTest
 
 from raslik_jax.base import files, messages
 
@@ -88,9 +86,9 @@ class TestWrite:
         assert [p.name for p in tmp_path.iterdir()] == ["metrics.json"]
 
 
-class ArraysTest(parameterized.TestCase):
+class ArraysTest(FolderTest):
     def test_only_whole_arrays_of_numbers_are_read(self):
-        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        folder = self.folder
         path = folder / "a.npy"
         np.save(path, np.ones((2, 3), np.float32))
         whole = path.read_bytes()

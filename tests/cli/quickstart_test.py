@@ -73,13 +73,6 @@ class TellTest(FolderTest):
             self.assertEqual(mine.read_text(), "{}")
             self.assertLen([*root.rglob("*")], 2)
 
-    def test_what_is_given_is_the_users_once_they_have_changed_it(self):
-        rows = self.prepare(self.folder) / "train.jsonl"
-        rows.write_text("{}")
-        with self.assertRaisesRegex(ValueError, "given' must be new, empty or unchanged"):
-            self.prepare(self.folder)
-        self.assertEqual(rows.read_text(), "{}")
-
     def test_another_run_is_left_alone(self):
         (self.folder / "config.json").write_text("{}")
         with self.assertRaisesRegex(ValueError, "holds another run: choose another --workdir"):

@@ -15,15 +15,7 @@ import raslik_jax
 from raslik_jax.base.files import read_json_lines
 from raslik_jax.run import artifacts, manifests, written
 
-# What the tiny model needs, and no user: its template, and a sketch as small as it is.
-_TINY = (
-    *("--corpus.template=brief", "--corpus.max_len=96", "--references.max_new_tokens=8"),
-    *("--sketch.size=64", "--sketch.num_buckets=1", "--sketch.batch_tokens=1024"),
-    *("--evaluate.bootstrap_resamples=100", "--evaluate.perplexity_examples=2"),
-    "--unlearn.fixed_padding",
-)
-
-
+_FLAGS = (*tiny.TRACE_FLAGS, "--evaluate.perplexity_examples=2", "--retrieve.token_rows=8")
 # Programs that a command compiles, single operations outside of a function included.
 _PROGRAMS = {"trace": 22, "unlearn": 27}
 _GUIDE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "guides" / "own_model.md"
@@ -74,7 +66,7 @@ class ThreeCommandsTest(parameterized.TestCase):
         given = dict(flag.split("=", 1) for flag in cls.model)
         given |= {"--train_file": cls.train, "--prompt": "Howdy! what is\na kettle?"}
         given |= {"--workdir": cls.run_dir, "--run": cls.run_dir, "--out": cls.clean}
-        more = {"trace": ("--retrieve.num_forget=10", f"--wished={_WISHED}", *_TINY)}
+        more = {"trace": (f"--wished={_WISHED}", *_FLAGS)}
         cls.done = {}
         for name, (names, _) in _transcript().items():
             flags = [f"{flag}={given[flag]}" for flag in names]
@@ -218,8 +210,8 @@ class ThreeCommandsTest(parameterized.TestCase):
 
     def test_another_trace_does_not_take_the_place_of_one_by_itself(self):
         where = f"--train_file={self.train}", f"--workdir={self.run_dir}", f"--wished={_WISHED}"
-        asked = "--prompt=another", "--retrieve.num_forget=10"
-        refused = _script("trace", *self.model, *where, *asked, *_TINY)
+        asked = "--prompt=another"
+        refused = _script("trace", *self.model, *where, asked, *_FLAGS)
         self.assertEqual(refused.returncode, 1)
         self.assertRegex(refused.stderr, "holds the trace of another answer: choose another")
 

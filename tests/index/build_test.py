@@ -1,9 +1,8 @@
 """An index is filled by whole batches, committed often, and its progress moves with each batch."""
 
-import tempfile
-
 import numpy as np
 from absl.testing import parameterized
+from folders import FolderTest
 
 from raslik_jax.data.batches import DUMMY_ROW, BatchPlan
 from raslik_jax.data.tokens.encoding import Encoded
@@ -22,7 +21,7 @@ def _sketch(batch):
     return Sketches(np.eye(4, dtype=np.float32)[batch.row_B % 4], np.ones(len(batch.row_B), "f4"))
 
 
-class BuildTest(parameterized.TestCase):
+class BuildTest(FolderTest):
     @parameterized.parameters(
         # rows, rows of a batch, rows of a chunk
         (900, 4, 16),
@@ -39,7 +38,7 @@ class BuildTest(parameterized.TestCase):
         tokens = (np.zeros(3, np.int32),) * 30
         encoded = Encoded(tuple("x" * 30), tokens, np.zeros(30, int), pad_id=0)
         store = SketchStore.create(
-            self.enter_context(tempfile.TemporaryDirectory()) + "/index",
+            f"{self.folder}/index",
             identity={},
             ids=[str(row) for row in range(30)],
             size=4,

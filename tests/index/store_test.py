@@ -6,12 +6,12 @@ import json
 import os
 import pathlib
 import shutil
-import tempfile
 from unittest import mock
 
 import numpy as np
 import tensorstore as ts
 from absl.testing import parameterized
+from folders import FolderTest
 from index_cases import fill, tree_bytes, unit_rows
 from snapshots import refused
 
@@ -52,11 +52,10 @@ def _damaged(path):
     return sorted({*found})
 
 
-class StoreTest(parameterized.TestCase):
+class StoreTest(FolderTest):
     def setUp(self):
         super().setUp()
-        self.root = tempfile.mkdtemp()
-        self.addCleanup(shutil.rmtree, self.root)
+        self.root = str(self.folder)
         self.path = f"{self.root}/index"
         self.rows, self.norms = unit_rows(22, 24)
         self.ids = [f"id-{(7 * i) % 22:02d}" for i in range(22)]

@@ -4,7 +4,6 @@ Its other settings are held to a live torch by tests/parity/decoder_parity_test.
 """
 
 import pathlib
-import tempfile
 from typing import NamedTuple
 
 import compiling
@@ -12,6 +11,7 @@ import decoder_cases
 import decoder_parity
 import numpy as np
 from absl.testing import parameterized
+from folders import FolderTest
 
 _FIRST = [(f"_{family}_{name}", family, name) for family, name in decoder_cases.FIRST.items()]
 
@@ -35,16 +35,13 @@ def _read(family: str, name: str) -> dict[str, dict[str, np.ndarray]]:
     return kinds
 
 
-class DecoderGoldenTest(parameterized.TestCase):
+class DecoderGoldenTest(FolderTest):
     @parameterized.named_parameters(_FIRST)
     def test_weights_logits_and_lora_gradients_equal_torchs(self, family: str, name: str):
         case = decoder_cases.CASES[family][name]
         golden = _read(family, name)
         batch = _Batch(**golden["batch"])
-        with tempfile.TemporaryDirectory() as folder:
-            port = decoder_parity.load_port(
-                case, golden["base"], golden["lora"], pathlib.Path(folder)
-            )
+        port = decoder_parity.load_port(case, golden["base"], golden["lora"], self.folder)
         decoder_parity.assert_same_weights(port, golden["base"])
         expected = []
         for row in range(len(batch.tokens_BL)):

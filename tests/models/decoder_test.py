@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl.testing import parameterized
+from snapshots import said
 from support import random_weights, tiny_model_config
 
 from experiments.bench.harness import LORA_PRESETS
@@ -123,32 +124,8 @@ class TreeTest(parameterized.TestCase):
         config = tiny_model_config(11, hidden_size=8, num_hidden_layers=3, intermediate_size=12)
         lora_config = LoRAConfig(rank=2, alpha=4.0, targets=("query_key_value", "dense_4h_to_h"))
         _, lora, base = decoder.abstract(config, lora_config, jnp.bfloat16)
-        norm = {"scale": (3, 8), "bias": (3, 8)}
-        self.assertEqual(
-            jax.tree.map(lambda leaf: leaf.shape, base),
-            {
-                "embed": {"embedding": (11, 8)},
-                "layers": {
-                    "input_layernorm": norm,
-                    "post_attention_layernorm": norm,
-                    "query_key_value": {"kernel": (3, 8, 24), "bias": (3, 24)},
-                    "dense": {"kernel": (3, 8, 8), "bias": (3, 8)},
-                    "dense_h_to_4h": {"kernel": (3, 8, 12), "bias": (3, 12)},
-                    "dense_4h_to_h": {"kernel": (3, 12, 8), "bias": (3, 8)},
-                },
-                "final_norm": {"scale": (8,), "bias": (8,)},
-                "head": {"kernel": (8, 11)},
-            },
-        )
-        self.assertEqual(
-            jax.tree.map(lambda leaf: leaf.shape, lora),
-            {
-                "layers": {
-                    "query_key_value": {"a": (3, 8, 2), "b": (3, 2, 24)},
-                    "dense_4h_to_h": {"a": (3, 12, 2), "b": (3, 2, 8)},
-                }
-            },
-        )
+        shapes = jax.tree.map(lambda leaf: str(leaf.shape), {"base": base, "lora": lora})
+        said(json.dumps(shapes, indent=1))
         self.assertEqual({leaf.dtype for leaf in jax.tree.leaves(base)}, {jnp.dtype("bfloat16")})
         self.assertEqual({leaf.dtype for leaf in jax.tree.leaves(lora)}, {jnp.dtype("float32")})
 
@@ -165,10 +142,6 @@ class TreeTest(parameterized.TestCase):
         for name, count in json.loads((_GOLDEN / "parameters.json").read_text()).items():
             _, _, base = decoder.abstract(presets.MODEL_PRESETS[name], None)
             self.assertEqual(decoder.count_parameters(base), count, name)
-
-    def test_presets_survive_their_config_json(self):
-        for name, config in presets.MODEL_PRESETS.items():
-            self.assertEqual(type(config).from_hf(config.to_hf()), config, name)
 
     def test_graphdefs_are_hashable_and_binding_twice_gives_one_object(self):
         config = presets.MODEL_PRESETS["pythia-14m"]

@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import tempfile
 
 import decoder_cases
 import decoder_parity
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from absl.testing import parameterized
+from folders import FolderTest
 
 from raslik_jax.models import adapters, checkpoint
 
@@ -28,16 +28,14 @@ def _weights() -> dict[str, np.ndarray]:
         }
 
 
-class ImagesTest(parameterized.TestCase):
+class ImagesTest(FolderTest):
     def _load(self, prefix: str, **others: np.ndarray) -> checkpoint.LoadedModel:
         case, weights = decoder_cases.CASES["gemma3_text"][_CASE], _weights()
         fields = {"model_type": "gemma3", "text_config": case.config, "image_token_index": 28}
         tensors = {prefix + key.removeprefix("model."): value for key, value in weights.items()}
-        with tempfile.TemporaryDirectory() as folder:
-            path = pathlib.Path(folder)
-            (path / "config.json").write_text(json.dumps(fields))
-            safetensors.numpy.save_file({**tensors, **others}, path / "model.safetensors")
-            return checkpoint.load_model(path, dtype=jnp.float32)
+        self.write_file("config.json", json.dumps(fields))
+        safetensors.numpy.save_file({**tensors, **others}, self.folder / "model.safetensors")
+        return checkpoint.load_model(self.folder, dtype=jnp.float32)
 
     @parameterized.parameters("language_model.model.", "model.language_model.")
     def test_the_text_part_is_loaded_and_the_rest_left(self, prefix: str):
@@ -48,9 +46,8 @@ class ImagesTest(parameterized.TestCase):
         config = model.graphdef.config
         self.assertEqual(config.model_type, "gemma3")
         # Written as a whole it is a text model.
-        with tempfile.TemporaryDirectory() as folder:
-            checkpoint.save_model(pathlib.Path(folder) / "whole", config, model.base)
-            again = checkpoint.load_model(pathlib.Path(folder) / "whole", dtype=jnp.float32)
+        checkpoint.save_model(self.folder / "whole", config, model.base)
+        again = checkpoint.load_model(self.folder / "whole", dtype=jnp.float32)
         self.assertEqual(again.graphdef.config, config.text_part)
         self.assertEqual(again.graphdef.config.model_type, "gemma3_text")
         port = decoder_parity.Port(again.graphdef, {}, again.base)
@@ -80,17 +77,17 @@ class ImagesTest(parameterized.TestCase):
                 for side, shape in (("A", (2, inner)), ("B", (out, 2))):
                     value = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) + layer
                     tensors[f"{stem}{layer}.{name}.lora_{side}.weight"] = value
-        with tempfile.TemporaryDirectory() as name:
-            folder = pathlib.Path(name)
-            fields = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": targets}
-            (folder / "adapter_config.json").write_text(json.dumps(fields))
-            safetensors.numpy.save_file(tensors, folder / "adapter_model.safetensors")
-            settings = adapters.read_adapter_config(folder, config)
-            lora = adapters.load_adapter(folder, config, lora_config=settings)
-            adapters.save_adapter(folder / "out", lora, settings, config)
-            found = safetensors.numpy.load_file(folder / "out" / "adapter_model.safetensors")
-            written = json.loads((folder / "out" / "adapter_config.json").read_text())
-            self.assertEqual(adapters.read_adapter_config(folder / "out", config), settings)
+        folder = self.folder / "adapter"
+        folder.mkdir()
+        fields = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": targets}
+        (folder / "adapter_config.json").write_text(json.dumps(fields))
+        safetensors.numpy.save_file(tensors, folder / "adapter_model.safetensors")
+        settings = adapters.read_adapter_config(folder, config)
+        lora = adapters.load_adapter(folder, config, lora_config=settings)
+        adapters.save_adapter(folder / "out", lora, settings, config)
+        found = safetensors.numpy.load_file(folder / "out" / "adapter_model.safetensors")
+        written = json.loads((folder / "out" / "adapter_config.json").read_text())
+        self.assertEqual(adapters.read_adapter_config(folder / "out", config), settings)
         start = "base_model.model.model.language_model.layers."
         self.assertEqual({key.replace(stem, start) for key in tensors}, set(found))
         for key, value in tensors.items():

@@ -5,7 +5,7 @@ import pathlib
 import pytest
 from absl.testing import parameterized
 
-from raslik_jax.models import decoder, hf_config
+from raslik_jax.models import decoder, hf_config, presets
 from raslik_jax.models.gemma2 import Gemma2Config
 from raslik_jax.models.gemma3 import Gemma3Config, Gemma3TextConfig
 from raslik_jax.models.gpt_neox import GPTNeoXConfig
@@ -61,6 +61,7 @@ class ReadTest(parameterized.TestCase):
             {**_LLAMA, "layer_types": ["sliding_attention", "full_attention"]}
             | {"use_sliding_window": True}
         ),
+        *presets.MODEL_PRESETS.values(),
     )
     def test_what_is_written_reads_back_as_the_same(self, config):
         self.assertEqual(type(config).from_hf(config.to_hf()), config)

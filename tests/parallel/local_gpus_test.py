@@ -1,11 +1,10 @@
 """The GPUs of a machine: which a process sees, and how several divide them."""
 
 import os
-import pathlib
-import tempfile
 from unittest import mock
 
 from absl.testing import parameterized
+from folders import FolderTest
 
 from raslik_jax.parallel import local_gpus
 from raslik_jax.parallel.local_gpus import Seen
@@ -13,7 +12,7 @@ from raslik_jax.parallel.local_gpus import Seen
 _FOUR = ("0", "1", "2", "3")
 
 
-class LookTest(parameterized.TestCase):
+class LookTest(FolderTest):
     @parameterized.parameters(
         (None, ("0", "3", "10")),
         ("", ()),
@@ -23,7 +22,7 @@ class LookTest(parameterized.TestCase):
         ("GPU-8f6,MIG-1c", ("GPU-8f6", "MIG-1c")),
     )
     def test_gpus_are_those_that_may_be_opened_and_are_visible(self, visible, expected):
-        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        folder = self.folder
         for name in ("nvidia10", "nvidia0", "nvidia3", "nvidia4", "nvidiactl", "nvidia-uvm"):
             (folder / name).touch()
         environment = self.enter_context(mock.patch.dict(os.environ))

@@ -1,12 +1,10 @@
 """The report stage on a stored run: every form, from nothing but what is stored."""
 
 import json
-import pathlib
 import re
-import tempfile
 
 import sample_run
-from absl.testing import absltest
+from folders import FolderTest
 
 from raslik_jax.config import Config, UnlearnConfig
 from raslik_jax.report.writing import report
@@ -31,9 +29,9 @@ def _robustness(strategy):
     }
 
 
-class ReportStageTest(absltest.TestCase):
+class ReportStageTest(FolderTest):
     def test_writes_tables_and_the_page(self):
-        root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        root = self.folder
         sample_run.write_run(root)
         path = root / "evaluate" / "metrics.json"
         metrics = json.loads(path.read_text())

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from index_cases import unit
 from snapshots import said
 
 from raslik_jax.retrieve import behaviors
@@ -24,10 +25,6 @@ def _joined(gram_QQ):
     return sorted(map(tuple, groups))
 
 
-def _unit(rows):
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
-
-
 def _ids(gram_QQ):
     return [f"q{n}" for n in range(len(gram_QQ))]
 
@@ -36,7 +33,7 @@ def _ids(gram_QQ):
 def test_groups_are_those_of_joining_the_most_alike_ones(seed):
     generator = np.random.default_rng(seed)
     centers = generator.normal(size=(3, 12))
-    rows = _unit(centers[generator.integers(3, size=9)] + generator.normal(size=(9, 12)))
+    rows = unit(centers[generator.integers(3, size=9)] + generator.normal(size=(9, 12)))
     gram_QQ = rows @ rows.T
     found = behaviors.split_queries(gram_QQ, _ids(gram_QQ))
     assert list(found.groups) == _joined(gram_QQ)
@@ -46,7 +43,7 @@ def test_groups_are_those_of_joining_the_most_alike_ones(seed):
 
 
 def test_two_behaviors_are_named_and_one_is_not():
-    rows = _unit(np.array([[1, 0, 0.1], [0, 1, 0], [1, 0.05, 0], [-0.1, 1, 0.2], [1, 0, 0]]))
+    rows = unit(np.array([[1, 0, 0.1], [0, 1, 0], [1, 0.05, 0], [-0.1, 1, 0.2], [1, 0, 0]]))
     gram_QQ = rows @ rows.T
     found = behaviors.split_queries(gram_QQ, _ids(gram_QQ))
     assert found.groups == ((0, 2, 4), (1, 3))

@@ -2,13 +2,10 @@
 
 import numpy as np
 from absl.testing import parameterized
+from index_cases import unit
 
 from raslik_jax.index.combine import directions, query_weights
 from raslik_jax.retrieve import chance
-
-
-def _unit(rows):
-    return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
 
 
 def _null(row_NK, drawn, center):
@@ -46,9 +43,9 @@ class PValuesTest(parameterized.TestCase):
         generator = np.random.default_rng(4)
         p, q = [], []
         for _ in range(100):
-            rows, queries = (_unit(0.05 + generator.normal(size=(n, 500))) for n in (30, 1))
+            rows, queries = (unit(0.05 + generator.normal(size=(n, 500))) for n in (30, 1))
             mean = rows.mean(axis=0)
-            row_NK, query_K = _unit(rows - mean), _unit(queries - mean)[0]
+            row_NK, query_K = unit(rows - mean), unit(queries - mean)[0]
             null_NM = chance.without_own_share(row_NK @ row_NK.T, 30)
             np.fill_diagonal(null_NM, np.nan)
             found = chance.compare(row_NK @ query_K, null_NM)
@@ -69,11 +66,11 @@ class PValuesTest(parameterized.TestCase):
 
     def test_planted_rows_are_found_and_no_others(self):
         generator = np.random.default_rng(2)
-        rows = _unit(generator.normal(size=(600, 256)))
-        behavior = _unit(generator.normal(size=256))
-        rows[:60] = _unit(rows[:60] + behavior)
+        rows = unit(generator.normal(size=(600, 256)))
+        behavior = unit(generator.normal(size=256))
+        rows[:60] = unit(rows[:60] + behavior)
         drawn = np.arange(0, 600, 3)
-        query = _unit(_unit(generator.normal(size=256)) + behavior)  # one like them
+        query = unit(unit(generator.normal(size=256)) + behavior)  # one like them
         null_NM, score_N = rows @ rows[drawn].T, rows @ query
         null_NM[drawn, np.arange(200)] = np.nan
         is_related_M = chance.related_prompts(score_N, drawn)
@@ -106,10 +103,10 @@ class GroupsTest(parameterized.TestCase):
     def _p(self, seed, size, num, center, aggregate, *, length):
         """Returns p and q of rows that share a mean, with queries of one length."""
         generator, (number, width) = np.random.default_rng(seed), size
-        mean_K, long_K = _unit(generator.normal(size=(2, width))) * ((0.8,), (length,))
+        mean_K, long_K = unit(generator.normal(size=(2, width))) * ((0.8,), (length,))
         lengths = np.append(generator.normal(size=number), np.ones(num))
         noise = generator.normal(size=(number + num, width)) / np.sqrt(width)
-        every = _unit(noise + mean_K + lengths[:, None] * long_K)
+        every = unit(noise + mean_K + lengths[:, None] * long_K)
         center_K = every[:number].mean(axis=0) if center else None
         row_NK, query_QK = (directions(part, center_K) for part in (every[:number], every[number:]))
         gram_QQ, drawn = query_QK @ query_QK.T, np.arange(0, number, 2)
@@ -149,7 +146,7 @@ class GroupsTest(parameterized.TestCase):
 
     def test_a_group_is_the_direction_of_its_prompts_without_the_row_itself(self):
         generator = np.random.default_rng(5)
-        row_NK, drawn = _unit(generator.normal(size=(30, 16)) + 1), np.arange(0, 30, 2)
+        row_NK, drawn = unit(generator.normal(size=(30, 16)) + 1), np.arange(0, 30, 2)
         gram_QQ = np.ones((3, 3))  # no group is as alike: each has the nearest two
         score_NG = chance.group_prompts(_null(row_NK, drawn, False), drawn, gram_QQ, "mean", seed=0)
         spread = np.sqrt((15 + 3) * 14 / (16 * 12))
@@ -157,12 +154,12 @@ class GroupsTest(parameterized.TestCase):
         for group, first in enumerate(drawn):
             near = drawn[np.argsort(-row_NK[drawn] @ row_NK[first])[:3]]
             for row in range(30):
-                expected_NG[row, group] = row_NK[row] @ _unit(row_NK[near[near != row]].sum(axis=0))
+                expected_NG[row, group] = row_NK[row] @ unit(row_NK[near[near != row]].sum(axis=0))
         mean_N1 = expected_NG.mean(axis=1, keepdims=True)
         np.testing.assert_allclose(score_NG, mean_N1 + spread * (expected_NG - mean_N1), atol=1e-12)
 
     def test_one_query_compares_with_the_prompts_and_too_many_with_nothing(self):
-        drawn, row_NK = np.arange(40), _unit(np.random.default_rng(6).normal(size=(40, 8)))
+        drawn, row_NK = np.arange(40), unit(np.random.default_rng(6).normal(size=(40, 8)))
         null_NM = _null(row_NK, drawn, False)
         how = {"aggregate": "mean", "seed": 0}
         np.testing.assert_array_equal(

@@ -4,7 +4,6 @@ import json
 import os
 import pathlib
 import shutil
-import tempfile
 from unittest import mock
 
 from absl.testing import parameterized
@@ -362,10 +361,10 @@ class UnitsTest(UnitsCase):
         )
 
 
-class WorkdirTest(parameterized.TestCase):
+class WorkdirTest(FolderTest):
     def setUp(self):
         super().setUp()
-        self.root = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "a" / "run"
+        self.root = self.folder / "a" / "run"
 
     def open(self, config=None, *, update=False, record=True, finish=True):
         with written.open_workdir(self.root, config or Config(), update=update) as start:

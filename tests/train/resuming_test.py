@@ -9,7 +9,7 @@ import tempfile
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import parameterized
+from folders import FolderTest
 
 from raslik_jax.train import resuming
 
@@ -27,7 +27,7 @@ def _flip(content: bytes) -> bytes:
     return content[:place] + bytes([content[place] ^ 0x41]) + content[place + 1 :]
 
 
-class ResumingTest(parameterized.TestCase):
+class ResumingTest(FolderTest):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
@@ -37,8 +37,7 @@ class ResumingTest(parameterized.TestCase):
 
     def setUp(self):
         super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "unit"
-        shutil.copytree(self.saved, self.folder)
+        shutil.copytree(self.saved, self.folder, dirs_exist_ok=True)
 
     def load(self, like=_tree):
         """Returns what is loaded and what is said."""

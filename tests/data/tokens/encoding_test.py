@@ -1,11 +1,10 @@
 """Examples as token rows: whole, cut, and back from a file."""
 
-import pathlib
-import tempfile
 from unittest import mock
 
 import numpy as np
 from absl.testing import parameterized
+from folders import FolderTest
 
 from raslik_jax.data.examples import make_example, make_examples
 from raslik_jax.data.tokens import encoding
@@ -27,7 +26,7 @@ def _encode(*, max_len=1000, targets="response"):
     return whole.cut(max_len, targets=targets)
 
 
-class EncodeTest(parameterized.TestCase):
+class EncodeTest(FolderTest):
     def test_tokens_are_prompt_response_and_eos(self):
         encoded = _encode()
         prompts = encoding.encode_prompts(_EXAMPLES, _TOKENIZER, max_len=1000, template="brief")
@@ -124,17 +123,14 @@ class EncodeTest(parameterized.TestCase):
 
     def test_rows_come_back_from_a_file_and_by_name(self):
         encoded = _encode()
-        with tempfile.TemporaryDirectory() as folder:
-            path = pathlib.Path(folder) / "rows.npz"
-            for rows in (encoded, encoded.take(np.zeros(0, np.int64))):
-                encoding.save_parts(path, [rows])
-                again = encoding.load_encoded(path)
-                self.assertEqual((again.ids, again.pad_id), (rows.ids, rows.pad_id))
-                for name in ("tokens", "start_N"):
-                    for got, expected in zip(
-                        getattr(again, name), getattr(rows, name), strict=True
-                    ):
-                        np.testing.assert_array_equal(got, expected)
+        path = self.folder / "rows.npz"
+        for rows in (encoded, encoded.take(np.zeros(0, np.int64))):
+            encoding.save_parts(path, [rows])
+            again = encoding.load_encoded(path)
+            self.assertEqual((again.ids, again.pad_id), (rows.ids, rows.pad_id))
+            for name in ("tokens", "start_N"):
+                for got, expected in zip(getattr(again, name), getattr(rows, name), strict=True):
+                    np.testing.assert_array_equal(got, expected)
         picked = encoded.named([_EXAMPLES[2].example_id, _EXAMPLES[0].example_id])
         np.testing.assert_array_equal(picked.tokens[0], encoded.tokens[2])
         np.testing.assert_array_equal(picked.start_N, encoded.start_N[[2, 0]])
@@ -151,9 +147,8 @@ class EncodeTest(parameterized.TestCase):
             self.assertEqual(joined.masks is None, all(part.masks is None for part in parts))
             counts = [*parts[0].num_targets_N, *parts[1].num_targets_N]
             self.assertEqual(joined.num_targets_N.tolist(), counts)
-            with tempfile.TemporaryDirectory() as folder:
-                path = pathlib.Path(folder) / "rows.npz"
-                stored = encoding.save_parts(path, iter(parts))
-                self.assertEqual([*pathlib.Path(folder).iterdir()], [path])
-                self.assertEqual(stored.num_targets_N.tolist(), counts)
-                self.assertEqual([*map(list, stored.tokens)], [*map(list, joined.tokens)])
+            path = self.folder / "rows.npz"
+            stored = encoding.save_parts(path, iter(parts))
+            self.assertEqual([*self.folder.iterdir()], [path])
+            self.assertEqual(stored.num_targets_N.tolist(), counts)
+            self.assertEqual([*map(list, stored.tokens)], [*map(list, joined.tokens)])
