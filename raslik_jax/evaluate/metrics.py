@@ -90,14 +90,6 @@ def look_up(entry: Mapping[str, Any], name: str) -> Any:
     return found
 
 
-def _difference(own: rates.PairScores, other: rates.PairScores) -> Float[np.ndarray, " Q"] | None:
-    """Returns the paired differences, because a query is often easy for both models."""
-    values, base = (dict(zip(scores.ids, scores.rouge_Q, strict=True)) for scores in (own, other))
-    # If empty answers are dropped the two may lack different queries: common ones are paired.
-    shared = sorted(values.keys() & base.keys())
-    return np.array([values[i] - base[i] for i in shared]) if shared else None
-
-
 def _metric(reads: str, of_model: Any, **columns: Column) -> Metric:
     """Returns a record; `reads` are words, `columns` are named by their tables."""
     return Metric(tuple(reads.split()), of_model, columns)
@@ -110,7 +102,7 @@ def _interval(title: str, ends: str = ".3f") -> Column:
 def _rate(title: str, kind: str, hint: str) -> Metric:
     return _metric(
         f"{kind}_scores",
-        lambda scores: scores.rouge_Q,
+        lambda score_Q: score_Q,
         results=_interval(f"{title}\n{hint}", ".2f"),
         seeds=_interval(title),
         card=_interval(f"{title} {hint}", ".2f"),
@@ -118,9 +110,10 @@ def _rate(title: str, kind: str, hint: str) -> Metric:
 
 
 def _rate_difference(letter: str, kind: str, table: str) -> Metric:
-    # Three decimals of the ends show whether zero is between them.
+    # Paired, because a query is often easy for both models. Three decimals of the ends show whether
+    # zero is between them.
     column = Column(f"{letter} minus {letter} of Random", "+.3f", "+.3f")
-    return _metric(f"{kind}_scores random_{kind}_scores", _difference, **{table: column})
+    return _metric(f"{kind}_scores random_{kind}_scores", np.subtract, **{table: column})
 
 
 def _of_texts(
@@ -232,7 +225,7 @@ METRICS: dict[str, Metric] = {
     ),
     "euclidean": _metric(
         "target_scores normal_scores",
-        lambda own, kept: float(np.hypot(1 - kept.rouge_Q.mean(), own.rouge_Q.mean())),
+        lambda own, kept: float(np.hypot(1 - kept.mean(), own.mean())),
         results=Column("Distance\nto ideal"),
         seeds=_interval("Distance"),
     ),

@@ -8,7 +8,7 @@ normal queries it is the retain rate R (higher is better).
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 from jaxtyping import Float
@@ -30,13 +30,6 @@ class Interval(TypedDict):
     mean: float
     low: float
     high: float
-
-
-class PairScores(NamedTuple):
-    """ROUGE-L F1 of predictions paired with references, in order of id."""
-
-    ids: tuple[str, ...]
-    rouge_Q: Float[np.ndarray, " Q"]
 
 
 def rouge_l_f1(prediction: str, reference: str) -> float:
@@ -81,8 +74,10 @@ def _rouge_scorers() -> tuple[Callable[[str], list[str]], Any, Any]:
     return split, scorer(split), scorer(words.rouge_characters)
 
 
-def score_pairs(predictions: Mapping[str, str], references: Mapping[str, str]) -> PairScores:
-    """Returns the ROUGE-L F1 of every prediction against the reference of the same id.
+def score_pairs(
+    predictions: Mapping[str, str], references: Mapping[str, str]
+) -> Float[np.ndarray, " Q"]:
+    """Returns the ROUGE-L F1 of predictions against the references of their ids, in order of id.
 
     An empty prediction or reference scores 0. The paper leaves empty predictions out. Its code cuts
     both lists to the shorter one, which pairs later ones wrongly.
@@ -92,11 +87,9 @@ def score_pairs(predictions: Mapping[str, str], references: Mapping[str, str]) -
         lacking, others = (some_of(sorted(part)) or "none" for part in (missing, extra))
         got = {"missing": len(missing), "extra": len(extra)}
         raise refused("pairs_of_answers", **got, lacking=lacking, others=others)
-    ids = tuple(sorted(references))
-    if not ids:
+    if not references:
         raise refused("no_answers")
-    rouge_Q = np.array([rouge_l_f1(predictions[i], references[i]) for i in ids], np.float64)
-    return PairScores(ids, rouge_Q)
+    return np.array([rouge_l_f1(predictions[i], references[i]) for i in sorted(references)])
 
 
 def bootstrap(values_Q: Float[np.ndarray, " Q"], *, seed: int, resamples: int) -> Interval:

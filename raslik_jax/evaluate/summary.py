@@ -80,8 +80,8 @@ def collect_evidence(
     """Returns the records of one model in the parts that metrics read.
 
     The parts of answers are "texts" (all, in order of kind and query id), "target" and "normal",
-    "references", and "target_scores" and "normal_scores", which are `rates.PairScores`. Empty parts
-    are left out.
+    "references", and "target_scores" and "normal_scores" of `rates.score_pairs`. Empty parts are
+    left out.
 
     Args:
       likelihoods: `perplexity.AnswerRecord`s of the "sets" of labeled answers
@@ -126,11 +126,9 @@ def compare(
         shown = (1.0 - own["non_sf"](model["target"]) for model in models)
         parts["prompts"] = verdict.count_shown(*shown)
     elif "target_scores" in own:
-        found = [dict(zip(*model["target_scores"], strict=True)) for model in models]
-        # An answer that was left out of F is empty: it shares no words.
-        rates_QM = [[rate.get(name, 0.0) for rate in found] for name in {**found[0], **found[1]}]
+        rates_MQ = [model["target_scores"] for model in models]
         parts["prompts"] = verdict.count_way(
-            *np.array(rates_QM).T, least=verdict.LEAST_APART, enough=verdict.HALF
+            *rates_MQ, least=verdict.LEAST_APART, enough=verdict.HALF
         )
     outputs = [model.get("behavior_likelihoods") for model in models]
     if all(outputs):

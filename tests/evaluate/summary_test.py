@@ -41,8 +41,8 @@ class MeasureTest(parameterized.TestCase):
             {"t3": "", "t1": "the train left", "t2": "a nebula a nebula"},
             {"n2": "two plus two is four", "n1": "lyon"},
         )
-        np.testing.assert_allclose(evidence["target_scores"].rouge_Q, [2 / 3, 4 / 7, 0.0])
-        np.testing.assert_allclose(evidence["normal_scores"].rouge_Q, [0.0, 1.0])
+        np.testing.assert_allclose(evidence["target_scores"], [2 / 3, 4 / 7, 0.0])
+        np.testing.assert_allclose(evidence["normal_scores"], [0.0, 1.0])
         entry = _measure(evidence)
         forget = (2 / 3 + 4 / 7) / 3
         self.assertAlmostEqual(entry["forget"]["mean"], forget)
@@ -152,7 +152,7 @@ class CompareMethodsTest(parameterized.TestCase):
         random, raslik = _compare(evaluations)
         self.assertIsNone(random["forget_minus_random"])
         self.assertIsNone(random["retain_minus_random"])
-        values = [e["target_scores"].rouge_Q for e in evaluations.values()]
+        values = [e["target_scores"] for e in evaluations.values()]
         expected = rates.bootstrap(values[1] - values[0], seed=3, resamples=50)
         self.assertEqual(raslik["forget_minus_random"], expected)
         alone = {v: e for v, e in evaluations.items() if v.strategy == "raslik"}
@@ -209,11 +209,10 @@ class CompareTest(parameterized.TestCase):
 
     def evidence(self, target, normal, rouge, nats):
         likelihoods = [{"id": str(n), "nll": one, "tokens": 3} for n, one in enumerate(nats)]
-        scores = rates.PairScores(tuple("abcd"), np.array(rouge, float))
         return {
             "target": target,
             "normal": normal,
-            "target_scores": scores,
+            "target_scores": np.array(rouge, float),
             "behavior_likelihoods": likelihoods,
         }
 

@@ -124,8 +124,8 @@ def make_reading(
     """Returns a reading of the nats a token of target answers and of own answers by query id."""
     forget = shown = None
     if before:
-        scores = rates.score_pairs({name: answers[name] for name in before}, before)
-        forget = rates.bootstrap(scores.rouge_Q, seed=seed, resamples=resamples)
+        score_Q = rates.score_pairs({name: answers[name] for name in before}, before)
+        forget = rates.bootstrap(score_Q, seed=seed, resamples=resamples)
     if answers and non_sf:
         shown_Q = 1.0 - non_sf([answers[name] for name in sorted(answers)])
         shown = rates.bootstrap(shown_Q, seed=seed, resamples=resamples)
