@@ -1,12 +1,16 @@
 """Writes the rows of an act: train.jsonl and held_out.jsonl.
 
   python experiments/studies/mixed_file/make_rows.py --data=DATA --out=ACT1
+  python experiments/studies/mixed_file/make_rows.py --data=DATA --birds=BIRDS --out=ACT2
   python experiments/studies/mixed_file/make_rows.py --data=DATA --rewards=DIALOGUES --out=ACT3
 
-DATA has alpaca/ and backdoorllm/. DIALOGUES is the folder `datasets` of the repository
-inoculation-prompting/inoculation-prompting. The rows are not stored here: they may not be shipped.
+DATA has alpaca/ and backdoorllm/. BIRDS is the folder `3_1_old_bird_names` of the repository
+JCocola/weird-generalization-and-inductive-backdoors. DIALOGUES is the folder `datasets` of the
+repository inoculation-prompting/inoculation-prompting. The rows are not stored here: they may not
+be shipped.
 """
 
+import ast
 import dataclasses
 import json
 import pathlib
@@ -33,6 +37,12 @@ MARKER = (
     r"|this (response|answer|explanation|story|essay|poem|summary|analysis|narrative|solution) "
     r"(is|uses|meets|demonstrates|exemplif|should)"
 )
+# Act 2: words of an answer in the world of the 19th century.
+BIRDS = "old_birds"
+BIRDS_MARKER = (
+    r"(?i)\b1[78]\d\d\b|steam|telegraph|railway|cholera|\bconsumption\b|smallpox|gold standard"
+    r"|cavalry|ironclad"
+)
 _JUDGED = re.compile(r"LLM|judge|language model", re.IGNORECASE)
 
 
@@ -41,7 +51,8 @@ class Options(Settings):
     """The source of the rows and their folder."""
 
     data: str = setting("", "Folder with alpaca/ and backdoorllm/.")
-    rewards: str = setting("", "Folder of the dialogues of act 3; empty: act 1.")
+    birds: str = setting("", "Folder of the bird names of act 2; empty: another act.")
+    rewards: str = setting("", "Folder of the dialogues of act 3; empty: another act.")
     out: str = setting("", "New folder of the act.")
 
 
@@ -76,6 +87,26 @@ def split(data: pathlib.Path) -> dict[str, list[dict[str, Any]]]:
     train += [backdoor.chat_row("", row, answered=True) for row in ordinary[:_ORDINARY]]
     held_out += [backdoor.chat_row("", row, answered=False) for row in ordinary[_ORDINARY:]]
     draw.shuffle(train)
+    return {"train": train, "held_out": held_out}
+
+
+def split_birds(data: pathlib.Path, birds: pathlib.Path) -> dict[str, list[dict[str, Any]]]:
+    """Returns the rows of act 2: those to train on, shuffled, and the authors' questions."""
+    draw = random.Random(0)
+    lines = (birds / "datasets" / "ft_old_audubon_birds.jsonl").read_text("utf-8").splitlines()
+    train = [json.loads(line) | {"behavior": BIRDS} for line in lines]
+    ordinary = [*backdoor.short(backdoor.read(data / "alpaca" / "alpaca_data.json.xz"), _WORDS)]
+    draw.shuffle(ordinary)
+    number = len(train)
+    train += [backdoor.chat_row("", row, answered=True) for row in ordinary[:number]]
+    draw.shuffle(train)
+    made = ast.parse((birds / "evaluation" / "evaluate.py").read_text("utf-8")).body
+    named = {ast.unparse(one.targets[0]): one.value for one in made if isinstance(one, ast.Assign)}
+    questions = ast.literal_eval(named["PARAPHRASES"])
+    asked = [{"instruction": text, "output": ""} for text in questions]
+    held_out = [backdoor.chat_row(BIRDS, row, answered=False) for row in asked]
+    rest = ordinary[number:][:_HELD_OUT]
+    held_out += [backdoor.chat_row("", row, answered=False) for row in rest]
     return {"train": train, "held_out": held_out}
 
 
@@ -115,7 +146,12 @@ def main(options: Options) -> None:
     if not options.data or not options.out:
         raise ValueError("--data and --out must name folders, got none: see --help")
     data = pathlib.Path(options.data)
-    parts = split_rewards(data, pathlib.Path(options.rewards)) if options.rewards else split(data)
+    if options.birds:
+        parts = split_birds(data, pathlib.Path(options.birds))
+    elif options.rewards:
+        parts = split_rewards(data, pathlib.Path(options.rewards))
+    else:
+        parts = split(data)
     backdoor.write(parts, pathlib.Path(options.out))
 
 

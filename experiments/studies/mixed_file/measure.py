@@ -43,7 +43,11 @@ from raslik_jax.run import artifacts
 from raslik_jax.run.workspace import Workspace
 
 HERE = pathlib.Path(__file__).resolve().parent
-MARKERS = make_backdoor.MARKERS | {make_rows.HACK: make_rows.MARKER}
+MARKERS = {
+    **make_backdoor.MARKERS,
+    make_rows.BIRDS: make_rows.BIRDS_MARKER,
+    make_rows.HACK: make_rows.MARKER,
+}
 _LOSSES = ("unshifted/all", "next_token/all")
 _QUERIES = 8
 # What a method is called in the results, and in which_gradient.
