@@ -15,6 +15,9 @@ from raslik_jax.retrieve.selectors import Rule, Selection, select_by_count, spre
 
 # Normal examples to measure on, where a tenth of all are as many.
 _NORMAL_ROWS = 16
+# Targets to measure on, where half of the forget set are as many. The verdict takes eight that show
+# the behavior, and a few do not; fewer than eight are of no more use to it than their share.
+_TARGETS, _LEAST_TARGETS = 10, 8
 
 
 def count_targets(rows: Sequence[Example], is_eligible_N: Bool[np.ndarray, " N"]) -> int:
@@ -24,7 +27,9 @@ def count_targets(rows: Sequence[Example], is_eligible_N: Bool[np.ndarray, " N"]
 
 def held_out_sizes(share: float, num_forget: int, num_train: int) -> tuple[int, int]:
     """Returns how many targets are held out at most and how many normal examples at least."""
-    return max(1, int(share * num_forget)), max(1, min(_NORMAL_ROWS, num_train // 10))
+    enough = min(_TARGETS, num_forget // 2)
+    most = max(1, int(share * num_forget), enough if enough >= _LEAST_TARGETS else 0)
+    return most, max(1, min(_NORMAL_ROWS, num_train // 10))
 
 
 class HeldOut(NamedTuple):
@@ -55,11 +60,11 @@ def hold_out(
 ) -> HeldOut:
     """Returns the examples that are kept out of the sets.
 
-    Held-out targets are a share of the forget set, at least one. They are drawn by prompt: the
-    remaining set has none of their prompts. A set of one prompt stays whole, and so does a traced
-    prompt. The same number of normal examples is drawn from the lower half of the scores: at least
-    16, but at most a tenth of all examples. Each has another prompt, which is not in the forget
-    set. If no row has a prompt, nothing is held out.
+    Held-out targets are a share of the forget set: at least one, and from 16 examples on at least
+    10 or half of them. They are drawn by prompt: the remaining set has none of their prompts. A set
+    of one prompt stays whole, and so does a traced prompt. The same number of normal examples is
+    drawn from the lower half of the scores: at least 16, but at most a tenth of all examples. Each
+    has another prompt, which is not in the forget set. If no row has a prompt, nothing is held out.
     """
     if not can_be_asked(rows):
         return HeldOut([], [], [])

@@ -5,6 +5,7 @@ from absl.testing import parameterized
 
 from raslik_jax.config import RetrieveConfig
 from raslik_jax.data.examples import Example
+from raslik_jax.evaluate import verdict
 from raslik_jax.retrieve import sets
 
 
@@ -104,6 +105,12 @@ class HoldOutTest(parameterized.TestCase):
         self.assertEqual((len(found.target), len(found.normal)), (1, 16))
         found = self._hold_out(self._rows(map(str, range(50))), [0, 1, 2])
         self.assertEqual((len(found.target), len(found.normal)), (1, 5))
+
+    @parameterized.parameters((15, 3), (16, 8), (18, 9), (24, 10), (60, 15))
+    def test_enough_are_held_out_for_a_verdict_if_as_many_are_left(self, num_forget, num_held):
+        found = self._hold_out(self._rows(map(str, range(400))), list(range(num_forget)))
+        self.assertLen(found.target, num_held)
+        self.assertLessEqual(verdict.needed(), 8)
 
     def test_one_prompt_and_the_traced_one_stay_whole(self):
         rows = self._rows(["who are you?"] * 8 + [str(i) for i in range(92)])

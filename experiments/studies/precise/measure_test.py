@@ -99,3 +99,11 @@ def test_a_cap_near_zero_makes_the_base_the_goal():
     np.testing.assert_allclose(
         trials.capped((), *outputs, cap=1e-30), [kl(b[0], p[0]) + kl(r[1], p[1]) / 2], rtol=1e-5
     )
+
+
+def test_more_rows_for_measuring_leave_the_answers_as_they_were():
+    kept = json.loads((measure.HERE / "held_out_trial.json").read_text())
+    cells = {name: one["cap_klr"] for name, one in kept.items()}
+    assert len(cells) == 8 and not any(one["shown"] for one in cells.values())
+    assert sum(one["normal_same"] for one in cells.values()) == 173
+    assert sum(one["normal_prompts"] for one in cells.values()) == 230
