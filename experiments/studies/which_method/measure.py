@@ -134,15 +134,28 @@ def train_set(name: str, options: Options) -> Workspace:
         part: draw_classes(read_set(folder, name, part), size) for part, size in numbers.items()
     }
     asked = [row | {"split": "retrieval"} for row in rows["test"]]
+    most, epochs = SETS[name]
+    parts = {"train": rows["train"], "queries": asked}
+    return train_rows(root, parts, options.model, max_len=most, epochs=epochs)
+
+
+def train_rows(
+    root: pathlib.Path,
+    parts: Mapping[str, Sequence[Mapping[str, Any]]],
+    model: str,
+    *,
+    max_len: int,
+    epochs: int,
+) -> Workspace:
+    """Returns the run with the adapter that is trained on rows; "queries" are others."""
     files = {
-        "train": _write_lines(root.with_suffix(".train.jsonl"), rows["train"]),
-        "queries": _write_lines(root.with_suffix(".queries.jsonl"), asked),
+        part: _write_lines(root.with_suffix(f".{part}.jsonl"), rows) for part, rows in parts.items()
     }
     flags = [f"--corpus.records.{part}_file={path}" for part, path in files.items()]
-    flags += ["--name=which_method", "--corpus.dataset=records", "--corpus.template=chat"]
-    most, epochs = SETS[name]
-    flags += [f"--corpus.max_len={most}", f"--finetune.epochs={epochs}", *RECIPE]
-    return _make(root, [*flags, f"--backbone.checkpoint={options.model}"])
+    flags += ["--name=which_method", "--corpus.dataset=records"]
+    flags += [] if "text" in parts["train"][0] else ["--corpus.template=chat"]
+    flags += [f"--corpus.max_len={max_len}", f"--finetune.epochs={epochs}", *RECIPE]
+    return _make(root, [*flags, f"--backbone.checkpoint={model}"])
 
 
 def pass_set(name: str, workspace: Workspace, out: pathlib.Path) -> None:
@@ -211,7 +224,7 @@ def run_bergson(
 PEERS = {"bge-small": ("embedding", embed), "bergson": ("python", run_bergson)}
 
 
-def run_peers(name: str, workspace: Workspace, out: pathlib.Path, options: Options) -> None:
+def run_peers(name: str, workspace: Workspace, out: pathlib.Path, options: Any) -> None:
     """Writes the products of the vectors of other programs, and their processor seconds."""
     for peer, (flag, make) in PEERS.items():
         path, start = out / f"{name}.{peer}.npz", _seconds()

@@ -5,7 +5,7 @@ import pyarrow
 import pytest
 
 from experiments.studies.which_gradient import cells
-from experiments.studies.which_method import measure, page
+from experiments.studies.which_method import measure, page, recall
 
 
 def test_the_rows_of_a_set_are_read_and_a_missing_one_is_named(tmp_path):
@@ -61,3 +61,18 @@ def test_the_stored_results_decide_by_the_rule():
     gain, low, high = page.contrast_interval(results["own_model"], "contrast")
     assert low <= gain <= high < 0.02  # no contrast query wins
     assert page.better_everywhere() == []
+
+
+def test_the_places_of_a_fact_are_in_the_order_of_scores_and_then_of_rows():
+    score_N, is_target_N = np.array([0.2, 0.9, 0.5, 0.5, 0.1]), np.array([0, 0, 1, 1, 1], bool)
+    assert recall.ranks(score_N, is_target_N).tolist() == [2, 3, 5]
+
+
+def test_facts_are_those_that_the_checkout_makes(tmp_path):
+    folder = tmp_path / "bergson" / "recall"
+    with pytest.raises(ValueError, match="bergson/recall/facts.py"):
+        recall.generate(tmp_path, 2)
+    folder.mkdir(parents=True)
+    made = "def fact_generator(number, path, seed):\n    yield from ({'n': i} for i in range(8))\n"
+    (folder / "facts.py").write_text(made)
+    assert recall.generate(tmp_path, 2) == [{"n": number} for number in range(8)]
