@@ -88,7 +88,7 @@ def score_pairs(
         got = {"missing": len(missing), "extra": len(extra)}
         raise refused("pairs_of_answers", **got, lacking=lacking, others=others)
     if not references:
-        raise refused("no_answers")
+        raise refused("no_scores")
     return np.array([rouge_l_f1(predictions[i], references[i]) for i in sorted(references)])
 
 
