@@ -179,6 +179,7 @@ def test_the_smallest_cell_comes_out_again(tmp_path):
             f"--backbone.checkpoint={tmp_path / 'smollm2'}",
             f"--corpus.data_dir={data}",
             f"--workdir={tmp_path / 'run'}",
+            "--backbone.operands=float32",  # as in the stored cell
             "--retrieve.strategies=raslik",  # one stands for the others: they share all their code
         ],
         cwd=_REPOSITORY,

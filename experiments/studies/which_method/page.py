@@ -45,6 +45,16 @@ _SHOWN = (
     "bge-small",
     "BM25, answers",
 )
+_RECALLED = (
+    DEFAULT,
+    "next_token/all",
+    "bergson",
+    "hidden last/all",
+    "hidden middle/all",
+    _SUM,
+    "bge-small",
+    "BM25, answers",
+)
 # A batch of which_gradient's costs has this many rows, of 48 tokens.
 _TIMED_ROWS = 16
 _CONTRAST = "own_model"
@@ -81,6 +91,20 @@ def _all() -> dict[str, str]:
     results = read_results()
     found = [name for one in SETS if one in results for name in methods(results[one])]
     return {name: name for name in dict.fromkeys(found)}
+
+
+def recall_table() -> str:
+    """Returns the measures of bergson's task `recall` by method."""
+    found = {one["method"]: one for one in read_json(HERE / "recall.json")["methods"]}
+    rows = []
+    for name in _RECALLED:
+        one, (gain, low, high) = found[name], found[name]["mrr_gain"]
+        cells = [f"{one[key]:.3f}" for key in ("mrr", "recall", "strict_recall")]
+        less = "-" if name == DEFAULT else f"{gain:+.3f} [{low:+.3f}, {high:+.3f}]"
+        spent = "" if one["seconds"] is None else f"{one['seconds']:.0f}"
+        rows.append([TITLES[name], *cells, less, spent])
+    head = ["method", "MRR", "Recall@10", "strict Recall@10", "MRR less the default's", "seconds"]
+    return markdown_table(head, rows)
 
 
 def gains_table() -> str:
@@ -240,6 +264,7 @@ def page_tables() -> Mapping[str, Callable[[], str]]:
     return {
         "which method": answer_table,
         "sets": sets_table,
+        "recall": recall_table,
         "contrast": contrast_table,
         "two stages": stages_table,
         "all methods": lambda: sets_table(_all()),
