@@ -31,6 +31,7 @@ from raslik_jax.cli import command
 from raslik_jax.data import batches
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.evaluate import ranking
+from raslik_jax.retrieve import bm25
 from raslik_jax.retrieve.strategies import query_text
 from raslik_jax.run import plan
 from raslik_jax.run.stages import sketch as sketch_lib
@@ -46,6 +47,8 @@ PASSES = {
 }
 DEFAULT = "unshifted/all, cosine"
 DAMPINGS = (0.01, 0.1, 1.0)
+# Its sum with BM25 over answers is the joint score.
+JOINT = "smoothed/response, Fisher 0.1, product"
 _DRAWS = 2
 
 Kernel = Float[np.ndarray, "A B"]
@@ -140,11 +143,22 @@ def scores(
     return {"product": product, "cosine": product / np.maximum(norms, 1e-30)}
 
 
+def bm25_scores(rows: Any, asked: Any) -> Kernel:
+    """Returns the BM25 scores of rows and queries, [N, Q], prompts and answers included."""
+    words = [
+        [query_text(one, "prompt_and_output").split() for one in part] for part in (rows, asked)
+    ]
+    return bm25.score_queries(bm25.index_documents(words[0]), words[1]).T
+
+
+def joint(*scores: Kernel) -> Kernel:
+    """Returns the sum of scores [N, Q], each over its standard deviation over the rows."""
+    return sum((one / one.std(axis=0) for one in scores), np.zeros(()))
+
+
 def behavior_auprc(score_NQ: Kernel, is_mine_NQ: Any, is_target: Any) -> float:
     """Returns the mean AUPRC of the rows of an answer's behavior over the answers of behaviors."""
-    found = [
-        ranking.auprc(score_NQ[:, q], is_mine_NQ[:, q]) for q in np.flatnonzero(is_target)
-    ]
+    found = [ranking.auprc(score_NQ[:, q], is_mine_NQ[:, q]) for q in np.flatnonzero(is_target)]
     return float(np.mean(found))
 
 
@@ -199,6 +213,7 @@ def measure(options: "Options") -> dict[str, Any]:
             for damping in DAMPINGS:
                 for kind, one in scores(rows_NP, asked_QP, curved, damping).items():
                     found[f"{name}, {metric} {damping:g}, {kind}"] = one
+    found[f"{JOINT}, with BM25"] = joint(found[JOINT], bm25_scores(rows, asked))
     sums = {
         name: np.array([score[half].sum(axis=0) for half in kept]) for name, score in found.items()
     }

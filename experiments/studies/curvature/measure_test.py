@@ -27,3 +27,12 @@ def test_without_a_curvature_the_cosine_is_that_of_centered_rows():
     unit = [one / np.linalg.norm(one, axis=1, keepdims=True) for one in (rows, asked)]
     found = measure.scores(rows_NP, asked_QP, None, 0.0)["cosine"]
     np.testing.assert_allclose(found, unit[0] @ unit[1].T, rtol=1e-4, atol=1e-5)
+
+
+def test_a_joint_score_does_not_depend_on_units():
+    draw = np.random.default_rng(2)
+    first_NQ, second_NQ = draw.normal(size=(2, 6, 3))
+    found = measure.joint(1000 * first_NQ, second_NQ)
+    expected = [[a / np.std(x) + b / np.std(y) for a, b in zip(x, y, strict=True)]
+                for x, y in zip(first_NQ.T, second_NQ.T, strict=True)]  # fmt: skip
+    np.testing.assert_allclose(found.T, expected, rtol=1e-12)
