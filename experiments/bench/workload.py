@@ -195,7 +195,7 @@ def _shape(options: Options, subject: Subject, batch: batches.Batch, times: int)
     )
 
 
-def signs_and_bins(spec: projections.ProjectionSpec) -> tuple[np.ndarray, np.ndarray]:
+def signs_and_bins(spec: families.ProjectionSpec) -> tuple[np.ndarray, np.ndarray]:
     """Returns the sign and the bin of every coordinate, for a family that has bins."""
     keys = hashing.stream_keys(spec.seed, hashing.SIGN_STREAM)
     word_P = hashing.counter_hash(np.arange(spec.num_params, dtype=np.uint32), keys)

@@ -7,8 +7,7 @@ from raslik_jax.index import search
 from raslik_jax.index.combine import directions
 from raslik_jax.index.store import SketchStore
 from raslik_jax.retrieve.selectors import noise_band
-from raslik_jax.sketch import projections
-from raslik_jax.sketch.families import PROJECTIONS
+from raslik_jax.sketch.families import PROJECTIONS, ProjectionSpec
 
 # The rows nearest to the edge of unrelated scores, whose noise represents all.
 _PILOT_ROWS = 64
@@ -45,7 +44,7 @@ def row_sigma(
     queries: search.Queries,
 ) -> Float[np.ndarray, " M"]:
     """Returns the standard deviation of rows' mean scores over random sketches."""
-    spec = projections.ProjectionSpec(**store.identity["projection"])
+    spec = ProjectionSpec(**store.identity["projection"])
     p = PROJECTIONS[spec.family].collision(spec.num_params, spec.size)
     rho_MQ = directions(store.rows(positions), queries.mean_K) @ queries.direction_QK.T
     return score_sigma(queries.gram_QQ, rho_MQ, p)

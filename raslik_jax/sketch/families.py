@@ -3,6 +3,7 @@
 To add one, add a record to PROJECTIONS. `projections` defines and runs them.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,10 +16,44 @@ from raslik_jax.base.settings import Settings
 
 if TYPE_CHECKING:
     from raslik_jax.sketch import hashing, kernels
-    from raslik_jax.sketch.projections import ProjectionSpec
 else:
     hashing = lazy.Module("raslik_jax.sketch.hashing")
     kernels = lazy.Module("raslik_jax.sketch.kernels")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProjectionSpec:
+    """The fields that decide a projection; the same fields give the same projection anywhere.
+
+    Attributes:
+      family: a name in PROJECTIONS.
+      num_params: P, the length of a flat gradient.
+      size: K, the length of a sketch.
+      operand: dtype in which a gradient enters the product of dense_rademacher: "float32", or
+        "bfloat16" (rounds each coordinate to 8 bits of mantissa, for tensor cores).
+    """
+
+    family: str
+    num_params: int
+    size: int
+    seed: int
+    operand: str = "float32"
+
+    def __post_init__(self) -> None:
+        family, p, k = PROJECTIONS.get(self.family), self.num_params, self.size
+        operands = family.operands if family else ()
+        for is_right, problem in (
+            (family, f"family must be one of {sorted(PROJECTIONS)}, got {self.family!r}"),
+            (1 <= p < 2**31, f"P must be 1 to 2**31 - 1, got num_params={p}: lower the LoRA rank"),
+            (1 <= k <= p, f"K must be 1 to P, got size={k} with num_params={p}: choose another"),
+            (0 <= self.seed < 2**63, f"seed must be in [0, 2**63), got seed={self.seed}"),
+            (
+                self.operand in operands,
+                f"operand must be {' or '.join(operands)} for {self.family}, got {self.operand!r}",
+            ),
+        ):
+            if not is_right:
+                raise ValueError(f"a projection's {problem}")
 
 
 def meet_at_random(num_params: int, size: int) -> float:
@@ -48,7 +83,7 @@ class ProjectionFamily(NamedTuple):
     settings: Settings = Settings()
 
 
-def binned_table(spec: "ProjectionSpec") -> np.ndarray:
+def binned_table(spec: ProjectionSpec) -> np.ndarray:
     """Returns int32 [M, K]: column j holds the M = ceil(P / K) signed members of bin j.
 
     The members are a permutation of the whole vector that is dealt to the bins in turn. Every bin
@@ -69,22 +104,22 @@ def binned_table(spec: "ProjectionSpec") -> np.ndarray:
     return np.where(sign_MK == 1, ~member_MK, member_MK)
 
 
-def _apply_dense(spec: "ProjectionSpec", table: tuple, gradients_BP: Array) -> Array:
+def _apply_dense(spec: ProjectionSpec, table: tuple, gradients_BP: Array) -> Array:
     return _dense(kernels.dense_sums, spec, gradients_BP)
 
 
-def _apply_dense_by_xla(spec: "ProjectionSpec", table: tuple, gradients_BP: Array) -> Array:
+def _apply_dense_by_xla(spec: ProjectionSpec, table: tuple, gradients_BP: Array) -> Array:
     return _dense(kernels.dense_sums_xla, spec, gradients_BP)
 
 
-def _dense(sums: Callable[..., Array], spec: "ProjectionSpec", gradients_BP: Array) -> Array:
+def _dense(sums: Callable[..., Array], spec: ProjectionSpec, gradients_BP: Array) -> Array:
     streams = hashing.ROW_STREAM, hashing.COLUMN_STREAM
     keys = tuple(hashing.stream_keys(spec.seed, stream) for stream in streams)
     sums_BK = sums(gradients_BP, size=spec.size, keys=keys, operand=spec.operand)
     return sums_BK * np.float32(spec.size**-0.5)
 
 
-def _bin_of_binned(spec: "ProjectionSpec") -> Int[np.ndarray, " P"]:
+def _bin_of_binned(spec: ProjectionSpec) -> Int[np.ndarray, " P"]:
     table_MK = binned_table(spec)
     # One more entry than coordinates: the padding's.
     bin_P = np.empty(spec.num_params + 1, np.int64)

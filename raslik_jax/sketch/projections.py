@@ -18,7 +18,6 @@ E <h(u), h(v)> = <u, v> exactly, before any normalization. Variances are in
 inner product rho.
 """
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -29,47 +28,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from raslik_jax.base.axes import Tree
-from raslik_jax.sketch.families import PROJECTIONS
+from raslik_jax.sketch.families import PROJECTIONS, ProjectionSpec
 
 # The number of the rules from (family, seed, P, K) to signs and bins, kept in every index: raise it
 # with a change of a rule.
 SKETCH_FORMAT = 1
 
-
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ProjectionSpec:
-    """The fields that decide a projection; the same fields give the same projection anywhere.
-
-    Attributes:
-      family: a name in PROJECTIONS.
-      num_params: P, the length of a flat gradient.
-      size: K, the length of a sketch.
-      operand: dtype in which a gradient enters the product of dense_rademacher: "float32", or
-        "bfloat16" (rounds each coordinate to 8 bits of mantissa, for tensor cores).
-    """
-
-    family: str
-    num_params: int
-    size: int
-    seed: int
-    operand: str = "float32"
-
-    def __post_init__(self) -> None:
-        family, p, k = PROJECTIONS.get(self.family), self.num_params, self.size
-        operands = family.operands if family else ()
-        for is_right, problem in (
-            (family, f"family must be one of {sorted(PROJECTIONS)}, got {self.family!r}"),
-            (1 <= p < 2**31, f"P must be 1 to 2**31 - 1, got num_params={p}: lower the LoRA rank"),
-            (1 <= k <= p, f"K must be 1 to P, got size={k} with num_params={p}: choose another"),
-            (0 <= self.seed < 2**63, f"seed must be in [0, 2**63), got seed={self.seed}"),
-            (
-                self.operand in operands,
-                f"operand must be {' or '.join(operands)} for {self.family}, got {self.operand!r}",
-            ),
-        ):
-            if not is_right:
-                raise ValueError(f"a projection's {problem}")
+jax.tree_util.register_static(ProjectionSpec)
 
 
 class Projection(NamedTuple):

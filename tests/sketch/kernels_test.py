@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
-from raslik_jax.sketch import families, hashing, kernels, projections
+from raslik_jax.sketch import families, hashing, kernels
 
 KEYS = {
     "keys": tuple(
@@ -29,7 +29,7 @@ def integer_gradients(batch: int, num_params: int) -> jax.Array:
 
 
 def table_of(num_params: int, size: int) -> jax.Array:
-    spec = projections.ProjectionSpec(family="binned", num_params=num_params, size=size, seed=1)
+    spec = families.ProjectionSpec(family="binned", num_params=num_params, size=size, seed=1)
     return jnp.asarray(families.binned_table(spec))
 
 

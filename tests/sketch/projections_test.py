@@ -13,7 +13,7 @@ import theory
 from absl.testing import parameterized
 from snapshots import refused
 
-from raslik_jax.sketch import hashing, kernels, projections
+from raslik_jax.sketch import families, hashing, kernels, projections
 from raslik_jax.sketch.families import PROJECTIONS, binned_table
 
 FAMILIES = tuple(PROJECTIONS)
@@ -202,11 +202,11 @@ class HashTest(parameterized.TestCase):
         self.assertLess(abs(sign.sum()) / np.sqrt(count), 5.0)
 
 
-def _spec(num_params: int, size: int, seed: int) -> projections.ProjectionSpec:
-    return projections.ProjectionSpec(family="binned", num_params=num_params, size=size, seed=seed)
+def _spec(num_params: int, size: int, seed: int) -> families.ProjectionSpec:
+    return families.ProjectionSpec(family="binned", num_params=num_params, size=size, seed=seed)
 
 
-def table_indices(spec: projections.ProjectionSpec) -> np.ndarray:
+def table_indices(spec: families.ProjectionSpec) -> np.ndarray:
     """Returns the coordinates of a binned table, without their signs."""
     table_MK = binned_table(spec)
     return table_MK ^ (table_MK >> 31)
@@ -476,4 +476,4 @@ class SpecTest(parameterized.TestCase):
     def test_refuses_what_it_cannot_do(self, **change):
         settings = {"family": "binned", "num_params": 100, "size": 10, "seed": 0, **change}
         with refused():
-            projections.ProjectionSpec(**settings)
+            families.ProjectionSpec(**settings)
