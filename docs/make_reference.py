@@ -22,8 +22,8 @@ from raslik_jax.cli import main
 from raslik_jax.config import Config
 from raslik_jax.incident.trace import PRESET
 from raslik_jax.models.decoder import ARCHITECTURES
+from raslik_jax.train.losses import Rows
 from raslik_jax.train.objectives import OBJECTIVES, Objective
-from raslik_jax.train.steps import Rows
 
 _DOCS = pathlib.Path(__file__).resolve().parent
 _MADE = "<!-- This page is written by `make reference`. -->\n"

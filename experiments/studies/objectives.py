@@ -19,7 +19,7 @@ from raslik_jax.train.objectives import (
     descend,
     stay,
 )
-from raslik_jax.train.steps import Rows
+from raslik_jax.train.losses import Rows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from raslik_jax.evaluate.sentences import write
-from raslik_jax.train.objectives import ENOUGH, LEAST_CARRIED, LONGEST_WAY
+from raslik_jax.train.goals import ENOUGH, LEAST_CARRIED, LONGEST_WAY
 
 Verdict = Literal["forgotten", "partly", "unchanged", "damaged", "unknown"]
 # Fine-tuning taught an answer where it made a token likelier by this factor in the mean; in nats.

@@ -18,7 +18,7 @@ from raslik_jax.base.axes import Tree
 from raslik_jax.data.batches import Batch
 from raslik_jax.models.decoder import Decoder
 from raslik_jax.sketch.loss import Targets, find_targets, hidden_of_row, mean_over_targets
-from raslik_jax.train.objectives import LEAST_CARRIED, LONGEST_WAY, Direction, Mean
+from raslik_jax.train.goals import LEAST_CARRIED, LONGEST_WAY, Direction, Mean
 
 
 def row_weights(batch: Batch, mean: Mean) -> Float[Array, " B"]:
@@ -150,3 +150,40 @@ def capped_kl_by_example(
 
     earlier = jax.lax.stop_gradient((reference.logits_BTV, backbone.logits_BTV))
     return jax.vmap(of_example)(model.targets, model.logits_BTV, *earlier)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """The outputs of the trained model and of earlier ones, for the terms of objectives.
+
+    Everything is computed at its first use. Nothing of the earlier models is differentiated.
+
+    Attributes:
+      model: outputs of the trained model: `hidden_BLE`, `logits_BTV` and `targets`.
+      reference: the same outputs of the model before unlearning.
+      backbone: the same outputs of the base model, before fine-tuning.
+      batch: token ids `tokens_BL`, and `target_mask_BL`: the tokens that count in the loss.
+      end_ids: ids of the tokens that end an answer; none for the rows to retain.
+      step: number of the steps taken before.
+    """
+
+    model: Outputs
+    reference: Outputs
+    backbone: Outputs
+    batch: Batch
+    end_ids: tuple[int, ...] = ()
+    step: Array | int = 0
+
+    @functools.cached_property
+    def nll_B(self) -> Float[Array, " B"]:
+        """Mean token negative log likelihood of each example in nats; 0 for a dummy row."""
+        return nll_by_example(self.model)
+
+    def kl_B(self, direction: Direction) -> Float[Array, " B"]:
+        """Mean token KL(model || reference), or with "forward" KL(reference || model)."""
+        return kl_by_example(self.model, self.reference, direction=direction)
+
+    def capped_kl_B(self, cap: float) -> Float[Array, " B"]:
+        """CAP_KLR's forget term: KL from min(p_reference, cap * p_backbone), normalized."""
+        models = self.model, self.reference, self.backbone
+        return capped_kl_by_example(*models, cap=cap, end_ids=self.end_ids)

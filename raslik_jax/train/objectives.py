@@ -1,30 +1,22 @@
 """The family of unlearning objectives: the loss of a step on the forget and the retain set.
 
-A term is a function of the model's outputs for a batch (`steps.Rows`) and of the objective's own
+A term is a function of the model's outputs for a batch (`losses.Rows`) and of the objective's own
 settings. It returns one value per example, to be minimized. The module loads no jax.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from raslik_jax.base.lazy import Array
 from raslik_jax.base.settings import Settings, setting
+from raslik_jax.train.goals import Direction, Mean
 
 if TYPE_CHECKING:
-    from raslik_jax.train.steps import Rows
+    from raslik_jax.train.losses import Rows
 
-Mean = Literal["examples", "tokens"]
-Direction = Literal["reverse", "forward"]
 Set = Literal["forget", "retain"]
 Term = Callable[["Rows", Any], Array]
-# A token carries the behavior where fine-tuning made it likelier by this factor; in nats. It is
-# gone at the share ENOUGH of its way back (docs/studies/own_model.md), or where it fell by a factor
-# of four, however far the base is. So its way ends at a length of which that is this share.
-LEAST_CARRIED = math.log(2.0)
-ENOUGH = 0.4
-LONGEST_WAY = math.log(4.0) / ENOUGH
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

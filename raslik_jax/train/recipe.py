@@ -22,10 +22,9 @@ from raslik_jax.data.words import refused
 
 # Of trainers.json: the keys of a format (axolotl, llama_factory, card), where they have other names
 # in TrainingArguments or SFTConfig; `settings`, from these to the fields of
-# `objectives.RetrainSettings` that have the same meaning; optimizers and schedules likewise;
+# `objectives.RetrainSettings` that have the same meaning; `values`, likewise for some of them;
 # `lacking`, what this program does not have.
 _TABLES = json.loads(pathlib.Path(__file__).with_name("trainers.json").read_text("utf-8"))
-_OPTIMIZERS, _SCHEDULES = _TABLES["optimizers"], _TABLES["schedules"]
 # The file in which transformers' Trainer saves its steps.
 STATE = "trainer_state.json"
 # The tokens that TRL counts in the loss follow from the rows.
@@ -243,13 +242,11 @@ def _settings(known: Mapping[str, Value]) -> Iterator[tuple[str, Value]]:
             continue
         if name == "warmup_steps" and 0 < found.value < 1:  # a ratio, since transformers 5
             setting = "warmup"
-        yield setting, found
-    if found := known.get("optim"):
-        if found.value in _OPTIMIZERS:
-            yield "optimizer", found._replace(value=_OPTIMIZERS[found.value])
-    if found := known.get("lr_scheduler_type"):
-        if found.value in _SCHEDULES:
-            yield "schedule", found._replace(value=_SCHEDULES[found.value])
+        table = _TABLES["values"].get(name)
+        if table is None:
+            yield setting, found
+        elif found.value in table:
+            yield setting, found._replace(value=table[found.value])
     one = known.get("per_device_train_batch_size")
     whole = known.get("total_train_batch_size")
     if whole:
@@ -280,7 +277,7 @@ def _lacks(known: Mapping[str, Value]) -> Iterator[str]:
         found = known.get(name)
         if found and found.value not in _OFF:
             yield f"{what} ({found.origin} is {shown(found.value)})"
-    for name, table in (("optim", _OPTIMIZERS), ("lr_scheduler_type", _SCHEDULES)):
+    for name, table in _TABLES["values"].items():
         found = known.get(name)
         if found and found.value not in table:
             have = some_of(sorted({*table}), 4, quoted=False)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -15,8 +15,9 @@ from raslik_jax.data.batches import Batch
 from raslik_jax.models.decoder import Decoder
 from raslik_jax.parallel import meshes
 from raslik_jax.train import loop, losses
-from raslik_jax.train.losses import BoundModel, Outputs
-from raslik_jax.train.objectives import Direction, Mean, Objective, ObjectiveSettings
+from raslik_jax.train.goals import Mean
+from raslik_jax.train.losses import BoundModel, Outputs, Rows
+from raslik_jax.train.objectives import Objective, ObjectiveSettings
 
 
 class Info(NamedTuple):
@@ -53,53 +54,13 @@ class Options:
     end_ids: tuple[int, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class Rows:
-    """The outputs of the trained model and of earlier ones, for the terms of objectives.
-
-    Everything is computed at its first use. Nothing of the earlier models is differentiated.
-
-    Attributes:
-      model: outputs of the trained model: `hidden_BLE`, `logits_BTV` and `targets`.
-      reference: the same outputs of the model before unlearning.
-      backbone: the same outputs of the base model, before fine-tuning.
-      batch: token ids `tokens_BL`, and `target_mask_BL`: the tokens that count in the loss.
-      end_ids: ids of the tokens that end an answer; none for the rows to retain.
-      step: number of the steps taken before.
-    """
-
-    model: Outputs
-    reference: Outputs
-    backbone: Outputs
-    batch: Batch
-    end_ids: tuple[int, ...] = ()
-    step: Array | int = 0
-
-    @functools.cached_property
-    def nll_B(self) -> Float[Array, " B"]:
-        """Mean token negative log likelihood of each example in nats; 0 for a dummy row."""
-        return losses.nll_by_example(self.model)
-
-    def kl_B(self, direction: Direction) -> Float[Array, " B"]:
-        """Mean token KL(model || reference), or with "forward" KL(reference || model)."""
-        return losses.kl_by_example(self.model, self.reference, direction=direction)
-
-    def capped_kl_B(self, cap: float) -> Float[Array, " B"]:
-        """CAP_KLR's forget term: KL from min(p_reference, cap * p_backbone), normalized."""
-        models = self.model, self.reference, self.backbone
-        return losses.capped_kl_by_example(*models, cap=cap, end_ids=self.end_ids)
-
-
 def _rows(
-    models: Sequence[BoundModel], batch: Batch, step: Array, end_ids: tuple[int, ...] = ()
+    models: Mapping[str, BoundModel], batch: Batch, step: Array, end_ids: tuple[int, ...] = ()
 ) -> Rows:
     """Returns the outputs of the model, the reference and the backbone that are not known yet."""
-    known, names = batch.known or {}, ("model", "reference", "backbone")
-    model, reference, backbone = (
-        Outputs(one, batch, known_BTE=known.get(name))
-        for name, one in zip(names, models, strict=True)
-    )
-    return Rows(model, reference, backbone, batch, end_ids, step)
+    known = batch.known or {}
+    outputs = {n: Outputs(one, batch, known_BTE=known.get(n)) for n, one in models.items()}
+    return Rows(**outputs, batch=batch, end_ids=end_ids, step=step)
 
 
 @functools.cache
@@ -143,8 +104,8 @@ def unlearning(
             forget, retain = part
             # An adapter of zeros is none.
             none = jax.tree.map(jnp.zeros_like, frozen.reference)
-            adapters = params, frozen.reference, none
-            models = [BoundModel(decoder, lora, frozen.base) for lora in adapters]
+            adapters = {"model": params, "reference": frozen.reference, "backbone": none}
+            models = {n: BoundModel(decoder, lora, frozen.base) for n, lora in adapters.items()}
             rows = _rows(models, forget, step, options.end_ids)
             mean = functools.partial(losses.weighted_mean, mean=options.mean)
             forget_nll = mean(rows.nll_B, forget, total=forget_total)

@@ -25,7 +25,7 @@ from raslik_jax.models.decoder import Decoder
 from raslik_jax.parallel import meshes
 from raslik_jax.train import loop, losses
 from raslik_jax.train.loop import Algorithm, State
-from raslik_jax.train.objectives import Mean
+from raslik_jax.train.goals import Mean
 
 
 def weighted(decoder: Decoder, tx: optax.GradientTransformation, *, mean: Mean) -> Algorithm:

@@ -19,7 +19,8 @@ from experiments.studies.speed.measure import Options
 from experiments.studies.ways_out import measure as ways_out
 from raslik_jax.data.examples import Example
 from raslik_jax.data.tokens import encoding, masking, prompts, tokenization
-from raslik_jax.train.objectives import LEAST_CARRIED, LONGEST_WAY, CappedSettings
+from raslik_jax.train.goals import LEAST_CARRIED, LONGEST_WAY
+from raslik_jax.train.objectives import CappedSettings
 
 _ROWS, _STEPS, _RATE, _OBJECTIVE = 8, 4, 4e-4, CappedSettings()
 # The share of equal tokens up to the first that differs in an answer, and the relative difference
