@@ -20,7 +20,7 @@ from raslik_jax.base import settings
 from raslik_jax.base.settings import Leaf
 from raslik_jax.cli import main
 from raslik_jax.config import Config
-from raslik_jax.incident.trace import PRESET
+from raslik_jax.incident.configuring import PRESET
 from raslik_jax.models.decoder import ARCHITECTURES
 from raslik_jax.train.losses import Rows
 from raslik_jax.train.objectives import OBJECTIVES, Objective

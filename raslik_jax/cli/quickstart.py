@@ -25,7 +25,7 @@ from raslik_jax.data import toy_model
 from raslik_jax.data.corpora.toy import SCIFI_WORDS
 from raslik_jax.data.examples import HELD_OUT, Example, write_examples
 from raslik_jax.evaluate.rates import non_sf_by_words
-from raslik_jax.incident import making, trace, unlearn
+from raslik_jax.incident import configuring, making, trace, unlearn
 from raslik_jax.parallel import processes
 from raslik_jax.parallel.processes import JobConfig
 from raslik_jax.report.rows import read_sets
@@ -43,7 +43,7 @@ PRESET: dict[str, Any] = {
     "unlearn.fixed_padding": True,
     "evaluate.perplexity_examples": 0,
 }
-FLAGS = setting_flags.of_config({**trace.PRESET, **PRESET})
+FLAGS = setting_flags.of_config({**configuring.PRESET, **PRESET})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

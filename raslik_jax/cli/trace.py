@@ -14,7 +14,8 @@ Every setting of `raslik run` can be given too: --helpfull lists them.
 """
 
 from raslik_jax.cli import command, setting_flags
-from raslik_jax.incident.trace import PRESET, TraceOptions, trace
+from raslik_jax.incident.configuring import PRESET
+from raslik_jax.incident.trace import TraceOptions, trace
 
 WHEN_STOPPED = command.GOES_ON
 FLAGS = setting_flags.of_config(PRESET)

@@ -6,7 +6,14 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from raslik_jax.evaluate import reproduction
-from raslik_jax.incident import making, retrain, unlearn
+from raslik_jax.incident import making
+from raslik_jax.incident.configuring import (
+    ALGORITHM,
+    RecipeOptions,
+    UnlearnOptions,
+    make_config,
+    read_settings,
+)
 from raslik_jax.report import tables
 from raslik_jax.run import artifacts
 from raslik_jax.run.gpus import Device
@@ -51,9 +58,7 @@ def choose(
     return "unlearn", f"retraining takes {times}"
 
 
-def _compare(
-    options: unlearn.UnlearnOptions, compiles: bool
-) -> tuple[dict[str, Cost], str, Device]:
+def _compare(options: UnlearnOptions, compiles: bool) -> tuple[dict[str, Cost], str, Device]:
     """Returns the costs of the commands, why there is no recipe, and the device.
 
     Options that name a recipe are used. With `compiles` the largest programs are compiled to
@@ -63,21 +68,21 @@ def _compare(
     from raslik_jax.run import cost, forecast
     from raslik_jax.run.workspace import Workspace
 
-    root, config, unknown = pathlib.Path(options.run), unlearn.make_config(options), ""
+    root, config, unknown = pathlib.Path(options.run), make_config(options), ""
     rows = Workspace(root, config).train_rows
     how: Any = {"more": writing.UNITS, "compiles": compiles, "rows": rows}
     found = {"unlearn": forecast.forecast(config, root, **how)}
     device = cost.measure(*found["unlearn"].run.widest_kernel, config.backbone.dtypes)
-    named = options if isinstance(options, retrain.RecipeOptions) else retrain.RecipeOptions()
+    named = options if isinstance(options, RecipeOptions) else RecipeOptions()
     try:
-        retrain.read_settings(config, named, options.settings, is_needed=True, is_told=False)
+        read_settings(config, named, options.settings, is_needed=True, is_told=False)
     except ValueError as error:
         unknown = str(error)
     if config.backbone.adapter:
         named = dataclasses.replace(named, approximate=True)
-        own = retrain.read_settings(config, named, options.settings, is_told=False)
-        own["unlearn.algorithms"] = (retrain.ALGORITHM,)
-        config = unlearn.make_config(dataclasses.replace(options, settings=own))
+        own = read_settings(config, named, options.settings, is_told=False)
+        own["unlearn.algorithms"] = (ALGORITHM,)
+        config = make_config(dataclasses.replace(options, settings=own))
         found["retrain"] = forecast.forecast(config, root, **how)
         done = {step.name for step in found["retrain"].steps if step.is_done}
         if artifacts.RECIPE.unit in done and not reproduction.is_confirmed(
@@ -91,7 +96,7 @@ def _compare(
     return costs, unknown, device
 
 
-def lines(options: unlearn.UnlearnOptions, *, is_short: bool = False) -> Iterator[str]:
+def lines(options: UnlearnOptions, *, is_short: bool = False) -> Iterator[str]:
     """Yields the costs of both commands as a table, and the advice with the next commands.
 
     If `is_short` there is no table and nothing is compiled.

@@ -53,7 +53,7 @@ class AskResult:
     trace: "Trace"
 
     def __str__(self) -> str:
-        return as_text(self.trace)
+        return "\n".join(_lines(self.trace))
 
 
 def ask(options: AskOptions | None = None, **named: Any) -> AskResult:
@@ -127,12 +127,8 @@ def as_json(trace: "Trace") -> dict[str, Any]:
     }
 
 
-def as_text(trace: "Trace") -> str:
-    """Returns a trace for the terminal with its texts cut short."""
-    return "\n".join(_lines(trace))
-
-
 def _lines(trace: "Trace") -> Iterator[str]:
+    """Yields the lines of a trace for the terminal, with its texts cut short."""
     for query in trace.queries:
         asked = f"{query.instruction}\n{query.input}"
         yield f"query   {one_line(asked, _WIDTH)}"

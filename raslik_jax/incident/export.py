@@ -7,7 +7,7 @@ from typing import Any
 from raslik_jax.base import files
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.incident import making
-from raslik_jax.run import written
+from raslik_jax.run import artifacts, written
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,5 +55,6 @@ def export(options: ExportOptions | None = None, **named: Any) -> ExportResult:
     from raslik_jax.incident import exporting  # it takes jax with it, and --help should not
 
     with written.replacing(root, folder) as made:
-        exporting.export_model(options, made)
+        of = artifacts.Variant(options.strategy, options.algorithm)
+        exporting.export_model(root, of, made, epoch=options.epoch, merged=options.merged)
     return ExportResult(folder, "model" if options.merged else "adapter")

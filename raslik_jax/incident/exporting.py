@@ -16,7 +16,6 @@ from raslik_jax.base.messages import shown
 from raslik_jax.config import Config, config_from_json, to_json
 from raslik_jax.data.tokens import tokenization
 from raslik_jax.evaluate.summary import MethodEntry, Metrics, Variant
-from raslik_jax.incident.export import ExportOptions
 from raslik_jax.models import adapters, checkpoint, storage
 from raslik_jax.models import decoder as decoders
 from raslik_jax.parallel import meshes
@@ -29,17 +28,18 @@ from raslik_jax.run.workspace import Workspace, tokenizer_folders
 
 
 @meshes.on_host()
-def export_model(options: ExportOptions, out: pathlib.Path) -> pathlib.Path:
+def export_model(
+    root: pathlib.Path, of: artifacts.Variant, out: pathlib.Path, *, epoch: str, merged: bool
+) -> pathlib.Path:
     """Writes one unlearned model of a run with tokenizer and card to a new folder, and returns it.
 
     Only the merge is computed, on the processor, whose memory has to hold the weights. Only the run
     and its base checkpoint, if it has one, are read. If the run has no measurements, the card says
     this. Results that were made again since unlearning or measuring are refused.
     """
-    root, strategy, algorithm = pathlib.Path(options.run), options.strategy, options.algorithm
-    name = f"unlearn/{strategy}-{algorithm}"
+    (strategy, algorithm), name = of, f"unlearn/{of}"
     config, metrics, entries = _read_run(root, name)
-    variant = _find_variant(entries, options)
+    variant = _find_variant(entries, of, epoch)
     # The card's numbers are of these weights: nothing was made again, no byte is another.
     manifest = check_finished(root, name)
     scratch = [] if config.backbone.checkpoint else ["backbone"]
@@ -49,7 +49,7 @@ def export_model(options: ExportOptions, out: pathlib.Path) -> pathlib.Path:
     # is folded into the weights that were quantized.
     own = config.backbone
     plain = dataclasses.replace(own, format="plain", double_quant=False, operands=own.dtype)
-    backbone = plain if options.merged else config.backbone
+    backbone = plain if merged else config.backbone
     workspace = Workspace(root, dataclasses.replace(config, backbone=backbone))
     model, base = workspace.model, _base_of(config, manifest)
     weights_of = f"weights in {jnp.dtype(backbone.dtype).name}, identity {model.identity}"
@@ -70,11 +70,11 @@ def export_model(options: ExportOptions, out: pathlib.Path) -> pathlib.Path:
         lora=model.lora_config,
         is_served=decoders.ARCHITECTURES[model.decoder.config.model_type].is_served_with_lora,
         adapter_origin=_adapter_origin(config),
-        is_merged=options.merged,
+        is_merged=merged,
         prompt=workspace.template.without_input,
     )
     unlearned, lora_config = workspace.unlearned(*variant), model.lora_config
-    if options.merged:
+    if merged:
         weights = checkpoint.merge(unlearned.lora, unlearned.base, lora_config)
         checkpoint.save_model(out, model.decoder.config, weights)
         _write_generation(out, base, workspace)
@@ -102,20 +102,19 @@ def _read_run(
     return config, None, dict.fromkeys(made)
 
 
-def _find_variant(known: Collection[Variant], options: ExportOptions) -> Variant:
-    """Returns the requested model among those of the run."""
-    strategy, algorithm = options.strategy, options.algorithm
-    epochs = sorted(one.epoch for one in known if one[:2] == (strategy, algorithm))
+def _find_variant(known: Collection[Variant], of: artifacts.Variant, asked: str) -> Variant:
+    """Returns the requested model among those of the run; `asked` is an epoch or last."""
+    epochs = sorted(one.epoch for one in known if one[:2] == of)
     if not epochs:
         names = sorted({f"{one.strategy}-{one.algorithm}" for one in known})
-        got = f"{shown(strategy)} with {shown(algorithm)}"
+        got = f"{shown(of.strategy)} with {shown(of.algorithm)}"
         raise ValueError(
             f"--strategy and --algorithm must be one of {names}, got {got}: name another"
         )
-    epoch = epochs[-1] if options.epoch == "last" else int(options.epoch)
+    epoch = epochs[-1] if asked == "last" else int(asked)
     if epoch not in epochs:
         raise ValueError(f"--epoch must be one of {epochs} or last, got {epoch}: correct it")
-    return Variant(strategy, algorithm, epoch)
+    return Variant(*of, epoch)
 
 
 def _base_of(config: Config, manifest: Manifest) -> Base:

@@ -1,4 +1,4 @@
-"""Runs the stages of an incident and says how to repeat them."""
+"""Runs the stages of an incident, says how to repeat them, and shows the traced answers."""
 
 import contextlib
 import contextvars
@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from raslik_jax.base import settings
+from raslik_jax.base.messages import one_line
 from raslik_jax.config import STAGES, Config, MeshConfig
 from raslik_jax.data.examples import Example
 from raslik_jax.data.read.formats import parse_fields, read_examples
+from raslik_jax.evaluate.taught import doubt
 from raslik_jax.parallel import processes
-from raslik_jax.run import written
+from raslik_jax.run import artifacts, written
 from raslik_jax.run.written import open_workdir
 
 _O = TypeVar("_O", bound=settings.Settings)
@@ -166,3 +168,26 @@ def repeating(
     some = [] if tuple(stages) == STAGES else [f"--stages={','.join(stages)}"]
     some += [] if is_measured else ["--measure=none"]
     return line("run", f"--flagfile={workdir / 'run.flags'}", *some)
+
+
+def answer_lines(
+    root: pathlib.Path, model: str | int = "finetuned", variant: artifacts.Variant | None = None
+) -> list[str]:
+    """Returns as lines how likely a model finds the traced answers, and its own answers.
+
+    For the model before unlearning they also say how likely the base finds them, and if an answer
+    is weak evidence.
+    """
+    told = artifacts.traced(model, variant).read(root)
+    bases: list[float | None] = [None] * len(told)
+    if variant is None and (rows := artifacts.traced("backbone").find(root)):
+        bases = [row.nll for row in rows]
+    lines = []
+    for row, base in zip(told, bases, strict=True):
+        under_base = "" if base is None else f", {base:.2f} under the base"
+        why = doubt(row.nll, base, row.drawn)
+        lines.append(f"answer  {one_line(row.traced, 160)}")
+        lines.append(f"        {row.nll:.2f} nats a token under the model{under_base}")
+        lines += [f"        {why}"] if why else []
+        lines.append(f"says    {one_line(row.output, 160)}")
+    return lines

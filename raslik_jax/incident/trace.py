@@ -19,8 +19,8 @@ from raslik_jax.config import Config
 from raslik_jax.data.contents import Conversation
 from raslik_jax.data.examples import HELD_OUT, Example, as_record
 from raslik_jax.data.read.formats import parse_fields, read_examples
-from raslik_jax.evaluate.taught import doubt
 from raslik_jax.incident import making
+from raslik_jax.incident.configuring import PRESET, UnlearnOptions
 from raslik_jax.parallel import processes
 from raslik_jax.retrieve import chance
 from raslik_jax.retrieve.selectors import noise_band
@@ -29,25 +29,6 @@ from raslik_jax.run import artifacts, written
 if TYPE_CHECKING:  # it takes jax with it
     from raslik_jax.incident.tracer import Tracer
 
-# For a user's own model: see docs/notes/run.md.
-PRESET: Mapping[str, Any] = {
-    "corpus.dataset": "records",
-    "finetune.epochs": 0,  # a checkpoint without an adapter is fine-tuned already
-    "retrieve.strategies": ("raslik",),
-    "retrieve.select": "gap",
-    "retrieve.num_retain": 64,
-    "retrieve.retain_within": 0.5,
-    "retrieve.held_out": 0.2,
-    "retrieve.null_prompts": 256,
-    "retrieve.token_rows": 8,
-    "unlearn.algorithms": ("cap_klr",),
-    "unlearn.epochs": 20,
-    "unlearn.probe.steps": 5,
-    "unlearn.probe.answers": 4,
-    "unlearn.probe.stop": "forgotten",
-    "evaluate.traced": True,
-    "evaluate.perplexity_examples": 0,  # --measure=full takes them
-}
 # For a model whose base is not at hand and cannot be returned to.
 WHOLE: Mapping[str, Any] = {
     "unlearn.algorithms": ("ga_klr",),
@@ -141,7 +122,7 @@ def trace(options: TraceOptions | None = None, **named: Any) -> TraceResult:
     found = TraceResult(workdir=workdir, config=config, finding=finding)
     if not processes.is_first():
         return found
-    lines = [] if not config.evaluate.traced else ["", *answer_lines(workdir)]
+    lines = [] if not config.evaluate.traced else ["", *making.answer_lines(workdir)]
     lines += _found_lines(found, options.top)
     lines.append(f"repeat: {making.repeating(workdir, stages, is_measured=False)}")
     if not finding:
@@ -152,7 +133,6 @@ def trace(options: TraceOptions | None = None, **named: Any) -> TraceResult:
 def _ways_lines(found: TraceResult) -> list[str]:
     """Returns the next commands, with the advice if the cost of both can be counted."""
     from raslik_jax.incident import advising
-    from raslik_jax.incident.unlearn import UnlearnOptions
 
     run = str(found.workdir)
     if processes.count() == 1 and found.config.backbone.adapter:
@@ -265,29 +245,6 @@ def _found_lines(found: TraceResult, top: int) -> Iterator[str]:
     if found.finding:
         yield textwrap.fill(f"finding: {found.finding}.", 96, break_on_hyphens=False)
         yield "no set of rows is written"
-
-
-def answer_lines(
-    root: pathlib.Path, model: str | int = "finetuned", variant: artifacts.Variant | None = None
-) -> list[str]:
-    """Returns as lines how likely a model finds the traced answers, and its own answers.
-
-    For the model before unlearning they also say how likely the base finds them, and if an answer
-    is weak evidence.
-    """
-    told = artifacts.traced(model, variant).read(root)
-    bases: list[float | None] = [None] * len(told)
-    if variant is None and (rows := artifacts.traced("backbone").find(root)):
-        bases = [row.nll for row in rows]
-    lines = []
-    for row, base in zip(told, bases, strict=True):
-        under_base = "" if base is None else f", {base:.2f} under the base"
-        why = doubt(row.nll, base, row.drawn)
-        lines.append(f"answer  {one_line(row.traced, 160)}")
-        lines.append(f"        {row.nll:.2f} nats a token under the model{under_base}")
-        lines += [f"        {why}"] if why else []
-        lines.append(f"says    {one_line(row.output, 160)}")
-    return lines
 
 
 def rows_text(workdir: pathlib.Path, forget: frozenset[str], top: int) -> str:

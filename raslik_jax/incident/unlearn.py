@@ -6,77 +6,28 @@ import importlib.util
 import pathlib
 import textwrap
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 
-from raslik_jax.base.files import hash_file
 from raslik_jax.base.messages import one_line, shown
-from raslik_jax.base.settings import replaced, setting
 from raslik_jax.config import (
     STAGES,
     Config,
-    EvaluateConfig,
-    config_from_json,
     to_json,
 )
-from raslik_jax.data.contents import Passage
 from raslik_jax.data.examples import HELD_OUT
 from raslik_jax.data.read.cleaning import cleaned_name, is_folder, write_without
 from raslik_jax.incident import making
-from raslik_jax.incident.export import ExportOptions
-from raslik_jax.incident.trace import PRESET, answer_lines
+from raslik_jax.incident.configuring import UnlearnOptions, make_config, train_file
 from raslik_jax.parallel import processes
 from raslik_jax.report import rows as rows_lib
 from raslik_jax.report.incident import read_outcome
 from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.run import artifacts, written
-from raslik_jax.run.manifests import Hashes, check_whole, read_manifest
+from raslik_jax.run.manifests import Hashes, check_whole
 from raslik_jax.train.objectives import OBJECTIVES
 
 # Prompts kept out whose answers are shown.
 _ASKED = 4
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class UnlearnOptions(making.Options):
-    """The run to go on with, the sets, and the files to write."""
-
-    run: str = setting("", "Work directory of a trace.")
-    out: str = setting(
-        "",
-        "Folder for the new adapter and its card. It must be new, empty or unchanged since "
-        "this run wrote it.",
-    )
-    forget_file: str = setting("", "File of rows to forget, in place of those of the trace.")
-    retain_file: str = setting(
-        "", "With --forget_file: file of rows to retain (default: random other rows)."
-    )
-    cleaned_train_file: str = setting(
-        "",
-        "Where to write the training file without the rows that were found (default: in --run). "
-        "It is a folder if the trace read several files.",
-    )
-    measure: Literal["quick", "full"] = setting(
-        "quick",
-        "quick: the answers to held-out prompts, and the traced answer. full: also the perplexity "
-        "of the sets and of the answers. Rows without a prompt always take full.",
-    )
-    merged: bool = setting(False, "Write a whole checkpoint instead of an adapter.")
-    dry_run: bool = setting(
-        False,
-        "Print the cost of unlearning and of retraining with an advice, and do neither.",
-    )
-
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        if self.retain_file and not self.forget_file:
-            yield "--retain_file needs --forget_file: give both"
-        elif self.out and self.cleaned_train_file:
-            folder, file = (pathlib.Path(p).resolve() for p in (self.out, self.cleaned_train_file))
-            if file.is_relative_to(folder):
-                yield (
-                    "--cleaned_train_file must be outside --out, which holds the model only: "
-                    "choose another place"
-                )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,11 +50,16 @@ def unlearn(options: UnlearnOptions | None = None, **named: Any) -> UnlearnResul
       print(raslik_jax.unlearn(run="runs/incident", out="clean"))
     """
     options = making.options_of(options or UnlearnOptions(), named)
-    if options.dry_run:
-        return forecast_both(options)
-    if not options.run or not options.out:
+    if options.dry_run and not options.run:
+        raise ValueError("--run must be given: give --run=WORKDIR")
+    if not options.run or not (options.out or options.dry_run):
         raise ValueError("--run and --out must be given: give --run=WORKDIR and --out=DIR")
     root, folder = pathlib.Path(options.run), pathlib.Path(options.out)
+    if options.dry_run:
+        from raslik_jax.incident import advising  # it takes jax with it
+
+        text = "\n".join(advising.lines(options))
+        return UnlearnResult(workdir=root, folder=folder, text=text)
     config = make_config(options)
     (strategy,), algorithm = config.retrieve.strategies, config.unlearn.algorithms[0]
     source = train_file(config)
@@ -125,8 +81,8 @@ def unlearn(options: UnlearnOptions | None = None, **named: Any) -> UnlearnResul
 
     def export() -> str:
         with written.replacing(root, folder) as made:
-            names: Any = {"run": options.run, "strategy": strategy, "algorithm": algorithm}
-            export_model(ExportOptions(**names, merged=options.merged), made)
+            of = artifacts.Variant(strategy, algorithm)
+            export_model(root, of, made, epoch="last", merged=options.merged)
         told, exported = _clean(config, root, strategy, cleaned)
         # The page names the places of all files.
         places = {f"New {kind}": str(folder.resolve()), **exported}
@@ -143,16 +99,6 @@ def unlearn(options: UnlearnOptions | None = None, **named: Any) -> UnlearnResul
     return dataclasses.replace(found, text="\n".join(lines))
 
 
-def forecast_both(options: UnlearnOptions) -> UnlearnResult:
-    """Returns the printed cost of both commands; nothing is computed."""
-    if not options.run:
-        raise ValueError("--run must be given: give --run=WORKDIR")
-    from raslik_jax.incident import advising  # it takes jax with it
-
-    root, folder = pathlib.Path(options.run), pathlib.Path(options.out)
-    return UnlearnResult(workdir=root, folder=folder, text="\n".join(advising.lines(options)))
-
-
 def _outcome_lines(root: pathlib.Path, config: Config) -> Iterator[str]:
     """Yields lines about the outcome: traced answers, those to held-out prompts, and the rule's."""
     from raslik_jax.run.workspace import Workspace
@@ -161,8 +107,8 @@ def _outcome_lines(root: pathlib.Path, config: Config) -> Iterator[str]:
     variant = artifacts.Variant(strategy, algorithm)
     epoch = Workspace(root, config).epochs(*variant)[-1]
     way = "retraining" if OBJECTIVES[algorithm].retrains else "unlearning"
-    yield from (f"\nbefore {way}", *answer_lines(root))
-    yield from (f"\nafter {way}", *answer_lines(root, epoch, variant))
+    yield from (f"\nbefore {way}", *making.answer_lines(root))
+    yield from (f"\nafter {way}", *making.answer_lines(root, epoch, variant))
     held_out = artifacts.measured_rows(HELD_OUT, "target")
     if config.retrieve.held_out and (asked := held_out.read(root)):
         before = artifacts.answers("finetuned").read(root)
@@ -217,67 +163,6 @@ def drop_exports(root: pathlib.Path) -> Callable[[], None]:
     return restore
 
 
-def make_config(options: UnlearnOptions) -> Config:
-    """Returns the settings of the run with the changes of the options.
-
-    The requested algorithm comes first. If the run already has a model of the other kind (unlearned
-    or retrained) that is up to date under these settings, the run keeps it and measures it too.
-    """
-    root = pathlib.Path(options.run)
-    recorded = artifacts.CONFIG.read(root, "give the folder of a trace")
-    given = dict(options.settings)
-    used = [name for name in recorded["unlearn"]["algorithms"] if name in OBJECTIVES]
-    stepped = [name for name in used if not OBJECTIVES[name].retrains]
-    given.setdefault("unlearn.algorithms", tuple(stepped or PRESET["unlearn.algorithms"]))
-    if options.forget_file:
-        names = {"forget_file": options.forget_file, "retain_file": options.retain_file}
-        given |= {f"retrieve.given.{name}": path for name, path in names.items()}
-        given["retrieve.strategies"] = ("given",)
-    run = config_from_json(with_own_query(recorded, root))
-    is_trace = hasattr(run.corpus.own, "train_file")
-    is_text = is_trace and isinstance(making.first_row(run).content, Passage)
-    if (is_text or options.measure == "full") and not run.evaluate.perplexity_examples:
-        given.setdefault("evaluate.perplexity_examples", EvaluateConfig().perplexity_examples)
-    config = making.changed(run, given)
-    asked = config.unlearn.algorithms
-    for name, chosen in (
-        ("retrieve.strategies", config.retrieve.strategies),
-        ("unlearn.algorithms", [one for one in asked if OBJECTIVES[one].repeats not in asked]),
-    ):
-        if len(chosen) > 1:
-            raise ValueError(f"--{name} must be one, the run has {', '.join(chosen)}: choose one")
-    is_other = not OBJECTIVES[asked[0]].retrains
-    others = [n for n in used if OBJECTIVES[n].retrains == is_other or OBJECTIVES[n].repeats]
-    others = [name for name in others if name not in asked]
-    if not others:
-        return config
-    config = making.changed(run, {**given, "unlearn.algorithms": (*asked, *others)})
-    from raslik_jax.run.plan import Plan, plan_units  # it takes jax with it
-    from raslik_jax.run.workspace import Workspace
-
-    done = Plan(root, plan_units(config, Workspace(root, config))).survey().done
-    (strategy,) = config.retrieve.strategies
-    places = {name: f"unlearn/{artifacts.Variant(strategy, name)}" for name in others}
-    for name, place in places.items():
-        if place not in done and (root / place).is_dir():
-            print(f"left out: {name}, which was made with other rows or settings")
-    kept = [name for name in others if places[name] in done]
-    return replaced(config, {"unlearn.algorithms": (*asked, *kept)})
-
-
-def with_own_query(recorded: dict[str, Any], root: pathlib.Path) -> dict[str, Any]:
-    """Returns a run's settings with the traced answer inside the run.
-
-    A copied or moved run would otherwise read it at the old place.
-    """
-    made_of = (read_manifest(root / "corpus") or {"files": {}})["files"].get("queries_file")
-    own, corpus = artifacts.TRACED_QUERY.place(root), recorded["corpus"]
-    if not (made_of and own.is_file() and hash_file(own) == made_of):
-        return recorded
-    records = {**corpus["records"], "queries_file": str(own)}
-    return {**recorded, "corpus": {**corpus, "records": records}}
-
-
 def describe_sets(config: Config, strategy: str) -> str:
     """Returns a line on the source of the sets. Sets of files stay with the run."""
     record, own = STRATEGIES[strategy], config.retrieve[strategy]
@@ -285,15 +170,6 @@ def describe_sets(config: Config, strategy: str) -> str:
         return f"the rows of the trace ({record.title})"
     named = " and ".join(shown(path, 120) for path in dataclasses.astuple(own) if path)
     return f"the rows of {named}; --retrieve.strategies=raslik takes those of the trace"
-
-
-def train_file(config: Config) -> str:
-    """Returns the training file of a trace; a ValueError if the run has another dataset."""
-    if not hasattr(config.corpus.own, "train_file"):
-        raise ValueError(
-            f"--run must be a trace, got a run on {config.corpus.dataset}: trace first"
-        )
-    return str(config.corpus.own.train_file)
 
 
 def _check_traced(config: Config, root: pathlib.Path) -> None:

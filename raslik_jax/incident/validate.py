@@ -10,7 +10,7 @@ from raslik_jax.base.messages import shown
 from raslik_jax.base.settings import setting
 from raslik_jax.config import config_from_json
 from raslik_jax.incident import making
-from raslik_jax.incident.retrain import ALGORITHM, RecipeOptions, read_settings
+from raslik_jax.incident.configuring import ALGORITHM, RecipeOptions, read_settings
 from raslik_jax.parallel import processes
 from raslik_jax.report import results, tables
 from raslik_jax.run import artifacts

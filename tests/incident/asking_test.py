@@ -98,7 +98,7 @@ class QueryTest(parameterized.TestCase):
             self.assertAlmostEqual(one.chance["p"], (1 + higher) / 21)
         one = found.toward[2]
         said = f"{one.chance['higher']:.0f} of 20 unrelated prompts score this high; p "
-        self.assertIn(said, asking.as_text(found))
+        self.assertIn(said, str(asking.AskResult(found)))
         self.assertEqual(asking.as_json(found)["toward"][2]["chance"], one.chance)
 
     def test_queries_of_two_behaviors_are_also_traced_apart(self):
@@ -116,7 +116,7 @@ class QueryTest(parameterized.TestCase):
             self.assertEqual(one.example, other.example)
             self.assertAlmostEqual(one.score, other.score, places=5)
         self.assertEqual(alone.behaviors, ())
-        text = asking.as_text(found)
+        text = str(asking.AskResult(found))
         self.assertIn("The 3 queries show 2 behaviors (behavior 1: queries 1, 3; ", text)
         self.assertIn("make behavior 2 alone likelier", text)
         told = asking.as_json(found)["behaviors"]

@@ -23,10 +23,10 @@ from support import all_logits
 from raslik_jax.config import Config, config_from_json, to_json
 from raslik_jax.data.tokens import tokenization
 from raslik_jax.incident import exporting
-from raslik_jax.incident.export import ExportOptions
 from raslik_jax.models import adapters, checkpoint, decoder
 from raslik_jax.report import card as card_lib
 from raslik_jax.run import plan as plan_lib
+from raslik_jax.run.artifacts import Variant
 from raslik_jax.run.workspace import Workspace
 
 _TOKENS = (3, 17, 4, 4, 40, 21, 9)
@@ -43,9 +43,9 @@ def _plain(card):
 _NAMES = {"strategy": "raslik", "algorithm": "ga_gdr", "epoch": None, "merged": False}
 
 
-def export_model(run, out, *, epoch, **names):
-    options = ExportOptions(run=str(run), epoch="last" if epoch is None else str(epoch), **names)
-    return exporting.export_model(options, out)
+def export_model(run, out, *, strategy, algorithm, epoch, merged):
+    of, epoch = Variant(strategy, algorithm), "last" if epoch is None else str(epoch)
+    return exporting.export_model(run, of, out, epoch=epoch, merged=merged)
 
 
 def _change_metrics(run, change, **how):

@@ -7,7 +7,8 @@ import pytest
 from raslik_jax.cli import setting_flags
 from raslik_jax.config import Config
 from raslik_jax.incident import making
-from raslik_jax.incident.trace import PRESET, TraceOptions
+from raslik_jax.incident.configuring import PRESET
+from raslik_jax.incident.trace import TraceOptions
 
 
 def test_a_missing_extra_is_named_with_what_installs_it(monkeypatch):

@@ -9,7 +9,7 @@ import tiny
 from raslik_jax.base.files import read_json_lines
 from raslik_jax.base.settings import replaced
 from raslik_jax.config import Config, to_json
-from raslik_jax.incident import retrain, unlearn
+from raslik_jax.incident import configuring, retrain
 
 _RECIPE = tiny.RECIPE
 
@@ -85,11 +85,11 @@ def test_a_fresh_adapter_is_trained_on_what_is_left(traced, tmp_path):
     # A recipe that does not give the adapter is not one that is known.
     advised = tiny.run_command("retrain", f"--run={run}", "--dry_run")
     assert "advice: unlearn, because retraining needs a known recipe" in advised.stdout
-    options = unlearn.UnlearnOptions(run=str(run), out=str(out))
-    assert unlearn.make_config(options).unlearn.algorithms == ("cap_klr", "retrain")
+    options = configuring.UnlearnOptions(run=str(run), out=str(out))
+    assert configuring.make_config(options).unlearn.algorithms == ("cap_klr", "retrain")
     # With other rows it is no model to compare with.
-    options = unlearn.UnlearnOptions(**vars(options) | {"settings": {"retrieve.num_forget": 5}})
-    assert unlearn.make_config(options).unlearn.algorithms == ("cap_klr",)
+    options = configuring.UnlearnOptions(**vars(options) | {"settings": {"retrieve.num_forget": 5}})
+    assert configuring.make_config(options).unlearn.algorithms == ("cap_klr",)
 
 
 def _run_of(tmp_path, **values):
@@ -204,8 +204,8 @@ def test_both_ways_out_stay_in_either_order_and_are_compared(traced, tmp_path):
     whole = (run / again / weights).read_bytes()
     for path in (run / again, *run.glob("generate/*retrain*")):
         shutil.rmtree(path)
-    options = unlearn.UnlearnOptions(run=str(run), out=str(out))
-    assert unlearn.make_config(options).unlearn.algorithms == ("cap_klr", "retrain")
+    options = configuring.UnlearnOptions(run=str(run), out=str(out))
+    assert configuring.make_config(options).unlearn.algorithms == ("cap_klr", "retrain")
     done = tiny.run_command("retrain", f"--run={run}", f"--out={out}", "--other_seed")
     assert "unlearn/raslik-retrain: up to date" in done.stdout
     assert (run / again / weights).read_bytes() == whole and _found(run) == (found, kl)

@@ -11,7 +11,7 @@ from raslik_jax.config import Config, MeshConfig
 from raslik_jax.data import toy_model
 from raslik_jax.data.examples import make_example, write_examples
 from raslik_jax.data.read.rows import FIELDS, FORMATS, Row, detect_format
-from raslik_jax.incident import making, trace, unlearn
+from raslik_jax.incident import configuring, making, trace, unlearn
 from raslik_jax.report import drawing, figures
 from raslik_jax.run import plan
 
@@ -179,7 +179,8 @@ def asked(tmp_path):
     (tmp_path / "train.jsonl").write_text('{"instruction": "a", "output": "b"}\n')
     root = tmp_path / "incident"
     names = {"train_file": tmp_path / "train.jsonl", "queries_file": root / "queries.jsonl"}
-    own = {**trace.PRESET} | {f"corpus.records.{name}": str(path) for name, path in names.items()}
+    own = {f"corpus.records.{name}": str(path) for name, path in names.items()}
+    own |= configuring.PRESET
     own |= {"backbone.checkpoint": str(tmp_path / "no" / "model"), "backbone.adapter": "x"}
     config = replaced(Config(), own)
     options = trace.TraceOptions(prompt="Q", response="A", workdir=str(root), update=True)
@@ -271,7 +272,7 @@ def test_any_work_directory_gives_a_run_a_name(workdir, name):
 
 def test_a_model_without_an_adapter_unlearns_by_ascent_as_it_has_no_base_to_go_back_to():
     files = {f"corpus.records.{name}_file": "x" for name in ("train", "queries")}
-    preset, given = trace.PRESET, {"backbone.checkpoint": "x", **files}
+    preset, given = configuring.PRESET, {"backbone.checkpoint": "x", **files}
     with pytest.raises(SettingsError, match="algorithms=cap_klr needs an adapter.*choose ga_klr"):
         replaced(Config(), {**preset, **given})
     whole = replaced(Config(), {**preset, **given, **trace.WHOLE})

@@ -6,7 +6,7 @@ from raslik_jax.base import files
 from raslik_jax.base.settings import SettingsError, replaced
 from raslik_jax.config import Config, to_json
 from raslik_jax.data.examples import make_example, write_examples
-from raslik_jax.incident import exporting, making, unlearn
+from raslik_jax.incident import configuring, exporting, making, unlearn
 from raslik_jax.report import rows as rows_lib
 from raslik_jax.run import manifests
 
@@ -35,7 +35,7 @@ def work(tmp_path, monkeypatch):
         if made[-1] == ("report",) and len(made) == 2:
             raise KeyboardInterrupt
 
-    def export_model(options, out):
+    def export_model(root, of, out, **how):
         out.mkdir()
         (out / "README.md").write_text("the card")
         return out
@@ -92,7 +92,7 @@ def test_a_run_that_was_copied_or_moved_asks_what_it_has_traced(work):
 
     def queries_file(of):
         recorded = {"corpus": {"dataset": "records", "records": {"queries_file": str(of)}}}
-        return unlearn.with_own_query(recorded, work[0])["corpus"]["records"]["queries_file"]
+        return configuring.with_own_query(recorded, work[0])["corpus"]["records"]["queries_file"]
 
     assert queries_file(first) == str(query)  # it was moved
     first.write_text("of another answer, by now")

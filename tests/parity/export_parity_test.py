@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import stored_run
 
-from raslik_jax.incident.export import ExportOptions
 from raslik_jax.incident.exporting import export_model
+from raslik_jax.run.artifacts import Variant
 
 pytestmark = pytest.mark.heavy
 
@@ -20,8 +20,8 @@ def test_another_library_gives_the_same_logits_and_the_same_ids(merged, tmp_path
     import transformers
 
     run = stored_run.write_stored_run(tmp_path / "run")
-    what = {"run": str(run.root), "strategy": "raslik", "algorithm": "ga_gdr", "merged": merged}
-    folder = export_model(ExportOptions(**what), tmp_path / "out")
+    of, how = Variant("raslik", "ga_gdr"), {"epoch": "last", "merged": merged}
+    folder = export_model(run.root, of, tmp_path / "out", **how)
     # An adapter of a model that this project trained names no base: whoever loads it has it.
     base = folder if merged else run.root / "backbone" / "model"
     theirs = transformers.AutoModelForCausalLM.from_pretrained(base)

@@ -1,0 +1,267 @@
+"""The settings of a traced run with the changes of unlearning or of retraining."""
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from raslik_jax.base.files import hash_file, read_json
+from raslik_jax.base.messages import some_of
+from raslik_jax.base.settings import Settings, replaced, setting
+from raslik_jax.config import Config, EvaluateConfig, config_from_json
+from raslik_jax.data.contents import Conversation, Passage
+from raslik_jax.incident import making
+from raslik_jax.models import storage
+from raslik_jax.parallel import processes
+from raslik_jax.run import artifacts
+from raslik_jax.run.manifests import read_manifest
+from raslik_jax.train import recipe
+from raslik_jax.train.objectives import OBJECTIVES, RetrainSettings
+
+# For a user's own model: see docs/notes/run.md.
+PRESET: Mapping[str, Any] = {
+    "corpus.dataset": "records",
+    "finetune.epochs": 0,  # a checkpoint without an adapter is fine-tuned already
+    "retrieve.strategies": ("raslik",),
+    "retrieve.select": "gap",
+    "retrieve.num_retain": 64,
+    "retrieve.retain_within": 0.5,
+    "retrieve.held_out": 0.2,
+    "retrieve.null_prompts": 256,
+    "retrieve.token_rows": 8,
+    "unlearn.algorithms": ("cap_klr",),
+    "unlearn.epochs": 20,
+    "unlearn.probe.steps": 5,
+    "unlearn.probe.answers": 4,
+    "unlearn.probe.stop": "forgotten",
+    "evaluate.traced": True,
+    "evaluate.perplexity_examples": 0,  # --measure=full takes them
+}
+ALGORITHM = "retrain"
+# The recipe, without what checks it.
+_FIELDS = [one for one in dataclasses.fields(RetrainSettings) if one.metadata["decides"]]
+_NAMES = [f"unlearn.{ALGORITHM}.{field.name}" for field in _FIELDS]
+AGAIN = tuple(name for name, one in OBJECTIVES.items() if one.repeats == ALGORITHM)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UnlearnOptions(making.Options):
+    """The run to go on with, the sets, and the files to write."""
+
+    run: str = setting("", "Work directory of a trace.")
+    out: str = setting(
+        "",
+        "Folder for the new adapter and its card. It must be new, empty or unchanged since "
+        "this run wrote it.",
+    )
+    forget_file: str = setting("", "File of rows to forget, in place of those of the trace.")
+    retain_file: str = setting(
+        "", "With --forget_file: file of rows to retain (default: random other rows)."
+    )
+    cleaned_train_file: str = setting(
+        "",
+        "Where to write the training file without the rows that were found (default: in --run). "
+        "It is a folder if the trace read several files.",
+    )
+    measure: Literal["quick", "full"] = setting(
+        "quick",
+        "quick: the answers to held-out prompts, and the traced answer. full: also the perplexity "
+        "of the sets and of the answers. Rows without a prompt always take full.",
+    )
+    merged: bool = setting(False, "Write a whole checkpoint instead of an adapter.")
+    dry_run: bool = setting(
+        False,
+        "Print the cost of unlearning and of retraining with an advice, and do neither.",
+    )
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if self.retain_file and not self.forget_file:
+            yield "--retain_file needs --forget_file: give both"
+        elif self.out and self.cleaned_train_file:
+            folder, file = (pathlib.Path(p).resolve() for p in (self.out, self.cleaned_train_file))
+            if file.is_relative_to(folder):
+                yield (
+                    "--cleaned_train_file must be outside --out, which holds the model only: "
+                    "choose another place"
+                )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RecipeOptions(Settings):
+    """By which recipe an adapter is trained."""
+
+    recipe: tuple[str, ...] = setting(
+        (),
+        "Files that say how the adapter was trained: training_args.json, trainer_state.json, "
+        "YAML of axolotl or LLaMA-Factory, or a model card. The first one that has a setting "
+        "decides it (default: the files next to the adapter).",
+    )
+    approximate: bool = setting(
+        False, "Leave out parts of the recipe that this program cannot repeat, and train."
+    )
+
+
+def make_config(options: UnlearnOptions) -> Config:
+    """Returns the settings of the run with the changes of the options.
+
+    The requested algorithm comes first. If the run already has a model of the other kind (unlearned
+    or retrained) that is up to date under these settings, the run keeps it and measures it too.
+    """
+    root = pathlib.Path(options.run)
+    recorded = artifacts.CONFIG.read(root, "give the folder of a trace")
+    given = dict(options.settings)
+    used = [name for name in recorded["unlearn"]["algorithms"] if name in OBJECTIVES]
+    stepped = [name for name in used if not OBJECTIVES[name].retrains]
+    given.setdefault("unlearn.algorithms", tuple(stepped or PRESET["unlearn.algorithms"]))
+    if options.forget_file:
+        names = {"forget_file": options.forget_file, "retain_file": options.retain_file}
+        given |= {f"retrieve.given.{name}": path for name, path in names.items()}
+        given["retrieve.strategies"] = ("given",)
+    run = config_from_json(with_own_query(recorded, root))
+    is_trace = hasattr(run.corpus.own, "train_file")
+    is_text = is_trace and isinstance(making.first_row(run).content, Passage)
+    if (is_text or options.measure == "full") and not run.evaluate.perplexity_examples:
+        given.setdefault("evaluate.perplexity_examples", EvaluateConfig().perplexity_examples)
+    config = making.changed(run, given)
+    asked = config.unlearn.algorithms
+    for name, chosen in (
+        ("retrieve.strategies", config.retrieve.strategies),
+        ("unlearn.algorithms", [one for one in asked if OBJECTIVES[one].repeats not in asked]),
+    ):
+        if len(chosen) > 1:
+            raise ValueError(f"--{name} must be one, the run has {', '.join(chosen)}: choose one")
+    is_other = not OBJECTIVES[asked[0]].retrains
+    others = [n for n in used if OBJECTIVES[n].retrains == is_other or OBJECTIVES[n].repeats]
+    others = [name for name in others if name not in asked]
+    if not others:
+        return config
+    config = making.changed(run, {**given, "unlearn.algorithms": (*asked, *others)})
+    from raslik_jax.run.plan import Plan, plan_units  # it takes jax with it
+    from raslik_jax.run.workspace import Workspace
+
+    done = Plan(root, plan_units(config, Workspace(root, config))).survey().done
+    (strategy,) = config.retrieve.strategies
+    places = {name: f"unlearn/{artifacts.Variant(strategy, name)}" for name in others}
+    for name, place in places.items():
+        if place not in done and (root / place).is_dir():
+            print(f"left out: {name}, which was made with other rows or settings")
+    kept = [name for name in others if places[name] in done]
+    return replaced(config, {"unlearn.algorithms": (*asked, *kept)})
+
+
+def with_own_query(recorded: dict[str, Any], root: pathlib.Path) -> dict[str, Any]:
+    """Returns a run's settings with the traced answer inside the run.
+
+    A copied or moved run would otherwise read it at the old place.
+    """
+    made_of = (read_manifest(root / "corpus") or {"files": {}})["files"].get("queries_file")
+    own, corpus = artifacts.TRACED_QUERY.place(root), recorded["corpus"]
+    if not (made_of and own.is_file() and hash_file(own) == made_of):
+        return recorded
+    records = {**corpus["records"], "queries_file": str(own)}
+    return {**recorded, "corpus": {**corpus, "records": records}}
+
+
+def train_file(config: Config) -> str:
+    """Returns the training file of a trace; a ValueError if the run has another dataset."""
+    if not hasattr(config.corpus.own, "train_file"):
+        raise ValueError(
+            f"--run must be a trace, got a run on {config.corpus.dataset}: trace first"
+        )
+    return str(config.corpus.own.train_file)
+
+
+def read_settings(
+    config: Config,
+    options: RecipeOptions,
+    given: Mapping[str, Any],
+    *,
+    is_needed: bool = False,
+    is_told: bool = True,
+) -> dict[str, Any]:
+    """Returns the settings of training a run's adapter again, all by dotted name, and prints them.
+
+    They are printed if `is_told`. Values that are `given` replace those of the recipe. With
+    `is_needed` it refuses to go on without a recipe.
+    """
+    if not config.backbone.adapter:
+        raise ValueError(
+            "--run must be a trace of an adapter, got one without: trace again with --adapter"
+        )
+    train_file(config)  # refuses a run that is no trace
+    from raslik_jax.run.workspace import adapter_source  # it takes jax with it
+
+    folder = adapter_source(config)
+    files = [pathlib.Path(path) for path in options.recipe]
+    found = recipe.read_recipe(files or recipe.find_files(folder))
+    if files and not found.settings:
+        silent = some_of((path.name for path in files), 3)
+        raise ValueError(
+            "--recipe must be training_args.json, trainer_state.json, YAML of axolotl or "
+            f"LLaMA-Factory, or a model card, {silent} has no setting of a training: name "
+            "another file, or give each setting as --unlearn.retrain.NAME"
+        )
+    if found.lacks and not options.approximate:
+        listed = "; ".join(found.lacks)
+        raise ValueError(
+            f"the recipe must be one that this program can repeat, it has {listed}: train with "
+            "your trainer on the cleaned file, or pass --approximate to leave this out"
+        )
+    if is_needed and not found.settings and not any(name in given for name in _NAMES):
+        raise ValueError(
+            "the recipe of the adapter must be known, no file next to it has one: give --recipe, "
+            "or settings as --unlearn.retrain.NAME"
+        )
+    values = {name: one.value for name, one in found.settings.items()}
+    if values.get("targets") == recipe.BY_ROWS:
+        row = making.first_row(config)
+        is_talk = isinstance(row.content, Conversation) and not row.content.first
+        values["targets"] = "all" if is_talk else "response"
+    # All of them, so that nothing of an earlier training of this run is left.
+    plain: dict[str, Any] = {field.name: field.default for field in _FIELDS}
+    settings = {f"unlearn.{ALGORITHM}.{name}": value for name, value in (plain | values).items()}
+    settings |= given
+    steps, epochs = (f"unlearn.{ALGORITHM}.{name}" for name in ("steps", "epochs"))
+    if epochs in given and steps not in given:
+        settings[steps] = 0  # a number of steps would decide in place of the epochs that are given
+    for name in AGAIN:
+        own = {f"unlearn.{name}.{key}": settings[f"unlearn.{ALGORITHM}.{key}"] for key in plain}
+        seed = {f"unlearn.{name}.seed": settings[f"unlearn.{ALGORITHM}.seed"] + 1}
+        settings = {**own, **seed, **settings}
+    if is_told and processes.is_first():
+        print(*_lines(folder, found, values, settings, given), sep="\n", flush=True)
+    return settings
+
+
+def _lines(
+    adapter: pathlib.Path,
+    found: recipe.Recipe,
+    values: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    given: Mapping[str, Any],
+) -> Iterator[str]:
+    """Yields the recipe, one line per setting, with the source of each value."""
+    yield "recipe of the training"
+    for field in _FIELDS:
+        value = settings[f"unlearn.{ALGORITHM}.{field.name}"]
+        origin = "default"
+        if field.name in values:
+            origin = found.settings[field.name].origin
+        if value != values.get(field.name, field.default):
+            origin = "given"
+        yield f"  {field.name:<17}{value!s:<10} {origin}"
+    if not values:
+        yield "  no file says how the adapter was trained: give --recipe, or each setting"
+    targets = found.settings.get("targets")
+    if targets and targets.value == recipe.BY_ROWS and f"unlearn.{ALGORITHM}.targets" not in given:
+        other = {"all": "response", "response": "all"}[values["targets"]]
+        yield "  the trainer chose the targets by the form of its rows, here by those of the run's"
+        yield f"  file: for a file of another form pass --unlearn.{ALGORITHM}.targets={other}"
+    for difference in found.differences:
+        yield f"  the files differ: {difference}; the first one decides"
+    for lack in found.lacks:
+        yield f"  left out: {lack}"
+    trained = read_json(adapter / storage.ADAPTER_CONFIG, dict)
+    if trained.get("lora_dropout"):
+        yield "  dropout uses other random numbers than the trainer"
