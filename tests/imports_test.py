@@ -5,6 +5,7 @@ import functools
 import pathlib
 import subprocess
 import sys
+from collections.abc import Collection, Mapping
 
 from absl.testing import parameterized
 
@@ -51,6 +52,23 @@ def _imports(path: pathlib.Path) -> tuple[str, ...]:
     return tuple(names)
 
 
+def _circles(reads: Mapping[str, Collection[str]]) -> list[list[str]]:
+    """Returns groups of files that import one another, from the files that each one imports."""
+    reached = {}
+    for start in reads:
+        found, open_ends = set(), [start]
+        while open_ends:
+            new = set(reads[open_ends.pop()]) - found
+            found |= new
+            open_ends += new
+        reached[start] = found
+    groups = {
+        tuple(sorted(other for other in reached[name] if name in reached[other]))
+        for name in reached
+    }
+    return sorted(map(list, groups - {()}))
+
+
 _FILES = {
     str(path.relative_to(_PACKAGE).with_suffix("")): path
     for path in sorted(_PACKAGE.rglob("*.py"))
@@ -79,6 +97,23 @@ class ImportsTest(parameterized.TestCase):
             if below:
                 wrong[name] = sorted(set(below))
         self.assertEqual(wrong, {})
+
+    def test_no_file_imports_itself_by_way_of_others(self):
+        # Late imports count, those of a type alone too: such files are one piece in two places.
+        files = {
+            ".".join(path.relative_to(_PACKAGE.parent).with_suffix("").parts): path
+            for path in _PACKAGE.rglob("*.py")
+        }
+        files = {name.removesuffix(".__init__"): path for name, path in files.items()}
+        reads = {}
+        for name, path in files.items():
+            found = {n if n in files else n.rpartition(".")[0] for n in _imports(path)}
+            reads[name] = found & {*files}
+        self.assertEqual(_circles(reads), [])
+
+    def test_a_circle_is_found(self):
+        reads = {"a": ["b", "d"], "b": ["c"], "c": ["a"], "d": [], "e": ["d", "e"]}
+        self.assertEqual(_circles(reads), [["a", "b", "c"], ["e"]])
 
     def test_families_know_no_settings_of_a_run(self):
         above = _ROOMS[: _ROOMS.index("run")]
