@@ -147,8 +147,8 @@ class Part:
         return self.changed("unlearn", "--measure=full")
 
     def retrain(self) -> dict[str, Any]:
-        """Trains two adapters again by the recipe that the trainer left."""
-        return self.changed("retrain", "--other_seed")
+        """Trains an adapter again by the recipe that the trainer left, or two for distances."""
+        return self.changed("retrain", *["--other_seed"] * self.options.other_seed)
 
     def changed(self, way: str, *flags: str) -> dict[str, Any]:
         """Returns the costs of a command that writes an adapter, and that adapter's answers."""
@@ -241,6 +241,7 @@ class Options(Settings):
     behaviors: tuple[str, ...] = setting((), "Behaviors; empty: all.", choices=tuple(MARKERS))
     seeds: tuple[int, ...] = setting((0, 1), "Seeds of the trace and of the unlearning.")
     parts: tuple[str, ...] = setting(tuple(PARTS), "Parts of a case.", choices=tuple(PARTS))
+    other_seed: bool = setting(True, "Train a second adapter for the distances.")
     flags: tuple[str, ...] = setting((), "A further flag of each command.", is_repeated=True)
 
 
