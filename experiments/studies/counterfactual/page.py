@@ -167,6 +167,7 @@ _SHOWN = (
     "smoothed/response, product",
     "smoothed/response, Fisher 0.1, product",
     "smoothed/response, own moment 0.1, product",
+    "smoothed/response, Fisher 0.1, product, with BM25",
 )
 
 
