@@ -17,7 +17,7 @@ import shutil
 import socket
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -267,28 +267,11 @@ def replacing(path: AnyPath) -> Iterator[pathlib.Path]:
         raise ValueError(f"the folder {_quoted(path.parent)} must exist: make it first")
     if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
         raise ValueError(f"{_quoted(path)} must be a regular file or new: give another path")
-    try:
-        with beside(path) as temporary:
-            yield temporary
-            sync(temporary)
-            os.replace(temporary, path)
-            sync(path.parent)
-    except OSError as error:
-        raise unwritten(path, error) from error
-
-
-def restorer(path: AnyPath) -> Callable[[], None]:
-    """Returns a function that restores a small file, or removes it if it does not exist now."""
-    path = pathlib.Path(path)
-    content = read_bytes(path) if path.exists() else None
-
-    def restore() -> None:
-        if content is None:
-            path.unlink(missing_ok=True)
-        else:
-            write_bytes(path, content)
-
-    return restore
+    with writing(path), beside(path) as temporary:
+        yield temporary
+        sync(temporary)
+        os.replace(temporary, path)
+        sync(path.parent)
 
 
 def check_new(path: AnyPath, name: str) -> None:
@@ -311,6 +294,15 @@ def check_new_folder(folder: AnyPath) -> None:
     if folder.exists() and os.path.samefile(folder, os.curdir):
         must = "must not be the directory that the command is started in"
         raise ValueError(f"{_quoted(folder)} {must}: choose another")
+
+
+@contextlib.contextmanager
+def writing(path: AnyPath) -> Iterator[None]:
+    """Gives errors of the system the sentence of `unwritten`."""
+    try:
+        yield
+    except OSError as error:
+        raise unwritten(path, error) from error
 
 
 def unwritten(path: AnyPath, error: OSError) -> OSError:
@@ -377,26 +369,25 @@ def sync(*paths: AnyPath) -> None:
 # arrays, hashes ----------------------------------------------------------------------------------
 
 
-def read_array(
-    path: AnyPath, shape: Sequence[int | None] | None = None, *, mend: str = _AGAIN
-) -> np.ndarray:
+def read_array(path: AnyPath, shape: Sequence[int | None] | None = None) -> np.ndarray:
     """Returns the array of a whole .npy file of numbers, which never runs code; refuses others.
 
     An axis of `shape` that is None may have any length.
     """
-    with open_regular(path, mend=mend) as file:
+    with open_regular(path, mend=_AGAIN) as file:
         try:
             array = np.load(file, allow_pickle=False)
         except Exception:  # a damaged header ends in any error of Python's own parser
             array = None
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
-        raise ValueError(f"{_quoted(path)} must be a whole .npy file of numbers: {mend}")
+        raise ValueError(f"{_quoted(path)} must be a whole .npy file of numbers: {_AGAIN}")
     expected = array.shape if shape is None else shape
     if array.ndim != len(expected) or any(
         n not in (None, size) for size, n in zip(array.shape, expected, strict=True)
     ):
         text = " x ".join("any" if size is None else str(size) for size in expected)
-        raise ValueError(f"{_quoted(path)} must be {text} numbers, got shape {array.shape}: {mend}")
+        must = f"must be {text} numbers, got shape {array.shape}"
+        raise ValueError(f"{_quoted(path)} {must}: {_AGAIN}")
     return array
 
 

@@ -407,7 +407,7 @@ def new_folder(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     """Yields a working directory that takes the folder's name durably after success."""
     files.check_new_folder(folder)
     folder = pathlib.Path(os.path.abspath(folder))
-    try:
+    with files.writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with files.beside(folder) as partial:
             partial.mkdir()
@@ -415,5 +415,3 @@ def new_folder(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
             files.sync(*(path for path in partial.rglob("*") if path.is_file()))
             os.replace(partial, folder)
             files.sync(folder.parent)
-    except OSError as error:
-        raise files.unwritten(folder, error) from error

@@ -89,7 +89,7 @@ def replacing(root: pathlib.Path, place: pathlib.Path) -> Iterator[pathlib.Path]
     """
     place = pathlib.Path(os.path.abspath(place))
     with contextlib.ExitStack() as held:
-        with _explained(place):
+        with files.writing(place):
             place.parent.mkdir(parents=True, exist_ok=True)
             # On the same disk as the place, so that a rename takes it there.
             scratch = held.enter_context(files.beside(place))
@@ -103,7 +103,7 @@ def replacing(root: pathlib.Path, place: pathlib.Path) -> Iterator[pathlib.Path]
             check_file(root, place, "the command")
         content = content_of(made)
         note(root, place, content)
-        with _explained(place):
+        with files.writing(place):
             parts = [made, *(made.rglob("*") if made.is_dir() else ())]
             files.sync(*(part for part in parts if part.is_file()))
             if place.is_dir():
@@ -111,14 +111,6 @@ def replacing(root: pathlib.Path, place: pathlib.Path) -> Iterator[pathlib.Path]
             os.replace(made, place)
             files.sync(place.parent)
         note(root, place, content)
-
-
-@contextlib.contextmanager
-def _explained(place: pathlib.Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise files.unwritten(place, error) from error
 
 
 def write_bytes(root: pathlib.Path, path: pathlib.Path, content: bytes) -> None:
@@ -161,11 +153,14 @@ def forget(root: pathlib.Path, path: pathlib.Path) -> None:
 
 def restorer(root: pathlib.Path, path: pathlib.Path) -> Callable[[], None]:
     """Returns a function that restores a small file and its record to their current content."""
-    restore_file, restore_record = files.restorer(path), files.restorer(root / RECORD)
+    found = {p: files.read_bytes(p) if p.exists() else None for p in (path, root / RECORD)}
 
     def restore() -> None:
-        restore_file()
-        restore_record()
+        for place, content in found.items():
+            if content is None:
+                place.unlink(missing_ok=True)
+            else:
+                files.write_bytes(place, content)
 
     return restore
 
