@@ -101,27 +101,25 @@ def check_model(config: Config) -> None:
         source = adapter_source(config)
         load_adopted(config, source, model_config)
         own = _check_own_tokenizer(config, model_config)
-        for line in filter(None, (_doubt_base(config, source, checkpoint_folder(config)), own)):
-            print(f"    {line}", file=sys.stderr)
+        doubts = [_doubt_base(config, source, checkpoint_folder(config)), own]
     else:
         decoder.abstract(model_config, lora_config_of(config, model_config))
         if config.references.base:
             _check_references_base(config, model_config)
+        doubts = [_doubt_checkpoint(config)] if config.backbone.checkpoint else []
+    for line in filter(None, doubts):
+        print(f"    {line}", file=sys.stderr)
     if config.backbone.checkpoint:
-        _doubt_checkpoint(config)
         checkpoint.check_weights(checkpoint_folder(config))
 
 
-def _doubt_checkpoint(config: Config) -> None:
-    """Prints a line if a checkpoint's folder also has an adapter, which is not applied."""
+def _doubt_checkpoint(config: Config) -> str:
+    """Returns a line if a checkpoint's folder also has an adapter, which is not applied."""
     folder = checkpoint_folder(config)
-    if not config.backbone.adapter and (folder / storage.ADAPTER_CONFIG).is_file():
-        where = shown(str(folder), 120)
-        line = (
-            f"{where} has an adapter too, which the run does not use: give it as --adapter to "
-            "use it"
-        )
-        print(f"    {line}", file=sys.stderr)
+    if not (folder / storage.ADAPTER_CONFIG).is_file():
+        return ""
+    unused = "has an adapter too, which the run does not use: give it as --adapter to use it"
+    return f"{shown(str(folder), 120)} {unused}"
 
 
 def _check_own_tokenizer(config: Config, shapes: decoder.ModelConfig) -> str:

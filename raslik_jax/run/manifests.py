@@ -115,11 +115,6 @@ def read_manifest(folder: pathlib.Path, *, any_version: bool = False) -> Manifes
     return manifest if any_version else None
 
 
-def has_index(folder: pathlib.Path) -> bool:
-    """Returns whether a unit's folder holds an index, which has checksums of its own."""
-    return (folder / INDEX / MANIFEST).is_file()
-
-
 def damaged_outputs(folder: pathlib.Path, manifest: Manifest, hashes: Hashes) -> list[str]:
     """Returns the files of a unit that are missing or differ from its manifest."""
     return [

@@ -48,10 +48,9 @@ def encode_rows(
     workspace: Workspace, settings: RetrainSettings, ids: Sequence[str] | None = None
 ) -> encoding.Encoded:
     """Returns the rows with an answer that a recipe trains on, those of `ids` or all."""
-    max_len = settings.max_len or workspace.config.corpus.max_len
     left = workspace.train_rows if ids is None else workspace.train_rows.named(ids)
-    rows = workspace.cut(left, "training examples", max_len=max_len)
-    return (rows.cut(max_len, targets="all") if settings.targets == "all" else rows).with_answers()
+    how: Any = {"targets": settings.targets, "max_len": settings.max_len}
+    return workspace.cut(left, "training examples", **how).with_answers()
 
 
 def _fit(

@@ -172,7 +172,7 @@ def _create(folder: pathlib.Path, described: Mapping[str, Any]) -> None:
     It raises a ValueError if that index has other batches, as on another kind of device (see
     `steps.program_tokens`).
     """
-    is_there = manifests.has_index(folder)
+    is_there = (folder / manifests.INDEX / manifests.MANIFEST).is_file()
     try:
         SketchStore.create(folder / "index", **described)
     except ValueError as error:
