@@ -28,9 +28,9 @@ BUDGETS = {
 _PACKAGE, _EXPERIMENTS, _TESTS = 31_000, 2_000, 27_000
 # Rooms above their budget, and the size that each may not exceed. Sizes here only become smaller.
 _ABOVE = {
-    "base": 1180,
+    "base": 1_171,
     "train": 1_291,
-    "run": 6_878,
+    "run": 6_863,
     "incident": 1_990,
 }
 

@@ -278,16 +278,14 @@ def run_units(
     units: Sequence[Unit],
     *,
     stages: Sequence[str] = STAGES,
-    log: Callable[[str], None] = print,
     on_start: Callable[[], None] = lambda: None,
 ) -> str:
     """Runs units of these stages that are not up to date; returns the finding that ends the run.
 
     Args:
       root: work directory.
-      units: all units, each after those it reads.
+      units: all units, each after those it reads; a line is printed for each.
       stages: the stages to run. Units that they read must be up to date or in these stages.
-      log: function that gets a line for each unit.
       on_start: function that is called after all checks, before the first unit runs.
     """
 
@@ -307,7 +305,7 @@ def run_units(
         if unit.name not in plan.done:
             processes.alone(functools.partial(check_own, root / unit.name))
     for line in processes.from_first(lambda: [*_announcement(plan, asked)]):
-        log(line)
+        print(line)
     processes.alone(on_start)
     # A made unit may change those that follow, so all are looked at again in turn.
     plan.done.clear()
@@ -320,12 +318,12 @@ def run_units(
         number = 1 + asked.index(unit)
         label = f"[{number:{len(str(len(asked)))}}/{len(asked)}] {unit.name}"
         if is_done:
-            log(f"{label}: up to date")
+            print(f"{label}: up to date")
             continue
         refuse(unit, plan.missing(unit))
-        log(f"{label} ...")
+        print(f"{label} ...")
         plan.make(unit)
-        log(f"{label}: done in {plan.done[unit.name]['seconds']:.1f} s")
+        print(f"{label}: done in {plan.done[unit.name]['seconds']:.1f} s")
     processes.alone(plan.finish)
     return next(filter(None, map(plan.finding, every)), "")
 

@@ -252,7 +252,7 @@ class FlagFilesTest(parameterized.TestCase):
         root = pathlib.Path(self.folder.name) / "begun"
         units = plan_units(config, Workspace(root, config), more=writing.UNITS)
         root.mkdir()
-        units_lib.run_units(root, units[:1], log=lambda line: None)
+        units_lib.run_units(root, units[:1])
         before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
         found = forecast.forecast(config, root, stages=("corpus", "retrieve"))
         self.assertEqual([step.name for step in found.steps if step.is_done], ["corpus"])

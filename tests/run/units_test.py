@@ -1,5 +1,7 @@
 """Units of work: run once, again when something changed, and after a kill at any step."""
 
+import contextlib
+import io
 import json
 import os
 import pathlib
@@ -62,7 +64,12 @@ class UnitsCase(FolderTest):
     def run_units(self, *, stages=("corpus", "sketch", "retrieve"), **kwargs):
         self.ran.clear()
         self.lines.clear()
-        units_lib.run_units(self.root, self.units(**kwargs), stages=stages, log=self.lines.append)
+        said = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(said):
+                units_lib.run_units(self.root, self.units(**kwargs), stages=stages)
+        finally:
+            self.lines += said.getvalue().splitlines()
         return list(self.ran)
 
     def manifest(self, name):
@@ -92,14 +99,15 @@ class FindingTest(UnitsCase):
 
     def test_it_ends_the_run_and_the_next_one_until_it_is_made_otherwise(self):
         units = self.units()
-        how = {"stages": ("corpus", "sketch", "retrieve"), "log": self.lines.append}
-        self.assertEqual(units_lib.run_units(self.root, units, **how), "nothing")
+        stages = "corpus", "sketch", "retrieve"
+        self.assertEqual(units_lib.run_units(self.root, units, stages=stages), "nothing")
         self.assertEqual(self.ran, ["corpus", "sketch"])
-        for stages in (how["stages"], ("retrieve",)):
-            again = units_lib.run_units(self.root, units, **how | {"stages": stages})
+        for some in (stages, ("retrieve",)):
+            again = units_lib.run_units(self.root, units, stages=some)
             self.assertEqual(again, "nothing")
         self.assertEqual(self.ran, ["corpus", "sketch"])
-        self.assertEqual(units_lib.run_units(self.root, self.units(ends=False), **how), "")
+        found = units_lib.run_units(self.root, self.units(ends=False), stages=stages)
+        self.assertEqual(found, "")
         self.assertEqual(self.ran, ["corpus", "sketch", "sketch", "retrieve/a", "b"])
 
 
@@ -142,7 +150,7 @@ class UnitsTest(UnitsCase):
         for expected in (["corpus", "sketch"], ["corpus", "sketch"], []):
             self.ran.clear()
             read.clear()
-            units_lib.run_units(self.root, units, log=lambda line: None)
+            units_lib.run_units(self.root, units)
             self.assertEqual(self.ran, expected)
         self.assertEqual(self.result("sketch"), "swor")
 
@@ -214,7 +222,7 @@ class UnitsTest(UnitsCase):
                     (folder / f"{name}.txt").write_text(name)
 
             units = [u._replace(run=look) if u.name == name else u for u in self.units()]
-            units_lib.run_units(self.root, units, stages=(name,), log=lambda line: None)
+            units_lib.run_units(self.root, units, stages=(name,))
             self.assertEqual(found, [expected])
             self.run_units()
 
@@ -348,7 +356,7 @@ class UnitsTest(UnitsCase):
     def test_nothing_is_recorded_before_the_first_unit_may_run(self):
         started: list[bool] = []
         units = self.units()
-        options = {"log": lambda line: None, "on_start": lambda: started.append(True)}
+        options = {"on_start": lambda: started.append(True)}
         with self.assertRaises(ValueError):
             units_lib.run_units(self.root, units, stages=("retrieve",), **options)
         self.assertEmpty(started)
@@ -372,7 +380,7 @@ class WorkdirTest(FolderTest):
                 start()
             if finish:
                 units = [units_lib.Unit("corpus", (), {}, lambda folder: None)]
-                units_lib.run_units(self.root, units, log=lambda line: None)
+                units_lib.run_units(self.root, units)
 
     def config(self):
         return files.read_json(self.root / "config.json", dict)
