@@ -265,11 +265,11 @@ def _shown_entry(metrics: Metrics) -> Mapping[str, Any]:
 
 
 def _which_sentence(metrics: Metrics, entry: Mapping[str, Any]) -> str:
-    """Returns a sentence on the unlearned model that a page opens with; "" if there is only one."""
+    """Returns a sentence on the new model that a page opens with; "" if there is only one."""
     if (number := len(last_epochs(metrics["methods"]))) < 2:
         return ""
     name = f"{strategy_name(entry['strategy'])} with {algorithm_name(entry['algorithm'])}"
-    return f"This is the model of {name}, one of {number} unlearned models."
+    return f"This is the model of {name}, one of {number} new models."
 
 
 def asked_of(row: Example) -> str:

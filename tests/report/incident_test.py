@@ -26,9 +26,7 @@ def test_of_several_unlearned_models_the_shown_one_is_named():
     found = incident.example_incident(metrics, queries, answers, {})
     number = len({(one["strategy"], one["algorithm"]) for one in metrics["methods"]})
     assert number > 1
-    assert (
-        found.which == f"This is the model of RASLIK with GA_GDR, one of {number} unlearned models."
-    )
+    assert found.which == f"This is the model of RASLIK with GA_GDR, one of {number} new models."
     metrics["methods"] = metrics["methods"][:1]
     assert incident.example_incident(metrics, queries, answers, {}).which == ""
 
