@@ -135,7 +135,7 @@ def test_forgotten_is_said_with_the_fine_tuning_that_went_with_it(high, is_lost)
     lines = judgment.describe(found), notes.macros().headline(entry)
     assert "by likelihood 97% [96%, 98%], by length 30%" in lines[0]
     assert "by ending unknown" in lines[0]
-    assert ["fine-tuning too: by length at most" in line for line in lines] == [is_lost] * 2
+    assert ["fine-tuning is lost too: by length at most" in line for line in lines] == [is_lost] * 2
     # Without a base there is no way to take a share of.
     assert "left" not in _judge(entry, backbone=None)
 
