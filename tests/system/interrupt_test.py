@@ -48,6 +48,7 @@ class InterruptTest(FolderTest):
         else:
             self.fail(f"{unit} has not begun: {process.communicate()[1]}")
         time.sleep(delay)
+        self.assertIsNone(process.poll(), "the command ended before the signal")
         for sent in signals:
             process.send_signal(sent)
             time.sleep(0.3)
@@ -63,20 +64,21 @@ class InterruptTest(FolderTest):
         trace = ("trace", *self.trace, f"--workdir={root}")
         unlearn = ("unlearn", f"--run={root}", f"--out={out}")
         twice = (signal.SIGINT, signal.SIGINT)
+        # The longest delay: the command compiles for much longer, on a quick machine too.
         cases = (
-            (trace, "sketch", (signal.SIGINT,)),
-            (trace, "retrieve/tokens", twice),
-            (unlearn, "unlearn/raslik-cap_klr", (signal.SIGINT,)),
-            (unlearn, "unlearn/raslik-cap_klr", (signal.SIGTERM,)),
-            (unlearn, "unlearn/raslik-cap_klr", twice),
-            (unlearn, "generate/raslik-cap_klr", (signal.SIGINT,)),
+            (trace, "sketch", 0.8, (signal.SIGINT,)),
+            (trace, "retrieve/tokens", 0.0, twice),
+            (unlearn, "unlearn/raslik-cap_klr", 0.8, (signal.SIGINT,)),
+            (unlearn, "unlearn/raslik-cap_klr", 0.8, (signal.SIGTERM,)),
+            (unlearn, "unlearn/raslik-cap_klr", 0.8, twice),
+            (unlearn, "generate/raslik-cap_klr", 0.0, (signal.SIGINT,)),
         )
         before = trace
-        for number, (arguments, unit, signals) in enumerate(cases):
+        for number, (arguments, unit, longest, signals) in enumerate(cases):
             if arguments != before:
                 self.finish(before)
             before = arguments
-            delay = draw.uniform(0, 0.8)  # a quick machine is at the end soon after
+            delay = draw.uniform(0, longest)
             self.interrupt(number, arguments, unit=unit, delay=delay, signals=signals)
             self.assertFalse(out.exists())
         self.finish(unlearn)
