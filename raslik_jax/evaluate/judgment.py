@@ -232,7 +232,7 @@ def _describe_others(models: Sequence[Entry]) -> str:
     """Returns how many answers to normal queries changed and how their mean length moved."""
     words = {
         name: number
-        for name, model in zip(("now", "before unlearning", "base"), models, strict=True)
+        for name, model in zip(("now", "before", "base"), models, strict=True)
         if (number := look_up(model, "others/words")) is not None
     }
     changed, number = (

@@ -120,7 +120,7 @@ def test_the_line_says_in_the_same_breath_what_else_changed():
     line = judgment.describe(judgment.judge(entry, *models))
     assert line.startswith("forgotten. 0 of 8 prompts")
     assert "20 of 20 other answers changed" in line
-    assert "now 36.0, before unlearning 16.0, base 43.0" in line
+    assert "now 36.0, before 16.0, base 43.0" in line
     del entry["others"]
     assert "No other answers" in judgment.describe(judgment.judge(entry, *models))
 
