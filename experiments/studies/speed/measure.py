@@ -414,14 +414,15 @@ def time_index(
 
 
 def machine() -> str:
-    """Returns the processor and what it can do with bfloat16."""
+    """Returns the processor, its family, and what it can do with bfloat16."""
     path = pathlib.Path("/proc/cpuinfo")
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     facts = dict(
         (part.strip() for part in line.split(":", 1)) for line in text.splitlines() if ":" in line
     )
     extra = [name for name in ("avx512_bf16", "amx_bf16") if name in facts.get("flags", "").split()]
-    return ", ".join([facts.get("model name", "unknown processor"), *extra])
+    name, family = facts.get("model name", "unknown processor"), facts.get("cpu family")
+    return ", ".join([name, *([f"family {family}"] if family else []), *extra])
 
 
 def versions(options: Options) -> dict[str, str]:
