@@ -59,17 +59,22 @@ def traces_table() -> str:
 
 
 def methods_table() -> str:
-    """Returns the areas of each method over single queries."""
+    """Returns for each method and behavior the areas of single queries, and F1."""
+    ranked = _of(read_results(), "rank")
+
+    def cell(one: Mapping[str, Any]) -> str:
+        areas = one["auprc"]
+        mean, lowest = statistics.mean(areas), min(areas)
+        return f"{areas[0]:.3f}, {mean:.3f} ({lowest:.3f}), {statistics.mean(one['f1']):.2f}"
+
+    methods = dict.fromkeys(name for found in ranked.values() for name in found["methods"])
     rows = []
-    for name, found in _of(read_results(), "rank").items():
-        for method, one in found["methods"].items():
-            areas = one["auprc"]
-            seconds = f"{one['seconds']:.0f}" if one["seconds"] is not None else ""
-            mean = [f"{statistics.mean(areas):.3f}", f"{min(areas):.3f}"]
-            f1 = f"{statistics.mean(one['f1']):.2f}"
-            rows.append([name.split("/")[0], method, f"{areas[0]:.3f}", *mean, f1, seconds])
-    head = ["behavior", "method", "AUPRC, traced answer", "mean of 8", "lowest", "F1", "seconds"]
-    return markdown_table(head, rows)
+    for method in methods:
+        each = [found["methods"].get(method) for found in ranked.values()]
+        seconds = [one["seconds"] for one in each if one and one["seconds"] is not None]
+        cost = " to ".join(dict.fromkeys(f"{f(seconds):.0f}" for f in (min, max) if seconds))
+        rows.append([method, *(cell(one) if one else "" for one in each), cost])
+    return markdown_table(["method", *(name.split("/")[0] for name in ranked), "seconds"], rows)
 
 
 def answers_table() -> str:
