@@ -51,4 +51,4 @@ def test_it_is_unknown_where_the_base_answers_alike():
     found = {name: left.share_left(name, base, before, base, _HOW) for name in left.MEASURES}
     assert found["words"] is None and found["ended"] is None
     assert "length and ending unknown" in left.describe(found)
-    assert left.warn(found) == ("other fine-tuning is lost too: by likelihood at most 0% is left")
+    assert left.warn(found) == "other fine-tuning is lost too: by likelihood at most 0% is left"

@@ -64,7 +64,7 @@ class InterruptTest(FolderTest):
         trace = ("trace", *self.trace, f"--workdir={root}")
         unlearn = ("unlearn", f"--run={root}", f"--out={out}")
         twice = (signal.SIGINT, signal.SIGINT)
-        # The longest delay: the command compiles for much longer, on a quick machine too.
+        # With the longest delay in seconds: none where a quick machine is soon at the end.
         cases = (
             (trace, "sketch", 0.8, (signal.SIGINT,)),
             (trace, "retrieve/tokens", 0.0, twice),
