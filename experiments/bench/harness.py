@@ -68,6 +68,7 @@ class ModelOptions(Options):
     operands: Literal["", "bfloat16"] = setting(
         "", "Dtype of the operands of products with a float32 base; empty: that of the base."
     )
+    profile: str = setting("", "Folder for a profile of one more repetition; empty: none.")
 
 
 class Model(NamedTuple):
@@ -133,12 +134,14 @@ def timed(call: Callable[[], Any], *, calls: int = 1) -> tuple[Any, tuple[float,
     return result, (taken[0] / calls, taken[1] / calls)
 
 
-def take_turns(calls: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, Seconds]:
+def take_turns(
+    calls: Mapping[str, Callable[[], Any]], repeats: int, *, profile: str = ""
+) -> dict[str, Seconds]:
     """Returns what each call took.
 
     Each is called once to warm up. In every repetition all run in turn, so that other load on the
     machine falls on all of them; what is over in less than 50 ms runs several times at each turn,
-    or launching it would be timed too.
+    or launching it would be timed too. With `profile` a last one is recorded in that folder.
     """
     counts = {}
     for name, call in calls.items():
@@ -151,6 +154,11 @@ def take_turns(calls: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str
         say(f"repetition {repeat} of {repeats}")
         for name, call in calls.items():
             taken[name].append(timed(call, calls=counts[name])[1])
+    if profile:
+        with jax.profiler.trace(profile):
+            for name, call in calls.items():
+                with jax.profiler.TraceAnnotation(name):
+                    jax.block_until_ready(call())
     return {name: Seconds(*np.array(pairs).T) for name, pairs in taken.items()}
 
 
@@ -204,10 +212,17 @@ def matrix_products(base: Tree, *, tokens: int, targets: int) -> dict[str, Produ
     kernels, stream = base["embed"]["embedding"].dtype, jax.tree.leaves(base["final_norm"])[0].dtype
     for pair, rows in (dict.fromkeys(linear.layer, tokens) | {linear.head: targets}).items():
         times = linear.layer.count(pair) * linear.num_layers + (pair == linear.head)
-        left, right = jnp.ones((rows, pair[0]), stream), jnp.ones(pair)
-        call = functools.partial(jax.jit(_multiply), left, products.stored(right, kernels))
+        left, right = (_random(shape) for shape in ((rows, pair[0]), pair))
+        call = functools.partial(
+            jax.jit(_multiply), left.astype(stream), products.stored(right, kernels)
+        )
         found[f"matmul {rows} {pair}"] = Product(2.0 * left.size * pair[1], times, call)
     return found
+
+
+def _random(shape: tuple[int, ...]) -> jax.Array:
+    """Returns random numbers: a GPU multiplies ones faster than what a model has."""
+    return jax.random.normal(jax.random.key(shape[0]), shape)
 
 
 def _multiply(left: jax.Array, right: jax.Array) -> jax.Array:

@@ -136,7 +136,7 @@ def measure_times(options: Options, subject: Subject, plan: Plan) -> Iterator[Li
     for shape in plan.shapes:
         calls[f"gradients {shape.length}"] = shape.gradients
         calls[f"sketch {shape.length}"] = shape.sketch
-    taken = harness.take_turns(calls, options.repeats)
+    taken = harness.take_turns(calls, options.repeats, profile=options.profile)
     medians = {name: seconds.median(options.clock) for name, seconds in taken.items()}
     for shape in plan.shapes:
         yield {

@@ -111,7 +111,7 @@ def measure(options: Options) -> Iterator[Line]:
         model.base, tokens=tokens, targets=2 * options.batch_size * targets
     )
     timed = calls | {name: product.call for name, product in products.items()}
-    taken = harness.take_turns(timed, options.repeats)
+    taken = harness.take_turns(timed, options.repeats, profile=options.profile)
     matmul = harness.matmul_line(products, {name: taken[name].median() for name in products})
     yield matmul
     for name, call in calls.items():

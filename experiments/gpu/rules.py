@@ -44,11 +44,10 @@ def fits(case: Case) -> Iterator[str]:
 
 
 def holds_gradients_once(case: Case) -> Iterator[str]:
-    """A sketch holds [B, P] float32 once, training never: it is the largest array of a sketch.
+    """A sketch holds [B, P] float32 as often as its step says, training never.
 
-    Gradients are made layer by layer, and flat once, where they are projected. A binned sketch is
-    of the same numbers as [M, K, B], padded to whole bins: that is a copy too. Where P is at most K
-    a sketch is as wide as the gradients.
+    Gradients are made layer by layer, and flat once, where they are projected. A binned sketch also
+    holds them transposed. Where P is at most K a sketch is as wide as the gradients.
     """
     least = case.rows * case.found.params
     if case.found.params <= SIZE:

@@ -83,6 +83,11 @@ measure() {
 }
 
 # What matters most comes first.
+KERNELS=()
+[ "$SMOKE" = 1 ] && KERNELS=(--params=4096 --batch=4 --dense=4 --rows=64 --tokens=64 --heads=2
+    --side=64)
+measure kernels experiments/bench/kernels.py --json --size="$SIZE" --repeats="$REPEATS" \
+    "${KERNELS[@]}"
 SKETCH=(experiments/bench/sketch.py --json "--model=$MODEL" "--size=$SIZE" "--dtype=$DTYPE"
     "--repeats=$REPEATS")
 measure sketch_binned "${SKETCH[@]}" --batch_tokens="$BATCH_TOKENS" --max_len="$MAX_LEN" \

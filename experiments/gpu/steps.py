@@ -153,14 +153,16 @@ def _score(dtype: str) -> Callable[[AbstractRun], Program]:
 
 _FORWARD, _BACKWARD, _SIGNS = "mha_forward", "mha_backward", "dense_rademacher"
 _BOTH = (_FORWARD, _BACKWARD)
+_BINNED = (*_BOTH, "binned_transpose", "binned_sums")
 _OF_GRADIENTS: dict[str, Any] = {"gradients": 1, "is_tiled": True}
+_TWICE = _OF_GRADIENTS | {"gradients": 2}  # also transposed
 # Real sizes: 8,192 tokens of gradients, a step of 16 rows, pairs of 8 rows, 32 prompts.
 STEPS = {
-    "sketch_binned": Step(_sketch("binned"), Shape(64, 128, 64), _BOTH, **_OF_GRADIENTS),
+    "sketch_binned": Step(_sketch("binned"), Shape(64, 128, 64), _BINNED, **_TWICE),
     "sketch_dense": Step(
         _sketch("dense_rademacher"), Shape(64, 128, 64), (*_BOTH, _SIGNS), **_OF_GRADIENTS
     ),
-    "sketch_binned_512": Step(_sketch("binned"), Shape(16, 512, 256), _BOTH, **_OF_GRADIENTS),
+    "sketch_binned_512": Step(_sketch("binned"), Shape(16, 512, 256), _BINNED, **_TWICE),
     "finetune": Step(
         lambda run: finetune.count_finetuning(run).programs[0],
         Shape(16, 256, 128),

@@ -12,7 +12,7 @@ import pytest
 from absl import flags
 from support import tiny_model_config
 
-from experiments.bench import decode, harness, query, sketch, unlearn
+from experiments.bench import decode, harness, kernels, query, sketch, unlearn
 from raslik_jax.cli import setting_flags
 from raslik_jax.models import presets
 from raslik_jax.report import tables
@@ -97,6 +97,20 @@ def test_decoding_is_measured_both_ways_to_the_same_tokens(capsys):
     assert "4 of 4: batched" in capsys.readouterr().err
 
 
+def test_kernels_are_checked_before_they_are_measured(capsys, monkeypatch):
+    sizes = {"params": 4096, "size": 256, "batch": 4, "rows": 40, "tail": 5, "tokens": 64}
+    sizes |= {"lengths": (16,), "heads": 2, "side": 64, "dense": (4,), "repeats": 1}
+    lines = _measure(kernels, capsys, **sizes)
+    assert list(lines) == "setup check signs product copy binned tails attention dense".split()
+    assert all(line["worst"] <= line["bound"] for line in lines["check"])
+    assert lines["signs"][0]["inner_over_sigma"] == pytest.approx(1, abs=0.2)
+    monkeypatch.setattr(kernels.kernels, "dense_sums", lambda x_BP, size, **_: x_BP[:, :size])
+    with pytest.raises(
+        ValueError, match="dense bfloat16, integers must agree .* nothing was timed"
+    ):
+        list(kernels.measure(kernels.Options(**sizes)))
+
+
 @pytest.mark.study
 def test_each_algorithm_is_measured_beside_plain_training(capsys):
     sizes = {"batch_size": 2, "length": 16, "repeats": 2, "lora_rank": 2}
@@ -132,7 +146,7 @@ def test_what_only_the_bench_can_know_is_refused_too():
         list(sketch.measure(sketch.Options(**(_SMALL | {"size": 10**6}))))
 
 
-@pytest.mark.parametrize("module", [decode, query, sketch, unlearn])
+@pytest.mark.parametrize("module", [decode, kernels, query, sketch, unlearn])
 def test_every_option_is_a_flag(module):
     values, defaults = flags.FlagValues(), module.Options()
     setting_flags.define(defaults, values)
@@ -140,7 +154,7 @@ def test_every_option_is_a_flag(module):
     assert setting_flags.read(defaults, values) == dataclasses.replace(defaults, json=True)
 
 
-@pytest.mark.parametrize("name", ["sketch", "query", "decode", "unlearn"])
+@pytest.mark.parametrize("name", ["sketch", "kernels", "query", "decode", "unlearn"])
 def test_lines_are_json(name, capsys):
     module = importlib.import_module(f"experiments.bench.{name}")
     harness.run(module.Options(json=True), lambda options: iter([{"stage": "x", "value": 1.5}]))

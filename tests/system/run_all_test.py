@@ -23,10 +23,11 @@ class RunAllTest(absltest.TestCase):
     def test_every_flag_is_one_of_its_benchmark(self):
         text = _SCRIPT.read_text().replace("\\\n", " ")
         shared = re.search(r"SKETCH=\((.*?)\)", text, re.DOTALL)[1]
+        small = re.search(r" KERNELS=\((.*?)\)", text, re.DOTALL)[1]
         commands = re.findall(r"^\s*measure \w+ (.+)$", text, re.MULTILINE)
-        self.assertLen(commands, 5)
+        self.assertLen(commands, 6)
         for command in commands:
-            command = command.replace('"${SKETCH[@]}"', shared)
+            command = command.replace('"${SKETCH[@]}"', shared).replace('"${KERNELS[@]}"', small)
             (script,) = re.findall(r"experiments/bench/(\w+)\.py", command)
             module = importlib.import_module(f"experiments.bench.{script}")
             defined = {leaf.name for leaf in settings.leaves(module.Options())}
