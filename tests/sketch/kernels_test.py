@@ -145,6 +145,16 @@ class BinnedTest(parameterized.TestCase):
         )
         np.testing.assert_array_equal(kernels.binned_sums(table_MK, gradients_BP), by_row_BK)
 
+    @parameterized.parameters((1, 100, 7), (70, 700, 64), (3, 64, 64), (64, 1000, 90))
+    def test_kernel_equals_the_layout_of_a_cpu_exactly(self, batch, num_params, size):
+        """Both add the slots of a bin in order; no shape is of whole tiles."""
+        gradients_BP = random_gradients(batch, num_params)
+        table_MK = table_of(num_params, size)
+        np.testing.assert_array_equal(
+            kernels.binned_sums_pallas(table_MK, gradients_BP, interpret=True),
+            kernels.binned_sums_by_row(table_MK, gradients_BP),
+        )
+
     def test_all_bins_in_one_slot(self):
         gradients_BP = integer_gradients(2, 10)
         sketch_BK = kernels.binned_sums(table_of(10, 10), gradients_BP)
