@@ -368,7 +368,8 @@ def measure_program(options: argparse.Namespace, name: str, batch_tokens: int) -
     subject = draw_subject(options, cast=program.cast)
     count, few = options.rows, 2
     if program.batched:
-        count, few = options.batched_rows, max(batch_tokens // options.length, 1)
+        # Two batches: dattri compiles a first one and a later one.
+        count, few = options.batched_rows, 2 * max(batch_tokens // options.length, 1)
     say(f"{name}: warming up")
     program.call(subject, min(few, count), batch_tokens)
     say(f"{name}: {count} rows")
