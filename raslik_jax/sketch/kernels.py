@@ -256,7 +256,7 @@ def dense_blocks(batch: int, num_params: int, size: int) -> DenseBlocks:
     examples = min(max(pl.next_power_of_2(batch), 16), 256)
     programs = pl.cdiv(size, 128) * pl.cdiv(batch, examples)
     splits = max(1, min(512 // programs, pl.cdiv(num_params, 4 * ROWS_PER_BLOCK)))
-    return DenseBlocks(128, examples, splits, warps=4 if examples <= 64 else 8)
+    return DenseBlocks(128, examples, splits, warps=4 if examples <= 128 else 8)
 
 
 def dense_sums_pallas(
