@@ -7,14 +7,14 @@
 # progress beside it in a .log, and summary.txt with what ran, how long and how it ended. A benchmark
 # that fails or runs out of time is listed there, the others go on, and the exit status is then 1.
 #
-# Shapes of OLMo-2-7B with random weights, sized for one H200 (141 GB). Smaller GPUs:
+# Shapes of OLMo-2-7B with random weights, sized for one H100 (80 GB). Smaller GPUs:
 #   MODEL=pythia-2.8b BATCH_TOKENS=4096 ROWS=20000 experiments/gpu/run_all.sh OUT_DIR
 # SMOKE=1 goes through everything at tiny sizes on any machine, to see that it runs.
 # PYTHON names the interpreter (default: the checkout's .venv). ONLY="sketch_binned query" takes some.
 # TOTAL are the seconds that all may take together, LIMIT those of one; TOTAL=100000 LIMIT=100000 for
 # no hurry. The comparison with PyTorch needs the extra "parity" and is left out without it.
 #
-# NOT YET RUN ON A GPU: made and tried with SMOKE=1 on a CPU only. Sizes and times are arithmetic.
+# docs/studies/gpu.md has what an H100 gave. Compiling takes most of the time of a first run.
 set -u
 
 if [ $# -ne 1 ]; then

@@ -23,6 +23,7 @@ from experiments.studies.behaviors import page as behaviors
 from experiments.studies.corpora import paper
 from experiments.studies.counterfactual import page as counterfactual
 from experiments.studies.geometry import page as geometry
+from experiments.studies.gpu import page as gpu
 from experiments.studies.mixed_file import page as mixed_file
 from experiments.studies.own_model import page as own_model
 from experiments.studies.precise import page as precise
@@ -59,6 +60,7 @@ PAGES = {
     "behaviors": Page("behaviors", behaviors.page_tables),
     "counterfactual": Page("counterfactual", counterfactual.page_tables),
     "geometry": Page("geometry", geometry.page_tables),
+    "gpu": Page("gpu", gpu.page_tables),
     "mixed_file": Page("mixed_file", mixed_file.page_tables),
     "own_model": Page("own_model", own_model.page_tables),
     "precise": Page("precise", precise.page_tables),

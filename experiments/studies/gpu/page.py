@@ -1,0 +1,131 @@
+"""Makes the tables of docs/studies/gpu.md from the stored results.
+
+results.json has the lines of each benchmark with its command, what `experiments/gpu/check.py` once
+predicted, and the sums of a profile of gradients and sketch (--profile).
+"""
+
+import json
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from experiments.studies.reports import markdown_table
+
+RESULTS = pathlib.Path(__file__).resolve().parent / "results.json"
+
+
+def read_results() -> Mapping[str, Any]:
+    """Returns the stored results by benchmark."""
+    found: Mapping[str, Any] = json.loads(RESULTS.read_text())
+    return found
+
+
+def lines_of(benchmark: str) -> dict[str, list[dict[str, Any]]]:
+    """Returns the lines of a benchmark by stage."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for line in read_results()[benchmark]["lines"]:
+        found.setdefault(line["stage"], []).append(line)
+    return found
+
+
+def shares_table() -> str:
+    """Returns what kernels and steps reach, next to their goals."""
+    kernels, sketch, unlearn = map(lines_of, ("kernels", "sketch", "unlearn"))
+    summary, shape, products = sketch["summary"][0], sketch["shape"][0], sketch["matmul"][0]
+    of_gradients = summary["tflops"] * shape["seconds_sketch"] / shape["seconds_gradients"]
+    copy, binned = kernels["copy"][0]["gb_per_s"], kernels["binned"][0]["gb_per_s"]
+    profile = read_results()["profile"]["sketch_ms"]
+    of_sketch = profile["flat gradients and their sketch"]
+    dense = {
+        batch: max(line["tflops"] for line in kernels["dense"] if line["batch"] == batch)
+        for batch in (64, 128, 256)
+    }
+    ratio = {line["name"]: line["ratio"] for line in unlearn["step"]}
+    rows = [
+        ["gradients, of the rate of products", f"{of_gradients / products['tflops']:.0%}", "85 %"],
+        [
+            "binned sketch, on top of gradients",
+            f"{of_sketch / (sum(profile.values()) - of_sketch):.1%}",
+            "1.5 %",
+        ],
+        ["binned sketch alone, TB/s of gradients", f"{binned / 1e3:.2f}", "1.05"],
+        ["the same, of the rate of a copy", f"{binned / copy:.0%}", "35 %"],
+        *(
+            [
+                f"dense signs, {batch} gradients, TFLOP/s",
+                f"{rate:.0f}",
+                "350" if batch == 256 else "-",
+            ]
+            for batch, rate in dense.items()
+        ),
+        [
+            "both tails of 52,000 rows in bfloat16, ms",
+            f"{1e3 * kernels['tails'][0]['seconds']:.1f}",
+            "3",
+        ],
+        ["GA_GDR over plain training", f"{ratio['ga_gdr'] - 1:+.0%}", "+15 %"],
+        ["GA_KLR over plain training", f"{ratio['ga_klr'] - 1:+.0%}", "+50 %"],
+    ]
+    return markdown_table(["quantity", "measured", "goal"], rows)
+
+
+def peers_table() -> str:
+    """Returns the speed of raslik_jax and of programs in PyTorch."""
+    peers = lines_of("peers")
+    gradients = {
+        "raslik_jax": (lines_of("sketch")["summary"][0]["examples_per_s"], "65,536"),
+        "dattri-llm": (peers["dattri_llm"][0]["rows_per_s"], "256 a layer"),
+        "bergson": (peers["bergson"][0]["rows_per_s"], "256 a layer"),
+        "PyTorch, row by row": (peers["loop"][0]["rows_per_s"], "65,536"),
+    }
+    answers = {
+        "raslik_jax": lines_of("decode")["batched"][0]["tokens_per_s"],
+        "PyTorch, row by row": peers["decode"][0]["tokens_per_s"],
+    }
+    rows = [
+        [name, size, f"{rate:.1f}", f"{answers[name]:,.0f}" if name in answers else "-"]
+        for name, (rate, size) in gradients.items()
+    ]
+    heads = ["program", "coordinates", "rows a second", "new tokens a second"]
+    return markdown_table(heads, [[*row] for row in rows])
+
+
+def predicted_table() -> str:
+    """Returns the time of each step beside the compiler's least time."""
+    steps = {line["name"]: 1e3 * line["seconds"] for line in lines_of("unlearn")["step"]}
+    measured = {
+        "sketch, binned": 1e3 * lines_of("sketch")["shape"][0]["seconds_sketch"],
+        "sketch, dense": 1e3 * lines_of("sketch_dense")["shape"][0]["seconds_sketch"],
+        "fine-tuning": steps["lora"],
+        "GA_KLR": steps["ga_klr"],
+        "decoding": 1e3 * lines_of("decode32")["batched"][0]["seconds"],
+        "scores of 52,000 rows": 1e3 * lines_of("kernels")["tails"][0]["seconds"],
+    }
+    rows = [
+        [name, f"{least:,.3g}" if least < 10 else f"{least:,}", _ms(ms), f"{ms / least - 1:+.0%}"]
+        for name, least in read_results()["predicted"]["ms"].items()
+        for ms in [measured[name]]
+    ]
+    return markdown_table(["step", "predicted, ms", "measured, ms", "difference"], rows)
+
+
+def profile_table() -> str:
+    """Returns where the time of gradients and sketch goes."""
+    profile = read_results()["profile"]["sketch_ms"]
+    total = sum(profile.values())
+    rows = [[name, f"{ms:.1f}", f"{ms / total:.0%}"] for name, ms in profile.items()]
+    return markdown_table(["operations", "ms", "share"], rows)
+
+
+def _ms(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2f}"
+
+
+def page_tables() -> Mapping[str, Callable[[], str]]:
+    """Returns what makes the tables of the study, by name."""
+    return {
+        "shares": shares_table,
+        "peers": peers_table,
+        "predicted": predicted_table,
+        "profile": profile_table,
+    }
