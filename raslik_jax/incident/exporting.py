@@ -11,7 +11,6 @@ from typing import Any
 import jax.numpy as jnp
 
 from raslik_jax.base import files
-from raslik_jax.base.files import hash_file
 from raslik_jax.base.messages import shown
 from raslik_jax.config import Config, config_from_json, to_json
 from raslik_jax.data.tokens import tokenization
@@ -22,8 +21,9 @@ from raslik_jax.parallel import meshes
 from raslik_jax.report import incident
 from raslik_jax.report.card import Base, CardFacts, render_card
 from raslik_jax.run import artifacts
-from raslik_jax.run.manifests import Hashes, Manifest, check_finished
+from raslik_jax.run.manifests import Manifest, check_finished
 from raslik_jax.run.plan import open_run
+from raslik_jax.run.units import Plan
 from raslik_jax.run.workspace import Workspace, tokenizer_folders
 
 
@@ -33,9 +33,9 @@ def export_model(
 ) -> pathlib.Path:
     """Writes one unlearned model of a run with tokenizer and card to a new folder, and returns it.
 
-    Only the merge is computed, on the processor, whose memory has to hold the weights. Only the run
-    and its base checkpoint, if it has one, are read. If the run has no measurements, the card says
-    this. Results that were made again since unlearning or measuring are refused.
+    A merge is computed on the processor, whose memory has to hold the weights. Only the run and its
+    base checkpoint, if it has one, are read. If the run has no measurements, the card says this.
+    Results that were made again since unlearning or measuring are refused.
     """
     (strategy, algorithm), name = of, f"unlearn/{of}"
     config, metrics, entries = _read_run(root, name)
@@ -50,8 +50,8 @@ def export_model(
     own = config.backbone
     plain = dataclasses.replace(own, format="plain", double_quant=False, operands=own.dtype)
     backbone = plain if merged else config.backbone
-    workspace = Workspace(root, dataclasses.replace(config, backbone=backbone))
-    model, base = workspace.model, _base_of(config, manifest)
+    workspace = Workspace(root, dataclasses.replace(config, backbone=backbone), whole=merged)
+    model, base = workspace.model, _base_of(root, config, manifest)
     weights_of = f"weights in {jnp.dtype(backbone.dtype).name}, identity {model.identity}"
     train = [] if metrics else [bool(row.is_target) for row in workspace.corpus.train]
     sets = {kind: artifacts.set_rows(strategy, kind) for kind in ("forget", "retain")}
@@ -65,7 +65,7 @@ def export_model(
         learning_rate=manifest["settings"][f"unlearn.{algorithm}.learning_rate"],
         ended=incident.read_ending(root, strategy, algorithm),
         retrieved=artifacts.set_summary(strategy).read(root),
-        set_hashes={kind: hash_file(rows.place(root))[:16] for kind, rows in sets.items()},
+        set_hashes={kind: files.hash_file(rows.place(root))[:16] for kind, rows in sets.items()},
         base=base._replace(origin=f"{base.origin}, {weights_of}"),
         lora=model.lora_config,
         is_served=decoders.ARCHITECTURES[model.decoder.config.model_type].is_served_with_lora,
@@ -117,7 +117,7 @@ def _find_variant(known: Collection[Variant], of: artifacts.Variant, asked: str)
     return Variant(*of, epoch)
 
 
-def _base_of(config: Config, manifest: Manifest) -> Base:
+def _base_of(root: pathlib.Path, config: Config, manifest: Manifest) -> Base:
     settings = config.backbone
     name, revision = settings.checkpoint, settings.revision
     if not name:
@@ -127,7 +127,7 @@ def _base_of(config: Config, manifest: Manifest) -> Base:
     folder = checkpoint.resolve_folder(name, revision=revision or None)
     if not pathlib.Path(name).is_dir():
         return Base(folder, name, name + (f" at {revision}" if revision else ""), revision)
-    if Hashes().of_content(folder) != manifest["files"]["backbone.checkpoint"]:
+    if Plan(root, ()).hashes.of_content(folder) != manifest["files"]["backbone.checkpoint"]:
         must = "must be unchanged since the run, it has changed: restore it"
         raise ValueError(f"the checkpoint {shown(name, 120)} {must}")
     # A path says nothing on another machine, and the name in config.json is not the folder's: it is

@@ -153,6 +153,7 @@ def load_model(
     base_format: str | None = None,
     double_quant: bool = False,
     parts: int = 1,
+    whole: bool = True,
 ) -> LoadedModel:
     """Returns a decoder from a Hugging Face checkpoint, or names every misfit.
 
@@ -168,6 +169,7 @@ def load_model(
       base_format: "int8" or "nf4" packs the linear kernels, layer by layer as they are read.
       double_quant: nf4 only: the scales in eight bits as well.
       parts: Number of parts into which large leaves of the base are split over the mesh.
+      whole: If not, `base` has shapes only. The identity is the same.
     """
     folder = resolve_folder(name, revision=revision)
     config = read_config(folder)
@@ -178,7 +180,9 @@ def load_model(
     slots, tensors = _open_fitting(folder, config, shapes)
     if processes.count() > 1:
         tensors.check_shared()
-    base = key_map.fill(shapes, slots, tensors, pack and jax.jit(pack), num_parts=parts)
+    base = shapes
+    if whole:
+        base = key_map.fill(shapes, slots, tensors, pack and jax.jit(pack), num_parts=parts)
     identity = tensors.identity(slots, is_shared=parts > 1)
     if lora_config is not None and key is not None:
         lora = decoders.init_lora(graphdef, key=key)

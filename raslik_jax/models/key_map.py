@@ -10,6 +10,7 @@ import math
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -33,6 +34,11 @@ _PARAMETERS = {
     "a": ("lora_A.weight", True),
     "b": ("lora_B.weight", True),
 }
+
+
+# Rows of a stored tensor that are transposed together. Whole tensors take four times as long:
+# neighbors in a column are in other lines of the processor's cache.
+_STRIP = 8
 
 
 class Slot(NamedTuple):
@@ -178,9 +184,10 @@ def fill(
         )
         kept = jax.tree.leaves(held, is_leaf=lambda part: isinstance(part, sharding.Held))
         read_as, kept = (sharding.Held(), kept) if quantized else (kept[0], [sharding.Held()])
-        for key, slot in slots.items():
-            if slot.path != path:
-                continue
+
+        def read_tensor(key: str) -> bool:
+            """Fills the row of a tensor; returns whether its values are finite."""
+            slot = slots[key]
             tensor = _read(tensors, key, slot, read_as)
             parts = jax.tree.leaves(quantized(tensor) if quantized else tensor)
             row: Any = ... if slot.layer is None else slot.layer
@@ -188,11 +195,19 @@ def fill(
             for buffer, part, own in zip(jax.tree.leaves(buffers), parts, kept, strict=True):
                 with np.errstate(over="ignore", invalid="ignore"):
                     part = own.of(np.asarray(part))
-                    buffer[row] = part if quantized else products.stored(part, buffer.dtype)
+                    if quantized:
+                        buffer[row] = part
+                    else:
+                        _copy(products.stored(part, buffer.dtype), buffer[row])
                 if np.issubdtype(buffer.dtype, np.floating) and buffer.dtype != tensor.dtype:
                     is_sound = is_sound and storage.is_finite(buffer[row])
-            if not is_sound:
-                broken.append(key)
+            return is_sound
+
+        own_keys = [key for key, slot in slots.items() if slot.path == path]
+        # A program that quantizes has a whole layer in memory.
+        with ThreadPoolExecutor(1 if quantized else storage.THREADS) as pool:
+            sound = [*pool.map(read_tensor, own_keys)]
+        broken.extend(itertools.compress(own_keys, np.logical_not(sound)))
         return sharding.place(entries, buffers, num_parts, template)
 
     tree = jax.tree_util.tree_map_with_path(read, shapes)
@@ -218,16 +233,35 @@ def _read(
     return tensor.T if slot.is_transposed else tensor
 
 
+def _copy(source: Shaped[np.ndarray, "..."], target: Shaped[np.ndarray, "..."]) -> None:
+    """Copies an array into another of its dtype; a transposed matrix is copied in strips."""
+    if source.ndim != 2 or source.strides[0] >= source.strides[1]:
+        target[...] = source
+        return
+    # Integers are copied without Python's lock, so that threads can do it.
+    bits = np.dtype(f"u{target.itemsize}")
+    source, target = source.view(bits), target.view(bits)
+    for start in range(0, source.shape[1], _STRIP):
+        strip = slice(start, start + _STRIP)
+        target[:, strip] = source[:, strip]
+
+
 def tensors_of(tree: Tree, slots: Mapping[str, Slot]) -> dict[str, np.ndarray]:
     """Returns the tensors of these slots in the layout of a file."""
     leaves = flatten(tree)
+    paths = dict.fromkeys(slot.path for slot in slots.values())
+    arrays = {path: np.asarray(leaves[path]) for path in paths}
 
     def tensor(slot: Slot) -> np.ndarray:
-        leaf = np.asarray(leaves[slot.path])
-        row = leaf if slot.layer is None else leaf[slot.layer]
-        return np.ascontiguousarray(row.T if slot.is_transposed else row)
+        row = arrays[slot.path][... if slot.layer is None else slot.layer]
+        if not slot.is_transposed:
+            return np.ascontiguousarray(row)
+        turned = np.empty(row.shape[::-1], row.dtype)
+        _copy(row.T, turned)
+        return turned
 
-    return {key: tensor(slot) for key, slot in slots.items()}
+    with ThreadPoolExecutor(storage.THREADS) as pool:
+        return dict(zip(slots, pool.map(tensor, slots.values()), strict=True))
 
 
 def write_weights(

@@ -55,7 +55,7 @@ def is_narrow(weights: Any) -> bool:
 def stored(values: Any, dtype: Any) -> Any:
     """Returns weights in the stored form of a dtype."""
     if dtype != _BITS:
-        return values.astype(dtype)
+        return values.astype(dtype, copy=False)
     return values.astype(ml_dtypes.bfloat16).view(_BITS)
 
 

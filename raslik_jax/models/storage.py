@@ -13,13 +13,14 @@ import pathlib
 import sys
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import safetensors
 
-from raslik_jax.base import files
+from raslik_jax.base import files, machine
 from raslik_jax.base.messages import one_line, printable, shown, some_of
 from raslik_jax.base.settings import HUB_NAME
 from raslik_jax.data.words import refused
@@ -40,8 +41,11 @@ ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.j
 # The dtypes of weights, as a safetensors header spells them.
 FLOATS = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _NAMES = {header: name for name, header in FLOATS.items()}
+# Tensors that are read or written at the same time; each is in memory.
+THREADS = min(8, machine.usable_cpus())
 # Of a tensor that is read in blocks; a row may have more.
 _BLOCK_VALUES = 1 << 24
+_CACHED_VALUES = 1 << 18
 _HUB_SECONDS = 5.0
 _MEND = "point to a whole checkpoint, or fetch it again"
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -280,7 +284,9 @@ class Tensors:
             found = processes.sum_processes(found)
             self._checksums |= dict(zip(keys, found.tolist(), strict=True))
             self._check(keys)
-        lines = "".join(f"{key} {self._entry(key)}\n" for key in keys)
+        with ThreadPoolExecutor(THREADS) as pool:
+            entries = [*pool.map(self._entry, keys)]
+        lines = "".join(f"{key} {entry}\n" for key, entry in zip(keys, entries, strict=True))
         return hashlib.sha256(lines.encode()).hexdigest()[:32]
 
     def _own_share(self, keys: Sequence[str]) -> list[int]:
@@ -347,10 +353,19 @@ def _entry(dtype: str, shape: tuple[int, ...], checksum: int) -> str:
 
 def is_finite(tensor: np.ndarray) -> bool:
     """Returns whether a tensor of floating point numbers has no NaN and no infinity."""
-    if tensor.dtype == ml_dtypes.bfloat16:
+    flat = tensor.reshape(-1, order="A")  # no copy, transposed or not
+    # In blocks that stay in the processor's cache.
+    return all(
+        _is_finite(flat[start : start + _CACHED_VALUES])
+        for start in range(0, flat.size, _CACHED_VALUES)
+    )
+
+
+def _is_finite(block: np.ndarray) -> bool:
+    if block.dtype == ml_dtypes.bfloat16:
         # An exponent of all ones is infinity or NaN; ml_dtypes' own test is an order slower.
-        return not ((tensor.view(np.uint16) & 0x7F80) == 0x7F80).any()
-    return bool(np.isfinite(tensor).all())
+        return not ((block.view(np.uint16) & 0x7F80) == 0x7F80).any()
+    return bool(np.isfinite(block).all())
 
 
 def open_tensors(folder: pathlib.Path, *, auto: str, rename: Callable[[str], str] = str) -> Tensors:
@@ -372,13 +387,15 @@ def write_tensors(
     The same tensors give the same bytes. The format's own writer does not guarantee this for a
     header of several entries. NaN and infinity are refused.
     """
-    broken = sorted(name for name, tensor in tensors.items() if not is_finite(tensor))
-    if broken:
-        raise refused("saved_finite", names=some_of(broken, 3, quoted=False))
-    if not processes.is_first():  # what the others write is thrown away
-        return
+    with ThreadPoolExecutor(THREADS) as pool:
+        is_sound = dict(zip(tensors, pool.map(is_finite, tensors.values()), strict=True))
+        if broken := sorted(name for name in tensors if not is_sound[name]):
+            raise refused("saved_finite", names=some_of(broken, 3, quoted=False))
+        if not processes.is_first():  # what the others write is thrown away
+            return
+        found = dict(zip(tensors, pool.map(_checksum, tensors.values()), strict=True))
     checksums = {
-        _CHECKSUM + name: _entry(tensor.dtype.name, tensor.shape, _checksum(tensor))
+        _CHECKSUM + name: _entry(tensor.dtype.name, tensor.shape, found[name])
         for name, tensor in tensors.items()
     }
     noted = {"format": "pt", **(metadata or {}), **checksums}

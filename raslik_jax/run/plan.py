@@ -80,8 +80,7 @@ def open_run(root: pathlib.Path, *needs: str) -> Workspace:
     A needed unit must be whole. It must have been made with the settings in config.json from the
     current files.
     """
-    recorded = artifacts.CONFIG.read(root)
-    workspace = Workspace(root, config_from_json(recorded))
+    workspace = Workspace(root, config_from_json(artifacts.CONFIG.read(root)))
     done = Plan(root, plan_units(workspace.config, workspace)).survey().done
     lacking = [name for name in needs if name not in done]
     if lacking:

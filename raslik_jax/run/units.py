@@ -69,7 +69,7 @@ class Plan:
         self.root = root
         self.units = {unit.name: unit for unit in units}  # each after those it reads
         self.done: dict[str, Manifest] = {}  # what was found up to date so far
-        self._hashes = Hashes(root / _MAKING / "hashes.json")
+        self.hashes = Hashes(root / _MAKING / "hashes.json")
         # Files outside, from the first unit that was made of them: their content stays in memory if
         # the files change.
         self._held: dict[str, str] = {}
@@ -94,7 +94,7 @@ class Plan:
             if not reads[path]:
                 raise ValueError(f"{unit.name} reads {path}, which {owner} did not write")
         files = {
-            what: self._held.get(os.fspath(path)) or self._hashes.of_content(path)
+            what: self._held.get(os.fspath(path)) or self.hashes.of_content(path)
             for what, path in unit.files.items()
         }
         parts = {"settings": dict(unit.settings), "reads": reads, "files": files}
@@ -109,7 +109,7 @@ class Plan:
             if manifest is None or self.missing(unit):
                 return ""
             is_current = manifest["key"] == self.inputs(unit)["key"]
-            is_whole = is_current and not manifests.damaged_outputs(folder, manifest, self._hashes)
+            is_whole = is_current and not manifests.damaged_outputs(folder, manifest, self.hashes)
             return str(manifest["key"]) if is_whole else ""
 
         if key := processes.from_first(key_of_whole):
@@ -154,7 +154,7 @@ class Plan:
         started = {"seconds": seconds, **read_json(folder / STARTED, _STARTED)}
         write_json(folder / STARTED, started)
         outputs = {
-            name: {"size": path.stat().st_size, "sha256": self._hashes.of_file(path)}
+            name: {"size": path.stat().st_size, "sha256": self.hashes.of_file(path)}
             for name in manifests.files_of(folder)
             for path in [folder / name]
         }
@@ -188,7 +188,7 @@ class Plan:
 
     def finish(self) -> None:
         """Stores the hashes of large files and removes empty folders."""
-        self._hashes.save()
+        self.hashes.save()
         for folder in sorted((self.root / _MAKING).rglob("*/"), reverse=True):
             with contextlib.suppress(OSError):  # it holds what a later run goes on from
                 folder.rmdir()

@@ -91,15 +91,12 @@ class Workspace:
     """The results of earlier stages, read from the work directory at their first use."""
 
     def __init__(
-        self,
-        root: pathlib.Path,
-        config: Config,
-        *,
-        layout: str = "replicated",
+        self, root: pathlib.Path, config: Config, *, layout: str = "replicated", whole: bool = True
     ):
         self.root = root
         self.config = config
         self._layout = layout
+        self._whole = whole  # otherwise a model has shapes in place of its weights
         self._told: set[str] = set()
 
     def live(self, unit: str) -> live.Live:
@@ -183,6 +180,7 @@ class Workspace:
             base_format=None if form == "plain" else form,
             double_quant=settings.double_quant and form == "nf4",
             parts=self.parts,
+            whole=self._whole,
             **own,
         )
         origin, size = str(artifacts.TOKENIZER.place(self.root)), self.tokenizer.vocab_size

@@ -10,6 +10,7 @@ import hashlib
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 from raslik_jax.base import files
@@ -203,7 +204,9 @@ def content_of(place: pathlib.Path) -> dict[str, str]:
     if not place.is_dir():
         return {"": files.hash_file(place)}
     parts = {str(part.relative_to(place)): part for part in sorted(place.rglob("*"))}
-    return {n: files.hash_file(p) if p.is_file() else "" for n, p in parts.items()}
+    with ThreadPoolExecutor() as pool:
+        hashes = pool.map(lambda p: files.hash_file(p) if p.is_file() else "", parts.values())
+        return dict(zip(parts, hashes, strict=True))
 
 
 def _is_own(root: pathlib.Path, place: pathlib.Path) -> bool:

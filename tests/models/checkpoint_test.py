@@ -43,6 +43,14 @@ class RoundTripTest(FolderTest):
             np.testing.assert_array_equal(value, after[key], err_msg=key)
         self.assertEqual(checkpoint.read_config(self.folder / "out"), model.graphdef.config)
 
+    def test_without_its_weights_a_model_has_the_same_identity(self):
+        folder = write_model(self.folder / "in", "olmo2")
+        whole, shapes = load(folder), load(folder, whole=False)
+        self.assertEqual(shapes.identity, whole.identity)
+        for shape, leaf in zip(*map(jax.tree.leaves, (shapes.base, whole.base)), strict=True):
+            self.assertIsInstance(shape, jax.ShapeDtypeStruct)
+            self.assertEqual((shape.shape, shape.dtype), (leaf.shape, leaf.dtype))
+
     @parameterized.product(
         stored=[np.float32, np.float16, ml_dtypes.bfloat16],
         wanted=[jnp.float32, jnp.bfloat16, jnp.float16],

@@ -4,6 +4,7 @@ import hashlib
 import zlib
 from unittest import mock
 
+import ml_dtypes
 import numpy as np
 import safetensors.numpy
 from folders import FolderTest
@@ -16,6 +17,18 @@ _TENSORS = {
     "a": np.arange(8, dtype=np.float16).reshape(4, 2),
     "b": np.array(2.5, np.float32),
 }
+
+
+class FiniteTest(FolderTest):
+    @mock.patch.object(storage, "_CACHED_VALUES", 4)
+    def test_every_value_counts_in_any_layout(self):
+        for dtype in (np.float32, np.float16, ml_dtypes.bfloat16):
+            for place in ((0, 0), (2, 1), (4, 2)):
+                tensor = np.ones((5, 3), dtype)
+                self.assertTrue(storage.is_finite(tensor.T))
+                tensor[place] = np.inf
+                for layout in (tensor, tensor.T, tensor[:, place[1]], tensor[place]):
+                    self.assertFalse(storage.is_finite(np.asarray(layout)))
 
 
 class SharedTest(FolderTest):
