@@ -145,6 +145,9 @@ PROJECTIONS: dict[str, ProjectionFamily] = {
         lambda spec, table_MK, gradients_BP: kernels.binned_sums(table_MK, gradients_BP),
         collision=meet_in_dealt_bins,
         bins=_bin_of_binned,
+        by_xla=lambda spec, table_MK, gradients_BP: kernels.binned_sums_by_row(
+            table_MK, gradients_BP
+        ),
     ),
     "dense_rademacher": ProjectionFamily(
         "dense Rademacher",
