@@ -103,7 +103,8 @@ def costs_table() -> str:
     for name, parts in read_results().items():
         costs = [parts.get(part, {}).get("cost") for part in _COMMANDS]
         shown = [f"{c['cpu_seconds']} s, {c['gigabytes']:.1f} GB" if c else "" for c in costs]
-        rows.append([name, *shown])
+        if any(shown):
+            rows.append([name, *shown])
     return markdown_table(["behavior/seed", *_COMMANDS], rows)
 
 
