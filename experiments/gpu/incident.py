@@ -231,6 +231,7 @@ def measure(options: Options) -> Iterator[Line]:
         "backbone.dtype": _DTYPE,
         "corpus.max_len": options.max_len,
         "references.max_new_tokens": options.new_tokens,
+        "sketch.num_buckets": 1,  # one program less or two to compile for the index
         "unlearn.epochs": options.epochs,
     }
     trace = ["trace", *(f"--{name}={value}" for name, value in settings.items())]
