@@ -1,8 +1,8 @@
 """Measures programs in PyTorch on one GPU, as the benchmarks here measure this package.
 
-  python experiments/gpu/peers.py
-  python experiments/gpu/peers.py --stages=loop,bergson --rows=32 --batched_rows=128
-  python experiments/gpu/peers.py --model=olmo2-tiny --rows=4 --batched_rows=4 --prompts=2
+  python experiments/studies/gpu/peers.py
+  python experiments/studies/gpu/peers.py --stages=loop,bergson --rows=32 --batched_rows=128
+  python experiments/studies/gpu/peers.py --model=olmo2-tiny --rows=4 --batched_rows=4 --prompts=2
 
 The model has the preset's shapes and random weights, drawn on the device in `--dtype`. The program
 imports neither jax nor raslik_jax, so its memory and time are PyTorch's alone. Prompts and rows are
@@ -34,7 +34,7 @@ the model.
 A stage that fails prints its name and error. The others go on, and the exit status is 1. bergson
 2.5.1, dattri 0.3.0 and dattri-llm 0.1.0 are needed for their stages only.
 
-NOT YET RUN ON A GPU: made and tried on a CPU only.
+The stage dattri and more tokens in a batch were tried on a CPU only.
 """
 
 import argparse
@@ -52,7 +52,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-_PRESETS = pathlib.Path(__file__).resolve().parents[2] / "raslik_jax" / "models" / "presets.json"
+_PRESETS = pathlib.Path(__file__).resolve().parents[3] / "raslik_jax" / "models" / "presets.json"
 _TINY: dict[str, Any] = {
     "model_type": "olmo2",
     "vocab_size": 128,

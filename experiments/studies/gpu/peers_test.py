@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from experiments.gpu import peers
+from experiments.studies.gpu import peers
 
 _TINY = ["--model=olmo2-tiny", "--rows=2", "--batched_rows=2", "--prompts=3", "--batch_size=2"]
 _TINY += ["--new_tokens=2", "--size=512", "--batch_tokens=128"]
