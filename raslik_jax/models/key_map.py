@@ -39,6 +39,8 @@ _PARAMETERS = {
 # Rows of a stored tensor that are transposed together. Whole tensors take four times as long:
 # neighbors in a column are in other lines of the processor's cache.
 _STRIP = 8
+# malloc gives arrays of this size back when they are freed. Each thread keeps smaller ones.
+_FREED_BYTES = 1 << 25
 
 
 class Slot(NamedTuple):
@@ -204,9 +206,13 @@ def fill(
             return is_sound
 
         own_keys = [key for key, slot in slots.items() if slot.path == path]
+        size = sum(buffer.nbytes for buffer in jax.tree.leaves(buffers)) // max(len(own_keys), 1)
         # A program that quantizes has a whole layer in memory.
-        with ThreadPoolExecutor(1 if quantized else storage.THREADS) as pool:
-            sound = [*pool.map(read_tensor, own_keys)]
+        if quantized or size < _FREED_BYTES:
+            sound = [*map(read_tensor, own_keys)]
+        else:
+            with ThreadPoolExecutor(storage.THREADS) as pool:
+                sound = [*pool.map(read_tensor, own_keys)]
         broken.extend(itertools.compress(own_keys, np.logical_not(sound)))
         return sharding.place(entries, buffers, num_parts, template)
 

@@ -24,7 +24,7 @@ from absl.testing import parameterized
 from checkpoint_cases import GOLDEN, NAMES, load, tensors_of, write_adapter, write_model
 from folders import FolderTest
 
-from raslik_jax.models import adapters, checkpoint, decoder, quantize, sharding, storage
+from raslik_jax.models import adapters, checkpoint, decoder, key_map, quantize, sharding, storage
 from raslik_jax.models.lora import LoRAConfig
 
 
@@ -577,3 +577,17 @@ def test_loading_takes_little_more_memory_than_the_model(tmp_path):
     peak, target = map(int, result.stdout.split())
     assert target == 2 * decoder.count_parameters(shapes)
     assert peak < 1.3 * target, (peak, target)
+
+
+def test_large_tensors_are_read_by_threads_to_the_same_weights(tmp_path, monkeypatch):
+    config = support.tiny_model_config(64)
+    _, _, shapes = decoder.abstract(config, None)
+    random = np.random.default_rng(0)
+    base = jax.tree.map(lambda leaf: random.standard_normal(leaf.shape, np.float32), shapes)
+    checkpoint.save_model(tmp_path / "model", config, base)
+    alone = checkpoint.load_model(tmp_path / "model", dtype=jnp.float32)
+    monkeypatch.setattr(key_map, "_FREED_BYTES", 0)
+    together = checkpoint.load_model(tmp_path / "model", dtype=jnp.float32)
+    assert together.identity == alone.identity
+    jax.tree.map(np.testing.assert_array_equal, together.base, base)
+    jax.tree.map(np.testing.assert_array_equal, together.base, alone.base)
