@@ -68,7 +68,6 @@ class ModelOptions(Options):
     operands: Literal["", "bfloat16"] = setting(
         "", "Dtype of the operands of products with a float32 base; empty: that of the base."
     )
-    profile: str = setting("", "Folder for a profile of one more repetition; empty: none.")
 
 
 class Model(NamedTuple):

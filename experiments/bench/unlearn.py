@@ -57,6 +57,7 @@ class Options(harness.ModelOptions):
     lora_rank: int = setting(8, "Rank of the adapter, which is on all linear layers.", low=1)
     remat: bool = setting(False, "Use gradient checkpointing.")
     repeats: int = setting(5, "Timed steps of each. Medians are reported.", low=1)
+    profile: str = setting("", "Folder for a profile of one more repetition; empty: none.")
 
 
 def measure(options: Options) -> Iterator[Line]:

@@ -41,6 +41,7 @@ class Options(harness.ModelOptions):
     num_buckets: int = setting(0, "Most padded lengths; 0: the number of the sketch stage.", low=0)
     remat: bool = setting(False, "Recompute each layer in the backward pass.")
     repeats: int = setting(3, "Repetitions. Medians are reported.", low=1)
+    profile: str = setting("", "Folder for a profile of one more repetition; empty: none.")
     clock: Literal["wall", "processor"] = setting(
         "wall",
         "Clock. processor: the processor time of this process over all cores. It suits a CPU "

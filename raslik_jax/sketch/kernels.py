@@ -87,7 +87,7 @@ def binned_sums_by_column(
     return meshes.by_kernel(table_MK, gradients_BP, kernel=binned_sums_pallas, twin=by_xla)
 
 
-# Examples, coordinates and bins of the tiles of `binned_sums_pallas`, and slots at a time.
+# Most examples, coordinates and bins of the tiles of `binned_sums_pallas`, and slots at a time.
 _EXAMPLES, _COORDINATES, _BINS, _SLOTS = 64, 128, 16, 4
 
 
@@ -107,20 +107,22 @@ def binned_sums_pallas(
         ((0, -slots % _SLOTS), (0, -size % _BINS)),
         constant_values=num_params,
     )
-    parts, columns = pl.cdiv(batch, _EXAMPLES), pl.cdiv(num_params, _COORDINATES)
+    # A few rows are padded to a few: a transposed array of P x 64 would be large.
+    examples = min(max(pl.next_power_of_2(batch), 16), _EXAMPLES)
+    parts, columns = pl.cdiv(batch, examples), pl.cdiv(num_params, _COORDINATES)
 
     def transpose(gradients_ref, transposed_ref) -> None:  # type: ignore[no-untyped-def]
-        row, column = pl.program_id(1) * _EXAMPLES, pl.program_id(0) * _COORDINATES
-        is_row = row + jnp.arange(_EXAMPLES) < batch
+        row, column = pl.program_id(1) * examples, pl.program_id(0) * _COORDINATES
+        is_row = row + jnp.arange(examples) < batch
         is_column = column + jnp.arange(_COORDINATES) < num_params
         transposed_ref[:, :] = plgpu.load(
-            gradients_ref.at[pl.ds(row, _EXAMPLES), pl.ds(column, _COORDINATES)],
+            gradients_ref.at[pl.ds(row, examples), pl.ds(column, _COORDINATES)],
             mask=is_row[:, None] & is_column[None, :],
             other=0.0,
         ).T
 
     def add(table_ref, transposed_ref, sums_ref) -> None:  # type: ignore[no-untyped-def]
-        rows = pl.ds(pl.program_id(1) * _EXAMPLES, _EXAMPLES)
+        rows = pl.ds(pl.program_id(1) * examples, examples)
 
         def add_slots(step: jax.Array, sums_JB: jax.Array) -> jax.Array:
             for slot in range(_SLOTS):
@@ -132,14 +134,14 @@ def binned_sums_pallas(
                 sums_JB += jnp.where(entry_J[:, None] < 0, -value_JB, value_JB)
             return sums_JB
 
-        start_JB = jnp.zeros((_BINS, _EXAMPLES), jnp.float32)
+        start_JB = jnp.zeros((_BINS, examples), jnp.float32)
         sums_ref[:, :] = jax.lax.fori_loop(0, len(table_MK) // _SLOTS, add_slots, start_JB)
 
     transposed_PB = pl.pallas_call(
         transpose,
         grid=(columns, parts),
-        out_specs=pl.BlockSpec((_COORDINATES, _EXAMPLES), lambda i, j: (i, j)),
-        out_shape=jax.ShapeDtypeStruct((columns * _COORDINATES, parts * _EXAMPLES), jnp.float32),
+        out_specs=pl.BlockSpec((_COORDINATES, examples), lambda i, j: (i, j)),
+        out_shape=jax.ShapeDtypeStruct((columns * _COORDINATES, parts * examples), jnp.float32),
         compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=1),
         interpret=interpret,
         name="binned_transpose",
@@ -151,8 +153,8 @@ def binned_sums_pallas(
             pl.BlockSpec((len(table_MK), _BINS), lambda i, j: (0, i)),
             pl.BlockSpec(transposed_PB.shape, lambda i, j: (0, 0)),
         ],
-        out_specs=pl.BlockSpec((_BINS, _EXAMPLES), lambda i, j: (i, j)),
-        out_shape=jax.ShapeDtypeStruct((table_MK.shape[1], parts * _EXAMPLES), jnp.float32),
+        out_specs=pl.BlockSpec((_BINS, examples), lambda i, j: (i, j)),
+        out_shape=jax.ShapeDtypeStruct((table_MK.shape[1], parts * examples), jnp.float32),
         compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=2),
         interpret=interpret,
         name="binned_sums",

@@ -33,6 +33,7 @@ def shares_table() -> str:
     kernels, sketch, unlearn = map(lines_of, ("kernels", "sketch", "unlearn"))
     summary, shape, products = sketch["summary"][0], sketch["shape"][0], sketch["matmul"][0]
     of_gradients = summary["tflops"] * shape["seconds_sketch"] / shape["seconds_gradients"]
+    share = of_gradients / products["tflops"]
     copy, binned = kernels["copy"][0]["gb_per_s"], kernels["binned"][0]["gb_per_s"]
     profile = read_results()["profile"]["sketch_ms"]
     of_sketch = profile["flat gradients and their sketch"]
@@ -42,29 +43,30 @@ def shares_table() -> str:
     }
     ratio = {line["name"]: line["ratio"] for line in unlearn["step"]}
     rows = [
-        ["gradients, of the rate of products", f"{of_gradients / products['tflops']:.0%}", "85 %"],
+        ["gradients, share of the rate of products", _percent(share), "85 %"],
+        ["binned sketch on top of gradients", _percent(summary["sketch_overhead"], 1), "1.5 %"],
         [
-            "binned sketch, on top of gradients",
-            f"{of_sketch / (sum(profile.values()) - of_sketch):.1%}",
+            "the same, of its own kernels in a profile",
+            _percent(of_sketch / (sum(profile.values()) - of_sketch), 1),
             "1.5 %",
         ],
         ["binned sketch alone, TB/s of gradients", f"{binned / 1e3:.2f}", "1.05"],
-        ["the same, of the rate of a copy", f"{binned / copy:.0%}", "35 %"],
+        ["the same, share of the rate of a copy", _percent(binned / copy), "35 %"],
         *(
             [
-                f"dense signs, {batch} gradients, TFLOP/s",
+                f"dense Rademacher sketch of {batch}, TFLOP/s",
                 f"{rate:.0f}",
                 "350" if batch == 256 else "-",
             ]
             for batch, rate in dense.items()
         ),
         [
-            "both tails of 52,000 rows in bfloat16, ms",
+            "scores of 52,000 rows with both tails, ms",
             f"{1e3 * kernels['tails'][0]['seconds']:.1f}",
             "3",
         ],
-        ["GA_GDR over plain training", f"{ratio['ga_gdr'] - 1:+.0%}", "+15 %"],
-        ["GA_KLR over plain training", f"{ratio['ga_klr'] - 1:+.0%}", "+50 %"],
+        ["GA_GDR over fine-tuning", "+" + _percent(ratio["ga_gdr"] - 1), "+15 %"],
+        ["GA_KLR over fine-tuning", "+" + _percent(ratio["ga_klr"] - 1), "+50 %"],
     ]
     return markdown_table(["quantity", "measured", "goal"], rows)
 
@@ -74,20 +76,27 @@ def peers_table() -> str:
     peers = lines_of("peers")
     gradients = {
         "raslik_jax": (lines_of("sketch")["summary"][0]["examples_per_s"], "65,536"),
-        "dattri-llm": (peers["dattri_llm"][0]["rows_per_s"], "256 a layer"),
-        "bergson": (peers["bergson"][0]["rows_per_s"], "256 a layer"),
+        "dattri-llm": (peers["dattri_llm"][0]["rows_per_s"], "256 a matrix"),
+        "bergson": (peers["bergson"][0]["rows_per_s"], "256 a matrix"),
         "PyTorch, row by row": (peers["loop"][0]["rows_per_s"], "65,536"),
     }
-    answers = {
-        "raslik_jax": lines_of("decode")["batched"][0]["tokens_per_s"],
-        "PyTorch, row by row": peers["decode"][0]["tokens_per_s"],
-    }
+    ours, other = lines_of("decode")["batched"][0], peers["decode"][0]
+    answers = {name: f"{line['tokens_per_s']:,.0f}" for name, line in _both(ours, other).items()}
     rows = [
-        [name, size, f"{rate:.1f}", f"{answers[name]:,.0f}" if name in answers else "-"]
+        [name, size, f"{rate:.1f}", answers.pop(name, "-")]
         for name, (rate, size) in gradients.items()
     ]
+    rows += [[name, "-", "-", rate] for name, rate in answers.items()]
     heads = ["program", "coordinates", "rows a second", "new tokens a second"]
-    return markdown_table(heads, [[*row] for row in rows])
+    return markdown_table(heads, rows)
+
+
+def _both(ours: Any, other: Any) -> dict[str, Any]:
+    return {"raslik_jax": ours, "transformers": other}
+
+
+def _percent(share: float, digits: int = 0) -> str:
+    return f"{100 * share:.{digits}f} %"
 
 
 def predicted_table() -> str:
@@ -102,7 +111,7 @@ def predicted_table() -> str:
         "scores of 52,000 rows": 1e3 * lines_of("kernels")["tails"][0]["seconds"],
     }
     rows = [
-        [name, f"{least:,.3g}" if least < 10 else f"{least:,}", _ms(ms), f"{ms / least - 1:+.0%}"]
+        [name, f"{least:,.3g}" if least < 10 else f"{least:,}", _ms(ms), f"{100 * (ms / least - 1):+.0f} %"]
         for name, least in read_results()["predicted"]["ms"].items()
         for ms in [measured[name]]
     ]
@@ -113,7 +122,7 @@ def profile_table() -> str:
     """Returns where the time of gradients and sketch goes."""
     profile = read_results()["profile"]["sketch_ms"]
     total = sum(profile.values())
-    rows = [[name, f"{ms:.1f}", f"{ms / total:.0%}"] for name, ms in profile.items()]
+    rows = [[name, f"{ms:.1f}", _percent(ms / total)] for name, ms in profile.items()]
     return markdown_table(["operations", "ms", "share"], rows)
 
 
