@@ -2,7 +2,7 @@
 
   python experiments/bench/sketch.py
   python experiments/bench/sketch.py --model=smollm2-135m --length=128 --json
-  python experiments/bench/sketch.py --model=olmo2-7b --batch_tokens=8192 --remat   # an H200
+  python experiments/bench/sketch.py --model=olmo2-7b --batch_tokens=8192   # an H100
 
 The model has the preset's shapes and random weights, made on the device. Lengths are those of
 Alpaca's 52,002 rows (a histogram comes with the package), planned into length buckets as the

@@ -1,11 +1,11 @@
 """The inner loops of the sketch: gradients_BP in, sketch_BK in float32 out, unchecked.
 
-No matrix of signs is stored anywhere. A Pallas kernel (Triton route) runs on NVIDIA GPUs. Its XLA
-twin makes the same signs and products and runs everywhere. `dense_sums` and `binned_sums` choose by
-the platform that they are compiled for.
+No matrix of signs is stored anywhere. Pallas kernels (Triton route) run on NVIDIA GPUs. They have
+no transpose. Their XLA twins compute the same and run everywhere. `dense_sums` and `binned_sums`
+choose by the platform that they are compiled for.
 
 `keys` are two pairs of `hashing.stream_keys`, of rows and columns. They are
-NumPy scalars, which compile to constants, or traced ones. The Pallas kernel takes no traced ones.
+NumPy scalars, which compile to constants, or traced ones. The dense kernel takes no traced ones.
 """
 
 import functools

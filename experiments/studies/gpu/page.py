@@ -80,8 +80,8 @@ def peers_table() -> str:
         "bergson": (peers["bergson"][0]["rows_per_s"], "256 a matrix"),
         "PyTorch, row by row": (peers["loop"][0]["rows_per_s"], "65,536"),
     }
-    ours, other = lines_of("decode")["batched"][0], peers["decode"][0]
-    answers = {name: f"{line['tokens_per_s']:,.0f}" for name, line in _both(ours, other).items()}
+    decoding = {"raslik_jax": lines_of("decode")["batched"][0], "transformers": peers["decode"][0]}
+    answers = {name: f"{line['tokens_per_s']:,.0f}" for name, line in decoding.items()}
     rows = [
         [name, size, f"{rate:.1f}", answers.pop(name, "-")]
         for name, (rate, size) in gradients.items()
@@ -89,10 +89,6 @@ def peers_table() -> str:
     rows += [[name, "-", "-", rate] for name, rate in answers.items()]
     heads = ["program", "coordinates", "rows a second", "new tokens a second"]
     return markdown_table(heads, rows)
-
-
-def _both(ours: Any, other: Any) -> dict[str, Any]:
-    return {"raslik_jax": ours, "transformers": other}
 
 
 def _percent(share: float, digits: int = 0) -> str:
