@@ -161,21 +161,14 @@ def answer_likelihood(decoder: Decoder, *, batch_tokens: int) -> Callable[..., L
 def token_likelihood(decoder: Decoder, *, batch_tokens: int) -> Callable[..., np.ndarray]:
     """Returns the function from `(lora, base, encoded)` to the nats of every token of every answer.
 
-    The result is [N, T] with T the most tokens of an answer. Zeros follow the last token of an
-    answer. The mean over its tokens equals the result of `answer_likelihood`, in batches of the
-    same shapes.
+    The result is [N, T]. Zeros follow the last token of an answer. All rows have one shape of a
+    short list, so that an earlier trace has often compiled the program.
     """
     of_batch = token_step(decoder)
 
     def measure(lora: Tree, base: Tree, encoded: Encoded) -> Float[np.ndarray, "N T"]:
-        plans = _few_shapes(encoded, batch_tokens)
-        most = max(plan.num_targets for plan in plans)
-
-        def of_shape(batch: Batch) -> Array:
-            nll_BT = of_batch(lora, base, batch)
-            return jnp.pad(nll_BT, ((0, 0), (0, most - nll_BT.shape[1])))
-
-        nll_NT: np.ndarray = _of_rows(of_shape, encoded, plans)
+        plans = plan_one_shape(encoded, batch_tokens=batch_tokens)
+        nll_NT: np.ndarray = _of_rows(functools.partial(of_batch, lora, base), encoded, plans)
         return nll_NT
 
     return measure
@@ -191,7 +184,7 @@ def expected_likelihood(decoder: Decoder, *, batch_tokens: int) -> Callable[...,
     of_batch = expected_step(decoder)
 
     def measure(lora: Tree, base: Tree, encoded: Encoded) -> Expected:
-        plans = _few_shapes(encoded, batch_tokens)
+        plans = plan_one_shape(encoded, batch_tokens=batch_tokens)
         return Expected(*_of_rows(functools.partial(of_batch, lora, base), encoded, plans))
 
     return measure

@@ -59,7 +59,6 @@ class LikelihoodTest(absltest.TestCase):
             self.assertEqual({(len(p.rows), p.length, p.num_targets) for p in plans}, {(3, 16, 16)})
 
     def test_every_token_has_its_own_nats_in_the_order_of_the_rows(self):
-        # Two shapes, and the longest answer not in the first.
         encoded = _encoded([(3, 2), (12, 3), (3, 13), (2, 4)])
         measure = likelihood.token_likelihood(_MODEL.decoder, batch_tokens=32)
         found_NT = measure(_MODEL.lora, _MODEL.base, encoded)
