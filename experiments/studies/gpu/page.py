@@ -16,7 +16,7 @@ RESULTS = pathlib.Path(__file__).resolve().parent / "results.json"
 
 def read_results() -> Mapping[str, Any]:
     """Returns the stored results by benchmark."""
-    found: Mapping[str, Any] = json.loads(RESULTS.read_text())
+    found: Mapping[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))
     return found
 
 
@@ -33,42 +33,58 @@ def shares_table() -> str:
     kernels, sketch, unlearn = map(lines_of, ("kernels", "sketch", "unlearn"))
     summary, shape, products = sketch["summary"][0], sketch["shape"][0], sketch["matmul"][0]
     of_gradients = summary["tflops"] * shape["seconds_sketch"] / shape["seconds_gradients"]
-    share = of_gradients / products["tflops"]
-    copy, binned = kernels["copy"][0]["gb_per_s"], kernels["binned"][0]["gb_per_s"]
     profile = read_results()["profile"]["sketch_ms"]
     of_sketch = profile["flat gradients and their sketch"]
-    dense = {
-        batch: max(line["tflops"] for line in kernels["dense"] if line["batch"] == batch)
-        for batch in (64, 128, 256)
-    }
+    of_sketch /= sum(profile.values()) - of_sketch
+    both = kernels, lines_of("h200_kernels")
+    copies, binned = ([lines[name][0]["gb_per_s"] for lines in both] for name in ("copy", "binned"))
+    alone = [f"{rate / 1e3:.2f}" for rate in binned]
+    shares = [_percent(rate / copy) for rate, copy in zip(binned, copies, strict=True)]
+    tails = [f"{1e3 * lines['tails'][0]['seconds']:.1f}" for lines in both]
+    dense = max(line["tflops"] for line in kernels["dense"])
     ratio = {line["name"]: line["ratio"] for line in unlearn["step"]}
+    share = _percent(of_gradients / products["tflops"])
     rows = [
-        ["gradients, share of the rate of products", _percent(share), "85 %"],
-        ["binned sketch on top of gradients", _percent(summary["sketch_overhead"], 1), "1.5 %"],
+        ["gradients, share of the rate of products", share, "-", "85 %"],
         [
-            "the same, of its own kernels in a profile",
-            _percent(of_sketch / (sum(profile.values()) - of_sketch), 1),
+            "binned sketch on top of gradients",
+            _percent(summary["sketch_overhead"], 1),
+            "-",
             "1.5 %",
         ],
-        ["binned sketch alone, TB/s of gradients", f"{binned / 1e3:.2f}", "1.05"],
-        ["the same, share of the rate of a copy", _percent(binned / copy), "35 %"],
-        *(
-            [
-                f"dense Rademacher sketch of {batch}, TFLOP/s",
-                f"{rate:.0f}",
-                "350" if batch == 256 else "-",
-            ]
-            for batch, rate in dense.items()
-        ),
-        [
-            "scores of 52,000 rows with both tails, ms",
-            f"{1e3 * kernels['tails'][0]['seconds']:.1f}",
-            "3",
-        ],
-        ["GA_GDR over fine-tuning", "+" + _percent(ratio["ga_gdr"] - 1), "+15 %"],
-        ["GA_KLR over fine-tuning", "+" + _percent(ratio["ga_klr"] - 1), "+50 %"],
+        ["the same, of its own kernels in a profile", _percent(of_sketch, 1), "-", "1.5 %"],
+        ["binned sketch alone, TB/s of gradients", *alone, "1.5"],
+        ["the same, share of the rate of a copy", *shares, "35 %"],
+        ["dense Rademacher sketch of 256, TFLOP/s", f"{dense:.0f}", "-", "350"],
+        ["scores of 52,000 rows with both tails, ms", *tails, "3"],
+        ["GA_GDR over fine-tuning", "+" + _percent(ratio["ga_gdr"] - 1), "-", "+15 %"],
+        ["GA_KLR over fine-tuning", "+" + _percent(ratio["ga_klr"] - 1), "-", "+50 %"],
     ]
-    return markdown_table(["quantity", "measured", "goal"], rows)
+    return markdown_table(["quantity", "H100", "H200", "goal"], rows)
+
+
+_STAGES = {
+    "index": "trace of another answer, with the index of 512 rows",
+    "trace": "trace of the bad answer",
+}
+_UNITS = {
+    "retrieve/traced": "its likelihood under both models",
+    "retrieve/queries": "its gradient",
+}
+
+
+def incident_table() -> str:
+    """Returns what the commands of one incident take, and the longest parts of a trace."""
+    stages = lines_of("h200_incident")
+    rows = []
+    for stage, name in _STAGES.items():
+        line = stages[stage][0]
+        rows.append([name, f"{line['seconds']:.0f}"])
+    units = stages["trace"][0]["units"]
+    rows += [[f"- {name}", f"{units[unit]:.0f}"] for unit, name in _UNITS.items()]
+    before = stages["unlearn, stopped"][0]["units"]["references/evaluation"]
+    rows.append(["answers before unlearning, 158 and their likelihood", f"{before:.0f}"])
+    return markdown_table(["command or part", "seconds"], rows)
 
 
 def peers_table() -> str:
@@ -107,7 +123,7 @@ def predicted_table() -> str:
         "scores of 52,000 rows": 1e3 * lines_of("kernels")["tails"][0]["seconds"],
     }
     rows = [
-        [name, f"{least:,.3g}" if least < 10 else f"{least:,}", _ms(ms), f"{100 * (ms / least - 1):+.0f} %"]
+        [name, _ms(least), _ms(ms), f"{100 * (ms / least - 1):+.0f} %"]
         for name, least in read_results()["predicted"]["ms"].items()
         for ms in [measured[name]]
     ]
@@ -133,4 +149,5 @@ def page_tables() -> Mapping[str, Callable[[], str]]:
         "peers": peers_table,
         "predicted": predicted_table,
         "profile": profile_table,
+        "incident": incident_table,
     }
