@@ -55,6 +55,7 @@ from raslik_jax.data.corpora.record import SharedSettings
 from raslik_jax.data.corpora.toy import make_toy_corpus
 from raslik_jax.data.examples import HELD_OUT, Corpus, write_examples
 from raslik_jax.data.tokens import encoding, prompts, tokenization
+from raslik_jax.incident import making
 from raslik_jax.models import adapters, checkpoint, storage
 from raslik_jax.models import decoder as decoders
 from raslik_jax.models.lora import LoRAConfig
@@ -264,6 +265,7 @@ def main(options: Options) -> int:
     if options.part == "inputs":
         harness.run(options, make_inputs)
         return 0
+    making.require("rouge_score")  # before the trace, not after it
     if options.root.exists() and any(options.root.iterdir()):
         raise ValueError(f"--workdir must be new or empty, got {options.workdir}: name another")
     options.root.mkdir(parents=True, exist_ok=True)
