@@ -2,6 +2,7 @@
 
 import json
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,11 +11,12 @@ from support import shared_data
 
 from raslik_jax.base.settings import replaced
 from raslik_jax.config import Config, RetrieveConfig, SketchConfig
-from raslik_jax.data.examples import Corpus, Example
+from raslik_jax.data.examples import Corpus, Example, make_example
 from raslik_jax.data.tokens.encoding import Encoded
+from raslik_jax.models.presets import MODEL_PRESETS
 from raslik_jax.retrieve.strategies import GivenSettings
 from raslik_jax.run import artifacts
-from raslik_jax.run.stages import generate, retrieve, scores
+from raslik_jax.run.stages import generate, retrieve, scores, sketch
 from raslik_jax.run.workspace import Workspace
 
 _STRATEGIES = "random,bm25,embedding,oracle,cr,cr_25,raslik_f,raslik,exact"
@@ -183,3 +185,29 @@ def test_every_strategy_and_ranks_as_scores(tmp_path):
     assert done.returncode == 0, done.stderr
     for name in ("random", "raslik"):
         assert tuple(map(len, _sets(tmp_path, name))) == (7, 7)
+
+
+@pytest.mark.parametrize("is_traced, count", [(True, 1), (False, 3)])
+def test_traced_answers_of_several_lengths_are_sketched_by_one_program(
+    tmp_path, monkeypatch, is_traced, count
+):
+    """In another trace of a run a program would be compiled for each length otherwise."""
+    shapes = set()
+
+    def sketched(batch):
+        shapes.add((batch.tokens_BL.shape, batch.num_targets))
+        return SimpleNamespace(unit_BK=np.zeros((len(batch.tokens_BL), 2), np.float32))
+
+    monkeypatch.setattr(sketch, "sketch_of_run", lambda workspace: sketched)
+    config = replaced(Config(), {"evaluate.traced": is_traced})
+    for length in (12, 30, 60):
+        tokens = (np.arange(length, dtype=np.int32),)
+        encoded = Encoded(("q",), tokens, np.array([4]), pad_id=0)
+        workspace: Any = SimpleNamespace(
+            config=config,
+            shapes=MODEL_PRESETS["pythia-14m"],
+            retrieval_queries=lambda: (make_example("", "", ""),),
+            encode=lambda rows, what, targets, encoded=encoded: encoded,
+        )
+        sketch.make_query_sketches(workspace, tmp_path)
+    assert len(shapes) == count
