@@ -148,10 +148,7 @@ def answer_likelihood(decoder: Decoder, *, batch_tokens: int) -> Callable[..., L
     of_batch = likelihood_step(decoder)
 
     def measure(lora: Tree, base: Tree, encoded: Encoded, *, on_ladder: bool = False) -> Likelihood:
-        if on_ladder:
-            plans = plan_one_shape(encoded, batch_tokens=batch_tokens)
-        else:
-            plans = _few_shapes(encoded, batch_tokens)
+        plans = _plans(encoded, batch_tokens, on_ladder)
         nll_N = _of_rows(functools.partial(of_batch, lora, base), encoded, plans)
         return Likelihood(nll_N, encoded.num_targets_N)
 
@@ -159,16 +156,25 @@ def answer_likelihood(decoder: Decoder, *, batch_tokens: int) -> Callable[..., L
 
 
 def token_likelihood(decoder: Decoder, *, batch_tokens: int) -> Callable[..., np.ndarray]:
-    """Returns the function from `(lora, base, encoded)` to the nats of every token of every answer.
+    """Returns the function from `(lora, base, encoded, on_ladder=False)` to answers' nats a token.
 
-    The result is [N, T]. Zeros follow the last token of an answer. All rows have one shape of a
-    short list, so that an earlier trace has often compiled the program.
+    The result is [N, T] with T at least the most tokens of an answer. Zeros follow the last token
+    of an answer. The mean over its tokens equals the result of `answer_likelihood`, in batches of
+    the same shapes.
     """
     of_batch = token_step(decoder)
 
-    def measure(lora: Tree, base: Tree, encoded: Encoded) -> Float[np.ndarray, "N T"]:
-        plans = plan_one_shape(encoded, batch_tokens=batch_tokens)
-        nll_NT: np.ndarray = _of_rows(functools.partial(of_batch, lora, base), encoded, plans)
+    def measure(
+        lora: Tree, base: Tree, encoded: Encoded, *, on_ladder: bool = False
+    ) -> Float[np.ndarray, "N T"]:
+        plans = _plans(encoded, batch_tokens, on_ladder)
+        most = max(plan.num_targets for plan in plans)
+
+        def of_shape(batch: Batch) -> Array:
+            nll_BT = of_batch(lora, base, batch)
+            return jnp.pad(nll_BT, ((0, 0), (0, most - nll_BT.shape[1])))
+
+        nll_NT: np.ndarray = _of_rows(of_shape, encoded, plans)
         return nll_NT
 
     return measure
@@ -184,7 +190,7 @@ def expected_likelihood(decoder: Decoder, *, batch_tokens: int) -> Callable[...,
     of_batch = expected_step(decoder)
 
     def measure(lora: Tree, base: Tree, encoded: Encoded) -> Expected:
-        plans = plan_one_shape(encoded, batch_tokens=batch_tokens)
+        plans = _plans(encoded, batch_tokens, on_ladder=True)
         return Expected(*_of_rows(functools.partial(of_batch, lora, base), encoded, plans))
 
     return measure
@@ -195,14 +201,16 @@ def answer_divergence(decoder: Decoder, *, batch_tokens: int) -> Callable[..., D
     of_batch = divergence_step(decoder)
 
     def measure(lora: Tree, reference: Tree, base: Tree, encoded: Encoded) -> Divergence:
-        plans = _few_shapes(encoded, batch_tokens)
+        plans = _plans(encoded, batch_tokens)
         measured = functools.partial(of_batch, (lora, reference), base)
         return Divergence(*_of_rows(measured, encoded, plans))
 
     return measure
 
 
-def _few_shapes(encoded: Encoded, batch_tokens: int) -> tuple[BatchPlan, ...]:
+def _plans(encoded: Encoded, batch_tokens: int, on_ladder: bool = False) -> tuple[BatchPlan, ...]:
+    if on_ladder:
+        return plan_one_shape(encoded, batch_tokens=batch_tokens)
     one, few = (
         plan_batches(
             *(encoded.lengths_N, encoded.num_targets_N),

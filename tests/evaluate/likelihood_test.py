@@ -59,13 +59,16 @@ class LikelihoodTest(absltest.TestCase):
             self.assertEqual({(len(p.rows), p.length, p.num_targets) for p in plans}, {(3, 16, 16)})
 
     def test_every_token_has_its_own_nats_in_the_order_of_the_rows(self):
+        # Two shapes or one, and the longest answer not in the first.
         encoded = _encoded([(3, 2), (12, 3), (3, 13), (2, 4)])
         measure = likelihood.token_likelihood(_MODEL.decoder, batch_tokens=32)
-        found_NT = measure(_MODEL.lora, _MODEL.base, encoded)
-        for nll_T, tokens_L, start in zip(found_NT, encoded.tokens, encoded.start_N, strict=True):
-            expected = _slow_nats(tokens_L, start)
-            np.testing.assert_allclose(nll_T[: len(expected)], expected, rtol=2e-6, atol=2e-6)
-            np.testing.assert_array_equal(nll_T[len(expected) :], 0.0)
+        for on_ladder in (False, True):
+            found_NT = measure(_MODEL.lora, _MODEL.base, encoded, on_ladder=on_ladder)
+            rows = zip(found_NT, encoded.tokens, encoded.start_N, strict=True)
+            for nll_T, tokens_L, start in rows:
+                expected = _slow_nats(tokens_L, start)
+                np.testing.assert_allclose(nll_T[: len(expected)], expected, rtol=2e-6, atol=2e-6)
+                np.testing.assert_array_equal(nll_T[len(expected) :], 0.0)
 
     def test_the_divergence_is_that_of_all_logits_in_both_directions(self):
         measure = likelihood.answer_divergence(_MODEL.decoder, batch_tokens=64)

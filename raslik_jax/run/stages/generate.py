@@ -144,7 +144,7 @@ def write_traced(workspace: Workspace, variant: Variant | None, folder: pathlib.
     for name, what, model in models_of(workspace, variant):
         outputs = workspace.generate(model, rows, f"traced prompts, {what}")
         measure = workspace.measure(likelihood.token_likelihood, model.decoder)
-        nll_NT = measure(model.lora, model.base, encoded)
+        nll_NT = measure(model.lora, model.base, encoded, on_ladder=True)
         drawn: list[tuple[float, ...]] = [()] * len(rows)
         if name[0] == "finetuned":  # the answers are said to be this model's
             expected = workspace.measure(likelihood.expected_likelihood, model.decoder)
