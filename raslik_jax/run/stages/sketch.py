@@ -214,13 +214,8 @@ def sketch_of_run(workspace: Workspace) -> Sketch:
 
 def make_query_sketches(workspace: Workspace, folder: pathlib.Path) -> None:
     """Sketches the gradients of the retrieval queries in the same way as the index."""
-    sketch = sketch_of_run(workspace)
-    query_QK = sketch_queries(
-        workspace,
-        sketch,
-        workspace.retrieval_queries(),
-        is_asked=bool(workspace.config.evaluate.traced),
-    )
+    queries, is_asked = workspace.retrieval_queries(), workspace.config.evaluate.traced
+    query_QK = sketch_queries(workspace, sketch_of_run(workspace), queries, is_asked=is_asked)
     artifacts.QUERY_SKETCHES.write(folder, query_QK)
 
 
