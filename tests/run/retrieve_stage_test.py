@@ -187,9 +187,9 @@ def test_every_strategy_and_ranks_as_scores(tmp_path):
         assert tuple(map(len, _sets(tmp_path, name))) == (7, 7)
 
 
-@pytest.mark.parametrize("is_traced, count", [(True, 1), (False, 3)])
-def test_traced_answers_of_several_lengths_are_sketched_by_one_program(
-    tmp_path, monkeypatch, is_traced, count
+@pytest.mark.parametrize("rows, count", [(1, 1), (9, 3)])
+def test_a_few_queries_of_several_lengths_are_sketched_by_one_program(
+    tmp_path, monkeypatch, rows, count
 ):
     """In another trace of a run a program would be compiled for each length otherwise."""
     shapes = set()
@@ -199,14 +199,14 @@ def test_traced_answers_of_several_lengths_are_sketched_by_one_program(
         return SimpleNamespace(unit_BK=np.zeros((len(batch.tokens_BL), 2), np.float32))
 
     monkeypatch.setattr(sketch, "sketch_of_run", lambda workspace: sketched)
-    config = replaced(Config(), {"evaluate.traced": is_traced})
     for length in (12, 30, 60):
-        tokens = (np.arange(length, dtype=np.int32),)
-        encoded = Encoded(("q",), tokens, np.array([4]), pad_id=0)
+        tokens = (np.arange(length, dtype=np.int32),) * rows
+        ids = tuple(f"q{row}" for row in range(rows))
+        encoded = Encoded(ids, tokens, np.full(rows, 4), pad_id=0)
         workspace: Any = SimpleNamespace(
-            config=config,
+            config=Config(),
             shapes=MODEL_PRESETS["pythia-14m"],
-            retrieval_queries=lambda: (make_example("", "", ""),),
+            retrieval_queries=lambda: (make_example("", "", ""),) * rows,
             encode=lambda rows, what, targets, encoded=encoded: encoded,
         )
         sketch.make_query_sketches(workspace, tmp_path)

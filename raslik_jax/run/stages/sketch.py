@@ -82,7 +82,7 @@ def sketch_queries(
 ) -> np.ndarray:
     """Returns the unit sketches of queries, [Q, K]; refuses a prompt without room to answer.
 
-    Queries of a run have the cheapest shapes. A user's questions share a few shapes.
+    Many queries have the cheapest shapes. A user's questions share a few shapes.
     """
     settings, max_len = workspace.config.sketch, workspace.config.corpus.max_len
     encoded = workspace.encode(queries, "queries", targets=settings.targets)
@@ -214,8 +214,8 @@ def sketch_of_run(workspace: Workspace) -> Sketch:
 
 def make_query_sketches(workspace: Workspace, folder: pathlib.Path) -> None:
     """Sketches the gradients of the retrieval queries in the same way as the index."""
-    queries, is_asked = workspace.retrieval_queries(), workspace.config.evaluate.traced
-    query_QK = sketch_queries(workspace, sketch_of_run(workspace), queries, is_asked=is_asked)
+    sketch, queries = sketch_of_run(workspace), workspace.retrieval_queries()
+    query_QK = sketch_queries(workspace, sketch, queries, is_asked=len(queries) <= 8)
     artifacts.QUERY_SKETCHES.write(folder, query_QK)
 
 
