@@ -30,32 +30,37 @@ def lines_of(benchmark: str) -> dict[str, list[dict[str, Any]]]:
 
 def shares_table() -> str:
     """Returns what kernels and steps reach, next to their goals."""
-    kernels, sketch, unlearn = map(lines_of, ("kernels", "sketch", "unlearn"))
-    summary, shape, products = sketch["summary"][0], sketch["shape"][0], sketch["matmul"][0]
-    of_gradients = summary["tflops"] * shape["seconds_sketch"] / shape["seconds_gradients"]
+    kernels = lines_of("kernels"), lines_of("h200_kernels")
+    sketches = lines_of("sketch"), lines_of("h200_sketch")
+    dense = kernels[0], lines_of("h200_kernels_16")
+    of_gradients, on_top = [], []
+    for lines in sketches:
+        summary, shape = lines["summary"][0], lines["shape"][0]
+        rate = summary["tflops"] * shape["seconds_sketch"] / shape["seconds_gradients"]
+        of_gradients.append(_percent(rate / lines["matmul"][0]["tflops"]))
+        on_top.append(_percent(summary["sketch_overhead"], 1))
     profile = read_results()["profile"]["sketch_ms"]
     of_sketch = profile["flat gradients and their sketch"]
     of_sketch /= sum(profile.values()) - of_sketch
-    both = kernels, lines_of("h200_kernels")
-    copies, binned = ([lines[name][0]["gb_per_s"] for lines in both] for name in ("copy", "binned"))
+    copies, binned = (
+        [lines[name][0]["gb_per_s"] for lines in kernels] for name in ("copy", "binned")
+    )
     alone = [f"{rate / 1e3:.2f}" for rate in binned]
     shares = [_percent(rate / copy) for rate, copy in zip(binned, copies, strict=True)]
-    tails = [f"{1e3 * lines['tails'][0]['seconds']:.1f}" for lines in both]
-    dense = max(line["tflops"] for line in kernels["dense"])
-    ratio = {line["name"]: line["ratio"] for line in unlearn["step"]}
-    share = _percent(of_gradients / products["tflops"])
+    tails = [f"{1e3 * lines['tails'][0]['seconds']:.1f}" for lines in kernels]
+    of_128 = [
+        max(line["tflops"] for line in lines["dense"] if line["batch"] == 128) for lines in dense
+    ]
+    of_256 = max(line["tflops"] for line in kernels[0]["dense"])
+    ratio = {line["name"]: line["ratio"] for line in lines_of("unlearn")["step"]}
     rows = [
-        ["gradients, share of the rate of products", share, "-", "85 %"],
-        [
-            "binned sketch on top of gradients",
-            _percent(summary["sketch_overhead"], 1),
-            "-",
-            "1.5 %",
-        ],
+        ["gradients, share of the rate of products", *of_gradients, "85 %"],
+        ["binned sketch on top of gradients", *on_top, "1.5 %"],
         ["the same, of its own kernels in a profile", _percent(of_sketch, 1), "-", "1.5 %"],
         ["binned sketch alone, TB/s of gradients", *alone, "1.5"],
         ["the same, share of the rate of a copy", *shares, "35 %"],
-        ["dense Rademacher sketch of 256, TFLOP/s", f"{dense:.0f}", "-", "350"],
+        ["dense Rademacher sketch of 128, TFLOP/s", *(f"{rate:.0f}" for rate in of_128), "350"],
+        ["the same of 256", f"{of_256:.0f}", "-", "350"],
         ["scores of 52,000 rows with both tails, ms", *tails, "3"],
         ["GA_GDR over fine-tuning", "+" + _percent(ratio["ga_gdr"] - 1), "-", "+15 %"],
         ["GA_KLR over fine-tuning", "+" + _percent(ratio["ga_klr"] - 1), "-", "+50 %"],
@@ -66,24 +71,32 @@ def shares_table() -> str:
 _STAGES = {
     "index": "trace of another answer, with the index of 512 rows",
     "trace": "trace of the bad answer",
+    "unlearn": "unlearn, ten steps of CAP_KLR",
+    "export": "export of the whole model",
+    "report": "report",
 }
 _UNITS = {
-    "retrieve/traced": "its likelihood under both models",
-    "retrieve/queries": "its gradient",
+    "trace": {
+        "retrieve/traced": "its likelihood under both models",
+        "retrieve/queries": "its gradient",
+    },
+    "unlearn": {
+        "references/evaluation": "158 answers and their likelihood before unlearning",
+        "unlearn/raslik-cap_klr": "its steps and probes",
+    },
 }
 
 
 def incident_table() -> str:
-    """Returns what the commands of one incident take, and the longest parts of a trace."""
+    """Returns what the commands of one incident take, and their longest parts."""
     stages = lines_of("h200_incident")
     rows = []
     for stage, name in _STAGES.items():
         line = stages[stage][0]
         rows.append([name, f"{line['seconds']:.0f}"])
-    units = stages["trace"][0]["units"]
-    rows += [[f"- {name}", f"{units[unit]:.0f}"] for unit, name in _UNITS.items()]
-    before = stages["unlearn, stopped"][0]["units"]["references/evaluation"]
-    rows.append(["answers before unlearning, 158 and their likelihood", f"{before:.0f}"])
+        units = _UNITS.get(stage, {})
+        rows += [[f"- {name}", f"{line['units'][unit]:.0f}"] for unit, name in units.items()]
+    rows.append(["from the bad answer to the report", f"{stages['summary'][0]['seconds']:.0f}"])
     return markdown_table(["command or part", "seconds"], rows)
 
 
@@ -130,14 +143,6 @@ def predicted_table() -> str:
     return markdown_table(["step", "predicted, ms", "measured, ms", "difference"], rows)
 
 
-def profile_table() -> str:
-    """Returns where the time of gradients and sketch goes."""
-    profile = read_results()["profile"]["sketch_ms"]
-    total = sum(profile.values())
-    rows = [[name, f"{ms:.1f}", _percent(ms / total)] for name, ms in profile.items()]
-    return markdown_table(["operations", "ms", "share"], rows)
-
-
 def _ms(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.2f}"
 
@@ -148,6 +153,5 @@ def page_tables() -> Mapping[str, Callable[[], str]]:
         "shares": shares_table,
         "peers": peers_table,
         "predicted": predicted_table,
-        "profile": profile_table,
         "incident": incident_table,
     }
