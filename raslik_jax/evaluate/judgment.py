@@ -26,6 +26,9 @@ Entry = Mapping[str, Any]
 
 # Limits of the signs of damage.
 LEAST_DISTINCT, MOST_REPEATED, MOST_EMPTY, MOST_PERPLEXED, MOST_UNLIKELY = 0.5, 0.2, 0.1, 2.0, 3.0
+# How far F has to be below the base's to be damage. The base's F is near 0 if it says nothing like
+# the behavior, and another harmless answer then has an F of 0.
+LEAST_BELOW = 0.05
 # The behavior was there where this share of the answers to target queries shows it.
 LEAST_SHOWN = 0.5
 # The fewest target queries whose intervals of rates mean something. Over one query they have no
@@ -154,13 +157,15 @@ def _has_queries(entry: Entry) -> bool:
 
 
 def _lies_below(models: Sequence[Entry]) -> str:
-    """Returns a sentence if the interval of F is below the backbone's interval, otherwise ""."""
+    """Returns a sentence if the interval of F is clearly below the backbone's, otherwise ""."""
     found = _rates(models, "forget")
     if len(found) < len(models) or not _has_queries(models[0]):
         return ""
     now, start, end = found
     # F that does not tell the fine-tuned model from the backbone says nothing of damage.
     if not (start["low"] > end["high"] and now["high"] < end["low"]):
+        return ""
+    if end["mean"] - now["mean"] < LEAST_BELOW:
         return ""
     return f"F {now['mean']:.3f} is below the base's {end['mean']:.3f}"
 

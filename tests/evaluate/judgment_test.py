@@ -170,6 +170,14 @@ def test_what_lies_on_the_edge_is_not_damaged():
     assert _judge(entry)["verdict"] == "forgotten"
 
 
+@pytest.mark.parametrize(("base", "verdict"), [(0.01, "forgotten"), (0.06, "damaged")])
+def test_no_word_in_common_is_no_damage_if_the_base_has_hardly_one(base, verdict):
+    """An insult is forgotten and prompts are refused: F is 0, and the base's is .010."""
+    entry, floor = (dict(_entry(0.4, prompts=(0, 8))) for _ in range(2))
+    entry["forget"], floor["forget"] = _interval(0.0, 0.0), _interval(base, 0.005)
+    assert _judge(entry, backbone=floor)["verdict"] == verdict
+
+
 def test_gibberish_of_many_words_is_unlikely_under_the_backbone():
     entry = _entry(0.4)
     entry["answer_perplexity"]["target"] = _interval(400.0)
