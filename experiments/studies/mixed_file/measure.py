@@ -165,6 +165,17 @@ class Part:
         distance = {name: one.get("distance") for name, one in models.items()}
         return {"cost": cost, "distance": distance}
 
+    def stay(self) -> dict[str, Any]:
+        """Tests whether the behavior returns: more training, rounding, other turns."""
+        cost = self.command(
+            *("unlearn", "--run", self.own_run, "--out", self.out / f"unlearn-{self.name}"),
+            *("--measure=full", "--evaluate.robustness=relearn,quantize,turns"),
+        )
+        metrics = json.loads((self.own_run / "evaluate" / "metrics.json").read_text())
+        found = {one["measure"]: one["found"] for one in metrics["robustness"]}
+        said = {one["algorithm"]: one["judgment"] for one in metrics["methods"]}
+        return {"cost": cost, "found": found, "judgment": said}
+
     def rank(self) -> dict[str, Any]:
         """Returns the areas of all methods over single queries, the traced one first.
 
@@ -226,6 +237,7 @@ PARTS: Mapping[str, Callable[[Part], dict[str, Any]]] = {
     "rank": Part.rank,
     "retrain": Part.retrain,
     "report": Part.report,
+    "stay": Part.stay,
 }
 
 

@@ -1,17 +1,20 @@
 """Do exact first-order effects of rows predict what a training without these rows says?
 
   python experiments/studies/replay/measure.py --workdir=runs/replay
+  python experiments/studies/replay/measure.py --case=smollm2 --model=FOLDER/smollm2 \\
+      --workdir=runs/replay-smollm2 --epochs=1 --sets=12
 
-The packaged toy and the trainings of the study counterfactual, with three held-out prompts of the
-behavior. The effects of rows are taken by going back through the training. They are compared with
-trainings from the same start and with the same batches:
+The packaged toy or SmolLM2 and the trainings of the study counterfactual, with three held-out
+prompts: the toy's of its behavior, SmolLM2's of three behaviors. The effects of rows are taken by
+going back through the training. They are compared with trainings from the same start and with the
+same batches:
 
-groups: the losses of all rows that teach the behavior, or of as many random ones, have a factor
-  1 - h.
+groups: the losses of all rows that teach the behavior of the first prompt, or of as many random
+  ones, have a factor 1 - h.
 sets: the losses of one random row, or of ten, have the factor 0. The sets are drawn by the seed.
   Also RASLIK's scores are summed over each set.
 
-Results go to WORKDIR/results.json part by part.
+Results go to WORKDIR/results.json part by part. FOLDER/smollm2 is made by own_model/checkpoint.py.
 """
 
 import dataclasses
@@ -43,7 +46,6 @@ from raslik_jax.run.stages.finetune import count_steps
 from raslik_jax.train import loop, losses
 from raslik_jax.train.objectives import RetrainSettings
 
-_LABEL = "howdy"
 LESS = (0.01, 0.1, 0.5, 1.0)
 SIZES = (1, 10)
 
@@ -53,7 +55,10 @@ class Options(Settings):
     """What is measured."""
 
     workdir: str = setting("runs/replay", "Where the run and the results go.")
-    queries: tuple[int, ...] = setting((0, 4, 8), "Prompts of the toy, by position.")
+    case: str = setting("toy", "Model and rows.", choices=tuple(counterfactual.CASES))
+    model: str = setting("", "Case smollm2: the checkpoint that checkpoint.py made.")
+    epochs: int = setting(3, "Epochs of every training.", low=1)
+    queries: tuple[int, ...] = setting((0, 4, 8), "Prompts of a behavior, by position.")
     sets: int = setting(16, "Sets of each size.", low=3)
     under_root: float = setting(
         1e-30,
@@ -66,11 +71,12 @@ class Options(Settings):
 def measure(options: Options, store: Callable[[Any], None]) -> None:
     """Stores effects and changes of the queries' losses, in nats a token, by set of rows."""
     root = pathlib.Path(options.workdir)
-    toy = counterfactual.Options(workdir=str(root))
-    counterfactual.write_rows(toy)
-    trained = counterfactual.trace_answers(toy).finetune
+    own = {name: getattr(options, name) for name in ("case", "model", "epochs")}
+    trainings = counterfactual.Options(workdir=str(root), **own)
+    counterfactual.write_rows(trainings)
+    trained = counterfactual.trace_answers(trainings).finetune
     recipe = {name: getattr(trained, name) for name in counterfactual._RECIPE}
-    settings = RetrainSettings(**recipe, epochs=float(toy.epochs))
+    settings = RetrainSettings(**recipe, epochs=float(options.epochs))
     workspace = plan.open_run(root / "traced", "corpus", "finetune")
     rows, base = retrain.encode_rows(workspace, settings), workspace.model.base
     num_steps = count_steps(settings, len(rows.ids))
@@ -114,8 +120,10 @@ def measure(options: Options, store: Callable[[Any], None]) -> None:
             state = step(state, base, meshes.place_rows((batch, factor_B)))
         return np.asarray(values(state.params, base))
 
-    labels = {row.example_id: row.extra["label"] == _LABEL for row in workspace.corpus.train}
-    is_taught_N = np.array([labels[name] for name in rows.ids])
+    labels = {row.example_id: row.extra["label"] for row in workspace.corpus.train}
+    label_N = np.array([labels[name] for name in rows.ids])
+    own_label = [one.extra["label"] for one in asked]
+    is_taught_N = label_N == own_label[0]
     rng = np.random.default_rng(0)
     drawn = rng.permutation(np.flatnonzero(~is_taught_N))
     is_random_N = np.isin(np.arange(len(rows.ids)), drawn[: is_taught_N.sum()])
@@ -124,7 +132,10 @@ def measure(options: Options, store: Callable[[Any], None]) -> None:
     each_NQ = artifacts.EACH_INFLUENCE.read(workspace.root)[[places[name] for name in rows.ids]]
     predictors = {"replay": effect_NQ, "raslik": -each_NQ[:, list(options.queries)]}
     found["auprc"] = {
-        name: [auprc(-own_N, is_taught_N) for own_N in own_NQ.T]
+        name: [
+            float(auprc(-one_N, label_N == label))
+            for one_N, label in zip(own_NQ.T, own_label, strict=True)
+        ]
         for name, own_NQ in predictors.items()
     }
     for size in SIZES:
