@@ -109,6 +109,18 @@ def costs_table() -> str:
     return markdown_table(["behavior/seed", *_COMMANDS], rows)
 
 
+def distances_table() -> str:
+    """Returns the distance to the retrained model before and after unlearning."""
+    rows = []
+    for name, one in _of(read_results(), "report").items():
+        if all(one["distance"].get(key) for key in ("", "cap_klr")):
+            far = [one["distance"][key] for key in ("", "cap_klr")]
+            cells = [of[kind] for kind in ("target", "normal") for of in far]
+            rows.append([name, *(f"{cell['kl']['mean']:.2f}" for cell in cells)])
+    head = ["behavior/seed", "its prompts, before", "unlearned", "ordinary prompts, before"]
+    return markdown_table([*head, "unlearned"], rows)
+
+
 def _bars(axes: Any, groups: Mapping[str, Mapping[str, float]], ylabel: str) -> None:
     """Draws a group of bars for each name, one bar for each series."""
     from experiments.studies.curves import COLORS
@@ -191,6 +203,7 @@ def page_tables() -> Mapping[str, Callable[[], str]]:
         "methods": methods_table,
         "answers": answers_table,
         "costs": costs_table,
+        "distances": distances_table,
     }
 
 

@@ -156,7 +156,7 @@ def measure(options: Options, store: Callable[[Any], None]) -> None:
 def run(options: Options) -> None:
     """Measures and writes results.json."""
     path = pathlib.Path(options.workdir) / "results.json"
-    measure(options, functools.partial(_store, path, str(options.under_root)))
+    measure(options, functools.partial(_store, path, options.case))
     print(path.read_text(encoding="utf-8"))
 
 

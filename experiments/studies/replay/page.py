@@ -13,11 +13,12 @@ from raslik_jax.report.tables import format_interval
 
 _SIZES, _LESS = (1, 10), ("0.01", "0.1", "0.5", "1.0")
 RESULTS = pathlib.Path(__file__).resolve().parent / "results.json"
+_MODELS = {"toy": "toy", "smollm2": "SmolLM2"}
 _METHODS = {"replay": "replay", "raslik": "RASLIK's scores"}
 
 
 def read_results() -> Mapping[str, Any]:
-    """Returns the stored results by the number under Adam's root."""
+    """Returns the stored results by case."""
     found: Mapping[str, Any] = json.loads(RESULTS.read_text())
     return found
 
@@ -25,25 +26,27 @@ def read_results() -> Mapping[str, Any]:
 def sets_table() -> str:
     """Returns how the predicted and the measured rise of the loss correlate over sets of rows."""
     rows = []
-    for found in read_results().values():
+    for case, found in read_results().items():
         for size in _SIZES:
             one = found[f"sets of {size}"]
             change_SQ = np.array(one["change"])
             for name, title in _METHODS.items():
                 lds = counterfactual.lds(-np.array(one[name]), change_SQ)
-                rows.append([str(size), title, format_interval(lds)])
-    return markdown_table(["rows removed", "prediction", "rank correlation"], rows)
+                rows.append([_MODELS[case], str(size), title, format_interval(lds)])
+    return markdown_table(["model", "rows removed", "prediction", "rank correlation"], rows)
 
 
 def effects_table() -> str:
     """Returns the rise of the mean loss of the queries that effects predict and trainings have."""
     rows = []
-    for found in read_results().values():
+    for case, found in read_results().items():
         for group in ("behavior", "random"):
+            if group not in found:
+                continue
             slope = np.mean(found[group]["slope"])
             cells = [f"{np.mean(found[group]['change'][h]) / float(h):+.4f}" for h in _LESS]
-            rows.append([group, f"{slope:+.4f}", *cells])
-    return markdown_table(["rows", "predicted", *(f"h = {float(h):g}" for h in _LESS)], rows)
+            rows.append([_MODELS[case], group, f"{slope:+.4f}", *cells])
+    return markdown_table(["model", "rows", "predicted", *(f"h = {float(h):g}" for h in _LESS)], rows)
 
 
 def page_tables() -> Mapping[str, Callable[[], str]]:
