@@ -49,7 +49,8 @@ def draw_frontier(metrics: Metrics, algorithm: str, *, retain_from: float, frame
         path = [m for m in methods if (m.algorithm, m.strategy) == (algorithm, strategy)]
         if path:
             path.sort(key=lambda model: model.epochs)
-            _draw_path(axes, [models[0], *path], *style, is_step=is_probed(metrics["settings"]))
+            is_step = is_probed(metrics["settings"], algorithm)
+            _draw_path(axes, [models[0], *path], *style, is_step=is_step)
     margin = 0.03 * (1 - retain_from)
     axes.set_xlabel("R, retain rate (higher is better)")
     axes.set_xlim(retain_from - margin, 1 + margin)

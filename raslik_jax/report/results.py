@@ -149,9 +149,9 @@ def results_table(metrics: Metrics, *, epochs: Literal["last", "all"] = "last") 
         fields.append(_JUDGMENT)
 
     def heading(algorithm: str) -> str:
-        if is_probed(metrics["settings"]):
+        if is_probed(metrics["settings"], algorithm):
             return f"{algorithm_name(algorithm)}, at the step that its probes chose"
-        if epochs == "all":
+        if epochs == "all" or is_probed(metrics["settings"]):
             return algorithm_name(algorithm)
         if is_chosen:
             return f"{algorithm_name(algorithm)}, at the chosen learning rates"

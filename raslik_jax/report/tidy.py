@@ -10,6 +10,7 @@ from raslik_jax.evaluate.summary import MethodEntry, Metrics
 from raslik_jax.evaluate.verdict import DEFINITIONS
 from raslik_jax.report.names import REFERENCES
 from raslik_jax.report.tables import Column, Table, word
+from raslik_jax.train.objectives import OBJECTIVES
 
 
 class Row(NamedTuple):
@@ -93,8 +94,13 @@ class Model(NamedTuple):
         return list(self.values.get("judgment/verdict", ())).count("damaged")
 
 
-def is_probed(settings: Mapping[str, Any]) -> bool:
-    """Returns whether the last epoch of these settings is the step that probes chose."""
+def is_probed(settings: Mapping[str, Any], algorithm: str = "") -> bool:
+    """Returns whether the last epoch of these settings is the step that probes chose.
+
+    Retraining has no probes.
+    """
+    if algorithm in OBJECTIVES and OBJECTIVES[algorithm].retrains:
+        return False
     return settings.get("unlearn", {}).get("probe", {}).get("stop", "never") != "never"
 
 
