@@ -40,6 +40,7 @@ from raslik_jax.config import config_from_json
 from raslik_jax.data.examples import Example, answered, make_example
 from raslik_jax.data.tokens import masking
 from raslik_jax.evaluate.ranking import auprc
+from raslik_jax.evaluate.robustness import ROBUSTNESS
 from raslik_jax.run import artifacts
 from raslik_jax.run.workspace import Workspace
 
@@ -166,10 +167,10 @@ class Part:
         return {"cost": cost, "distance": distance}
 
     def stay(self) -> dict[str, Any]:
-        """Tests whether the behavior returns: more training, rounding, other turns."""
+        """Tests whether the behavior returns, in the unlearned and in the retrained model."""
         cost = self.command(
             *("unlearn", "--run", self.own_run, "--out", self.out / f"unlearn-{self.name}"),
-            *("--measure=full", "--evaluate.robustness=relearn,quantize,turns"),
+            *("--measure=full", "--evaluate.robustness=" + ",".join(self.options.robustness)),
         )
         metrics = json.loads((self.own_run / "evaluate" / "metrics.json").read_text())
         found = {one["measure"]: one["found"] for one in metrics["robustness"]}
@@ -254,6 +255,9 @@ class Options(Settings):
     seeds: tuple[int, ...] = setting((0, 1), "Seeds of the trace and of the unlearning.")
     parts: tuple[str, ...] = setting(tuple(PARTS), "Parts of a case.", choices=tuple(PARTS))
     other_seed: bool = setting(True, "Train a second adapter for the distances.")
+    robustness: tuple[str, ...] = setting(
+        ("relearn", "quantize", "turns"), "Tests of a model.", choices=tuple(ROBUSTNESS)
+    )
     flags: tuple[str, ...] = setting((), "A further flag of each command.", is_repeated=True)
 
 
