@@ -120,5 +120,8 @@ def lines(options: UnlearnOptions, *, is_short: bool = False) -> Iterator[str]:
     advised, reason = choose(*both, unknown=unknown, memory_bytes=device.memory_bytes)
     yield f"advice: {advised}, because {reason}"
     other = {"unlearn": "retrain", "retrain": "unlearn"}[advised]
+    recipe = options.recipe if isinstance(options, RecipeOptions) else ()
+    files = ["--recipe=FILE"] if unknown and not recipe else [f"--recipe={one}" for one in recipe]
     for title, command in (("next", advised), ("or", other)):
-        yield f"{title}: {making.line(command, f'--run={options.run}')} --out=DIR"
+        more = files if command == "retrain" else []
+        yield f"{title}: {making.line(command, f'--run={options.run}', *more)} --out=DIR"

@@ -15,8 +15,8 @@ class ExportOptions(Settings):
     """The model to export and its place."""
 
     run: str = setting("", "Work directory of a run that has unlearned.")
-    strategy: str = setting("raslik", "Retrieval strategy of the sets.")
-    algorithm: str = setting("ga_gdr", "Objective of the model; after a trace cap_klr.")
+    strategy: str = setting("", "Retrieval strategy of the sets; empty: the only one of the run.")
+    algorithm: str = setting("", "Objective of the model; empty: the only one of the run.")
     epoch: str = setting("last", "Number of the epoch, or last.")
     out: str = setting("", "Folder to write. It must be new or empty.")
     merged: bool = setting(False, "Write a whole checkpoint instead of an adapter.")

@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from raslik_jax.base import files
-from raslik_jax.base.messages import shown
+from raslik_jax.base.messages import shown, some_of
 from raslik_jax.config import Config, config_from_json, to_json
 from raslik_jax.data.tokens import tokenization
 from raslik_jax.evaluate.summary import MethodEntry, Metrics, Variant
@@ -103,14 +103,15 @@ def _read_run(
 
 
 def _find_variant(known: Collection[Variant], of: artifacts.Variant, asked: str) -> Variant:
-    """Returns the requested model among those of the run; `asked` is an epoch or last."""
+    """Returns the only model of the run with these names, if not empty, and epoch (or last)."""
+    pairs = sorted({one[:2] for one in known})
+    fitting = [pair for pair in pairs if all(map(lambda own, it: it in ("", own), pair, of))]
+    if len(fitting) != 1:
+        named = some_of((f"--strategy={one} --algorithm={two}" for one, two in pairs), 8)
+        got = " ".join(f"--{name}={shown(one)}" for name, one in of._asdict().items() if one)
+        raise ValueError(f"one model of the run must be named, got {got or 'none'}: give {named}")
+    of = artifacts.Variant(*fitting[0])
     epochs = sorted(one.epoch for one in known if one[:2] == of)
-    if not epochs:
-        names = sorted({f"{one.strategy}-{one.algorithm}" for one in known})
-        got = f"{shown(of.strategy)} with {shown(of.algorithm)}"
-        raise ValueError(
-            f"--strategy and --algorithm must be one of {names}, got {got}: name another"
-        )
     epoch = epochs[-1] if asked == "last" else int(asked)
     if epoch not in epochs:
         raise ValueError(f"--epoch must be one of {epochs} or last, got {epoch}: correct it")

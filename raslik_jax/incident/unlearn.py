@@ -9,11 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from raslik_jax.base.messages import one_line, shown
-from raslik_jax.config import (
-    STAGES,
-    Config,
-    to_json,
-)
+from raslik_jax.config import STAGES, Config, to_json
 from raslik_jax.data.examples import HELD_OUT
 from raslik_jax.data.read.cleaning import cleaned_name, is_folder, write_without
 from raslik_jax.incident import making
@@ -23,7 +19,7 @@ from raslik_jax.report import rows as rows_lib
 from raslik_jax.report.incident import read_outcome
 from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.run import artifacts, written
-from raslik_jax.run.manifests import Hashes, check_whole
+from raslik_jax.run.manifests import read_manifest
 from raslik_jax.train.objectives import OBJECTIVES
 
 # Prompts kept out whose answers are shown.
@@ -66,6 +62,7 @@ def unlearn(options: UnlearnOptions | None = None, **named: Any) -> UnlearnResul
     cleaned = pathlib.Path(options.cleaned_train_file or root / cleaned_name(source))
 
     processes.alone(lambda: _check_places(options, source, cleaned))
+    processes.alone(lambda: _check_unchanged(config, root))
     recorded = artifacts.CONFIG.read(root)["retrieve"]
     is_same = to_json(config)["retrieve"] == recorded
     _check_found(root, artifacts.read_finding(root) if is_same else "")
@@ -172,19 +169,18 @@ def describe_sets(config: Config, strategy: str) -> str:
     return f"the rows of {named}; --retrieve.strategies=raslik takes those of the trace"
 
 
-def _check_traced(config: Config, root: pathlib.Path) -> None:
-    """Refuses a training file that changed since the trace: its rows have other places."""
-    source, traced = train_file(config), check_whole(root, "corpus")["files"]
-    files = config.corpus.source_files().items()
-    now = {name: Hashes().of_content(path) for name, path in files if _is_training(name)}
-    if now != {name: content for name, content in traced.items() if _is_training(name)}:
-        must = "must be unchanged since the trace, it has changed"
-        raise ValueError(f"{shown(source, 120)} {must}: restore it, or run again")
+def _check_unchanged(config: Config, root: pathlib.Path) -> None:
+    """Refuses rows or a model that changed since the trace, which found other rows then."""
+    from raslik_jax.run import plan, units  # they take jax with them
+    from raslik_jax.run.workspace import Workspace
 
-
-def _is_training(name: str) -> bool:
-    """Returns whether a source of the corpus, or a file of one, is of the training rows."""
-    return name.partition("/")[0] == "train_file"
+    run = units.Plan(root, plan.plan_units(config, Workspace(root, config), is_measured=False))
+    for name in ("corpus", "finetune"):
+        old = read_manifest(root / name)
+        for what, path in run.units[name].files.items() if old else ():
+            if old and old["files"].get(what) != run.hashes.of_content(path):
+                must = "must be unchanged since the trace, it has changed: restore it, or trace"
+                raise ValueError(f"{shown(str(path), 120)} {must} again with --update")
 
 
 def _clean(
@@ -205,7 +201,7 @@ def _clean(
     found = {(row.file, row.place) for row in named}
     with written.replacing(root, target) as made:
         left = write_without(train_file(config), made, found)
-        _check_traced(config, root)
+        _check_unchanged(config, root)
     is_own = target.resolve().parent == root.resolve()
     exported = {"Cleaned training file": target.name if is_own else str(target.resolve())}
     lines = [f"training file without the {len(found)} rows that were found, {left} left: {target}"]

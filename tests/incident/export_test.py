@@ -22,6 +22,7 @@ from support import all_logits
 
 from raslik_jax.config import Config, config_from_json, to_json
 from raslik_jax.data.tokens import tokenization
+from raslik_jax.evaluate import summary
 from raslik_jax.incident import exporting
 from raslik_jax.models import adapters, checkpoint, decoder
 from raslik_jax.report import card as card_lib
@@ -335,13 +336,21 @@ class ExportTest(FolderTest):
         self.assertEqual((again.chat_template, again.eos_id), (read.chat_template, read.eos_id))
 
     @parameterized.parameters(
-        ({"strategy": "bm25"}, "must be one of .'oracle-ga_gdr'.* got 'bm25' with 'ga_gdr'"),
+        (
+            {"strategy": "bm25"},
+            "must be named, got --strategy='bm25' .* give '--strategy=oracle --algorithm=ga_gdr', ",
+        ),
+        ({"strategy": "", "algorithm": ""}, "must be named, got none: give '--strategy=oracle"),
         ({"epoch": 3}, r"--epoch must be one of \[1, 2\] or last, got 3"),
     )
     def test_what_the_run_does_not_have_is_refused(self, options, message):
         with self.assertRaisesRegex(ValueError, message):
             self._export(**options)
         self.assertEqual(list(self.folder.iterdir()), [])
+
+    def test_the_only_model_of_a_run_needs_no_name(self):
+        known = [summary.Variant("raslik", "cap_klr", 1)]
+        self.assertEqual(exporting._find_variant(known, Variant("", ""), "last"), known[0])
 
     @parameterized.parameters(
         ("unlearn/raslik-ga_gdr/epoch-2/adapter_config.json", "epoch-2.* is damaged"),

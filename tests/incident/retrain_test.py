@@ -21,10 +21,14 @@ def traced(tmp_path_factory):
 
 
 def test_both_commands_say_what_both_take_and_which_is_better(traced, tmp_path):
-    run = traced / "run"
+    run, given = traced / "run", tmp_path / "recipe.json"
+    given.write_text(json.dumps(_RECIPE))
+    recipes: dict[str, list[str]] = {"unlearn": [], "retrain": [f"--recipe={given}"]}
     told = {
-        name: tiny.run_command(name, f"--run={run}", "--dry_run", f"--out={tmp_path / 'out'}")
-        for name in ("unlearn", "retrain")
+        name: tiny.run_command(
+            *(name, f"--run={run}", "--dry_run", f"--out={tmp_path / 'out'}", *recipe)
+        )
+        for name, recipe in recipes.items()
     }
     for done in told.values():
         assert done.returncode == 0, done.stderr
@@ -34,10 +38,21 @@ def test_both_commands_say_what_both_take_and_which_is_better(traced, tmp_path):
         # Few rows, and a recipe next to the adapter.
         assert "advice: retrain, because it is exact for the rows" in done.stdout
         assert f"next: raslik retrain --run={run}" in done.stdout
+    assert f"next: raslik retrain --run={run} --recipe={given} --out=DIR" in told["retrain"].stdout
     assert not (tmp_path / "out").exists()
     assert "learning_rate" in told["retrain"].stdout
     slow = tiny.run_command("unlearn", f"--run={run}", "--dry_run", "--unlearn.retrain.epochs=1e6")
     assert "advice: unlearn, because retraining takes" in slow.stdout
+
+
+def test_a_model_that_changed_since_the_trace_is_refused(traced, tmp_path):
+    """Otherwise its rows would be found anew, under the name of the trace."""
+    run = shutil.copytree(traced / "run", tmp_path / "run")
+    manifest = json.loads((run / "finetune/manifest.json").read_text())
+    manifest["files"]["backbone.adapter/adapter_model.safetensors"] = "of another adapter"
+    (run / "finetune/manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match="safetensors' must be unchanged since the trace"):
+        retrain.retrain(run=str(run), out=str(tmp_path / "out"))
 
 
 def _found(run):

@@ -9,6 +9,8 @@ from raslik_jax.data.examples import make_example, write_examples
 from raslik_jax.incident import configuring, exporting, making, unlearn
 from raslik_jax.report import rows as rows_lib
 from raslik_jax.run import manifests
+from raslik_jax.run.plan import plan_units
+from raslik_jax.run.workspace import Workspace
 
 
 @pytest.fixture
@@ -22,12 +24,14 @@ def work(tmp_path, monkeypatch):
         write_examples(root / "retrieve" / "raslik" / f"{name}.jsonl", [row])
     (root / "corpus").mkdir()
     manifest = {"format": manifests.FORMAT, "key": "", "settings": {}, "reads": {}, "seconds": 0}
-    manifest |= {"files": {"train_file": files.hash_file(train)}, "outputs": {}}
-    files.write_json(root / "corpus" / "manifest.json", manifest)
     own = {"corpus.dataset": "records", "retrieve.strategies": ("raslik",)}
     own |= {"unlearn.algorithms": ("ga_gdr",), "retrieve.held_out": 0.0, "evaluate.traced": False}
     own |= {"corpus.records.train_file": str(train), "corpus.records.queries_file": str(train)}
-    files.write_json(root / "config.json", to_json(replaced(Config(), own)))
+    config = replaced(Config(), own)
+    (unit,) = (one for one in plan_units(config, Workspace(root, config)) if one.name == "corpus")
+    manifest |= {"files": {what: files.hash_file(path) for what, path in unit.files.items()}}
+    files.write_json(root / "corpus" / "manifest.json", manifest | {"outputs": {}})
+    files.write_json(root / "config.json", to_json(config))
     made = []
 
     def make(*args, stages, **how):
@@ -71,13 +75,24 @@ def test_the_command_that_was_stopped_in_the_report_goes_on(work, tmp_path, is_n
     assert len(made) == 6
 
 
-def test_a_training_file_that_changed_while_it_unlearned_loses_no_wrong_rows(work, tmp_path):
-    train = tmp_path / "train.jsonl"
-    train.write_text('{"instruction": "new", "output": "a"}\n' + train.read_text())
+@pytest.mark.parametrize("when", ["before", "while"])
+def test_a_training_file_that_changed_loses_no_wrong_rows(work, tmp_path, monkeypatch, when):
+    train, made = tmp_path / "train.jsonl", work[1]
+
+    def change(*args, **how):
+        made.append("")
+        train.write_text('{"instruction": "new", "output": "a"}\n' + train.read_text())
+
+    if when == "before":
+        change()
+        made.clear()
+    else:
+        monkeypatch.setattr(making, "make", change)
     with pytest.raises(
         ValueError, match="train.jsonl' must be unchanged since the trace, it has chang"
     ):
         unlearn.unlearn(run=str(work[0]), out=str(tmp_path / "clean"))
+    assert len(made) == (when == "while")
     assert not (work[0] / "cleaned_train.jsonl").exists()
 
 
