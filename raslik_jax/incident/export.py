@@ -22,9 +22,8 @@ class ExportOptions(Settings):
     merged: bool = setting(False, "Write a whole checkpoint instead of an adapter.")
 
     def problems(self) -> list[str]:
-        if self.epoch == "last" or self.epoch.isdecimal():
-            return []
-        return [f"--epoch must be a number or last, got {self.epoch!r}: correct it"]
+        wrong = f"--epoch must be a number or last, got {self.epoch!r}: correct it"
+        return [] if self.epoch == "last" or self.epoch.isdecimal() else [wrong]
 
 
 @dataclasses.dataclass(frozen=True)

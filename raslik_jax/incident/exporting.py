@@ -37,9 +37,9 @@ def export_model(
     base checkpoint, if it has one, are read. If the run has no measurements, the card says this.
     Results that were made again since unlearning or measuring are refused.
     """
-    (strategy, algorithm), name = of, f"unlearn/{of}"
-    config, metrics, entries = _read_run(root, name)
+    config, metrics, entries = _read_run(root, of)
     variant = _find_variant(entries, of, epoch)
+    strategy, algorithm, name = *variant[:2], f"unlearn/{variant.strategy}-{variant.algorithm}"
     # The card's numbers are of these weights: nothing was made again, no byte is another.
     manifest = check_finished(root, name)
     scratch = [] if config.backbone.checkpoint else ["backbone"]
@@ -88,16 +88,17 @@ def export_model(
 
 
 def _read_run(
-    root: pathlib.Path, name: str
+    root: pathlib.Path, of: artifacts.Variant
 ) -> tuple[Config, Metrics | None, dict[Variant, MethodEntry | None]]:
     """Returns a run's settings, its metrics if it has any, and its models with their answers."""
     if artifacts.METRICS.is_there(root):
         metrics = artifacts.read_metrics(root)
         found = {Variant(e["strategy"], e["algorithm"], e["epoch"]): e for e in metrics["methods"]}
         return config_from_json(metrics["settings"]), metrics, {**found}
-    workspace = open_run(root, name)
-    config = workspace.config
-    pairs = itertools.product(config.retrieve.strategies, config.unlearn.algorithms)
+    config = config_from_json(artifacts.CONFIG.read(root))
+    every = itertools.product(config.retrieve.strategies, config.unlearn.algorithms)
+    pairs = [pair for pair in every if _fits(pair, of)]
+    workspace = open_run(root, *(f"unlearn/{one}-{two}" for one, two in pairs))
     made = (Variant(*pair, epoch) for pair in pairs for epoch in workspace.epochs(*pair))
     return config, None, dict.fromkeys(made)
 
@@ -105,17 +106,19 @@ def _read_run(
 def _find_variant(known: Collection[Variant], of: artifacts.Variant, asked: str) -> Variant:
     """Returns the only model of the run with these names, if not empty, and epoch (or last)."""
     pairs = sorted({one[:2] for one in known})
-    fitting = [pair for pair in pairs if all(map(lambda own, it: it in ("", own), pair, of))]
+    fitting = [pair for pair in pairs if _fits(pair, of)]
     if len(fitting) != 1:
         named = some_of((f"--strategy={one} --algorithm={two}" for one, two in pairs), 8)
-        got = " ".join(f"--{name}={shown(one)}" for name, one in of._asdict().items() if one)
-        raise ValueError(f"one model of the run must be named, got {got or 'none'}: give {named}")
-    of = artifacts.Variant(*fitting[0])
-    epochs = sorted(one.epoch for one in known if one[:2] == of)
-    epoch = epochs[-1] if asked == "last" else int(asked)
-    if epoch not in epochs:
+        got = " with ".join(map(shown, filter(None, of))) or "none"
+        raise ValueError(f"one model of the run must be named, got {got}: give {named}")
+    epochs = sorted(one.epoch for one in known if one[:2] == fitting[0])
+    if (epoch := epochs[-1] if asked == "last" else int(asked)) not in epochs:
         raise ValueError(f"--epoch must be one of {epochs} or last, got {epoch}: correct it")
-    return Variant(*of, epoch)
+    return Variant(*fitting[0], epoch)
+
+
+def _fits(pair: tuple[str, ...], of: artifacts.Variant) -> bool:
+    return all(asked in ("", own) for own, asked in zip(pair, of, strict=True))
 
 
 def _base_of(root: pathlib.Path, config: Config, manifest: Manifest) -> Base:

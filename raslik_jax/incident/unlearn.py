@@ -63,8 +63,7 @@ def unlearn(options: UnlearnOptions | None = None, **named: Any) -> UnlearnResul
 
     processes.alone(lambda: _check_places(options, source, cleaned))
     processes.alone(lambda: _check_unchanged(config, root))
-    recorded = artifacts.CONFIG.read(root)["retrieve"]
-    is_same = to_json(config)["retrieve"] == recorded
+    is_same = to_json(config)["retrieve"] == artifacts.CONFIG.read(root)["retrieve"]
     _check_found(root, artifacts.read_finding(root) if is_same else "")
     print(f"sets: {describe_sets(config, strategy)}")
     making.require("matplotlib")  # the report comes last, so a missing part of it is printed first
@@ -145,11 +144,8 @@ def _check_places(options: UnlearnOptions, source: str, cleaned: pathlib.Path) -
 def _check_found(root: pathlib.Path, finding: str) -> None:
     """Refuses to unlearn if the trace found no row, which the finding explains."""
     if finding:
-        must = "must be a trace that found rows"
-        raise ValueError(
-            f"--run {must}, {shown(str(root), 120)} found none ({finding}): give your own rows "
-            "as --forget_file"
-        )
+        must, mend = "must be a trace that found rows", "give your own rows as --forget_file"
+        raise ValueError(f"--run {must}, {shown(str(root), 120)} found none ({finding}): {mend}")
 
 
 def drop_exports(root: pathlib.Path) -> Callable[[], None]:
@@ -171,10 +167,10 @@ def describe_sets(config: Config, strategy: str) -> str:
 
 def _check_unchanged(config: Config, root: pathlib.Path) -> None:
     """Refuses rows or a model that changed since the trace, which found other rows then."""
-    from raslik_jax.run import plan, units  # they take jax with them
-    from raslik_jax.run.workspace import Workspace
+    from raslik_jax.run import plan, units, workspace  # they take jax with them
 
-    run = units.Plan(root, plan.plan_units(config, Workspace(root, config), is_measured=False))
+    of = workspace.Workspace(root, config)
+    run = units.Plan(root, plan.plan_units(config, of, is_measured=False))
     for name in ("corpus", "finetune"):
         old = read_manifest(root / name)
         for what, path in run.units[name].files.items() if old else ():

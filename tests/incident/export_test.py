@@ -338,7 +338,7 @@ class ExportTest(FolderTest):
     @parameterized.parameters(
         (
             {"strategy": "bm25"},
-            "must be named, got --strategy='bm25' .* give '--strategy=oracle --algorithm=ga_gdr', ",
+            "must be named, got 'bm25' with .* give '--strategy=oracle --algorithm=ga_gdr', ",
         ),
         ({"strategy": "", "algorithm": ""}, "must be named, got none: give '--strategy=oracle"),
         ({"epoch": 3}, r"--epoch must be one of \[1, 2\] or last, got 3"),

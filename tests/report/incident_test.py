@@ -168,6 +168,15 @@ def test_the_page_of_a_trace_opens_with_what_was_asked_said_and_is_said_now(root
         assert words in parts["evidence"] or words in re.sub("<[^>]*>", "", parts["evidence"]), (
             words
         )
+    # Rows of a user's own are not called found, and no other row is among them.
+    given = run._replace(
+        incident=found._replace(
+            entry=found.entry | {"strategy": "given"}, cards=(card._replace(set_name=""), card)
+        )
+    )
+    story = page.render(facts.group_runs([given])).split('<details class="part" id="')[0]
+    assert "12 of 60 training rows were given to forget" in re.sub(r"<[^>]*>", "", story)
+    assert story.split('<ol class="few">')[1].partition("</ol>")[0].count("<li>") == 1
     parts["cost"] = re.sub("<[^>]*>", "", parts["cost"])
     assert "moved 95% toward the base" in parts["cost"]
     assert "if that is nearer: the answer is gone." in parts["cost"]
