@@ -96,8 +96,8 @@ def _read_run(
         found = {Variant(e["strategy"], e["algorithm"], e["epoch"]): e for e in metrics["methods"]}
         return config_from_json(metrics["settings"]), metrics, {**found}
     config = config_from_json(artifacts.CONFIG.read(root))
-    every = itertools.product(config.retrieve.strategies, config.unlearn.algorithms)
-    pairs = [pair for pair in every if _fits(pair, of)]
+    every = [*itertools.product(config.retrieve.strategies, config.unlearn.algorithms)]
+    pairs = [pair for pair in every if _fits(pair, of)] or every
     workspace = open_run(root, *(f"unlearn/{one}-{two}" for one, two in pairs))
     made = (Variant(*pair, epoch) for pair in pairs for epoch in workspace.epochs(*pair))
     return config, None, dict.fromkeys(made)
