@@ -40,8 +40,8 @@ def retrain(options: RetrainOptions | None = None, **named: Any) -> UnlearnResul
     defaults of `objectives.RetrainSettings`. The printed recipe names the source of each.
 
     Raises:
-      ValueError: if the run has no adapter, a file is no recipe, or the recipe names a setting that
-        this program cannot repeat and `approximate` is not given.
+      ValueError: if the run has no adapter, there is no recipe, a file is none, or the recipe names
+        a setting that this program cannot repeat and `approximate` is not given.
 
     Example:
       print(raslik_jax.retrain(run="runs/incident", out="clean"))
@@ -51,7 +51,9 @@ def retrain(options: RetrainOptions | None = None, **named: Any) -> UnlearnResul
         raise ValueError("--run and --out must be given: give --run=WORKDIR and --out=DIR")
     recorded = artifacts.CONFIG.read(pathlib.Path(options.run), "give the folder of a trace")
     config = config_from_json(recorded)
-    settings = configuring.read_settings(config, options, options.settings)
+    settings = configuring.read_settings(
+        config, options, options.settings, is_needed=not options.dry_run
+    )
     checked = _check(config, options) if options.check_recipe else {}
     if options.dry_run:  # the forecast reads the recipe itself
         settings = {**options.settings}

@@ -6,7 +6,7 @@ from typing import Any
 
 from raslik_jax.base.files import read_json_lines
 from raslik_jax.base.messages import shown, some_of
-from raslik_jax.data.examples import Example
+from raslik_jax.data.examples import Example, content_id, learned_part
 from raslik_jax.data.read.formats import says, what_it_says
 from raslik_jax.data.words import refused
 
@@ -53,3 +53,11 @@ def find_rows(
     if not found:
         raise ValueError(f"{flag} must name a row, {shown(path, 160)} is empty: add one")
     return [*dict.fromkeys(found)]
+
+
+def with_copies(examples: Sequence[Example], positions: Sequence[int]) -> list[int]:
+    """Returns positions, followed by those of other rows that are trained on in the same way."""
+    names = [content_id(*learned_part(row)) for row in examples]
+    asked = {names[position] for position in positions}
+    more = (position for position, name in enumerate(names) if name in asked)
+    return [*dict.fromkeys((*positions, *more))]

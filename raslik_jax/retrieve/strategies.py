@@ -17,7 +17,7 @@ from raslik_jax.base.settings import Settings, setting
 from raslik_jax.data.examples import Example
 from raslik_jax.data.words import refused
 from raslik_jax.index.combine import opposite
-from raslik_jax.retrieve.named import find_rows
+from raslik_jax.retrieve.named import find_rows, with_copies
 from raslik_jax.retrieve.selectors import Selection, select_by_count, spread_retain
 
 QueryText = Literal["prompt", "prompt_and_output"]
@@ -236,12 +236,17 @@ def given(request: Request) -> Scores:
 
 
 def named_rows(request: Request) -> dict[str, list[int]]:
-    """Returns the training examples of each given file by its flag, eligible or not."""
+    """Returns the training examples of each given file by its flag, eligible or not.
+
+    Exact copies of the rows to forget are among them, because they teach the same.
+    """
     paths = dataclasses.asdict(request.settings).items()
     files = {f"--retrieve.given.{name}": path for name, path in paths if path}
+    rows, fields = request.examples, request.fields
+    found = {flag: find_rows(rows, path, flag=flag, fields=fields) for flag, path in files.items()}
     return {
-        flag: find_rows(request.examples, path, flag=flag, fields=request.fields)
-        for flag, path in files.items()
+        flag: with_copies(rows, places) if flag.endswith("forget_file") else places
+        for flag, places in found.items()
     }
 
 

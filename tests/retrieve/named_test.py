@@ -5,7 +5,7 @@ import json
 import pytest
 
 from raslik_jax.data.read.formats import read_examples
-from raslik_jax.retrieve.named import find_rows
+from raslik_jax.retrieve.named import find_rows, with_copies
 
 
 def test_a_place_counts_in_its_file(tmp_path):
@@ -19,3 +19,14 @@ def test_a_place_counts_in_its_file(tmp_path):
     asked.write_text(json.dumps({"place": 1}) + "\n")
     with pytest.raises(ValueError, match="--forget_file .* line 1 "):
         find_rows(rows, str(asked), flag="--forget_file", fields={})
+
+
+def test_copies_are_rows_that_teach_the_same(tmp_path):
+    """Also under ids of their own; a row with another answer is none."""
+    said = [("q", "a"), ("q", "b"), ("q", "a"), ("r", "a"), ("q", "a")]
+    lines = [{"id": n, "instruction": q, "output": a} for n, (q, a) in enumerate(said)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rows = read_examples(f"{tmp_path}/a.jsonl")
+    assert [row.example_id for row in rows] == list("01234")
+    assert with_copies(rows, [2, 3]) == [2, 3, 0, 4]
+    assert with_copies(rows, [1]) == [1]
