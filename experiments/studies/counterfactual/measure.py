@@ -116,6 +116,7 @@ class Options(Settings):
     group: int = setting(1, "Rows that a half has or lacks together: neighbors by label, prompt.")
     queries: int = setting(12, "Most prompts of each kind, target and normal.", low=1)
     epochs: int = setting(3, "Epochs of every training.", low=1)
+    flags: tuple[str, ...] = setting((), "A further flag of the runs.", is_repeated=True)
 
 
 def write_rows(options: Options) -> list[bool]:
@@ -141,7 +142,8 @@ def trace_answers(options: Options) -> Config:
     root = pathlib.Path(options.workdir).absolute()
     own = ["--corpus.dataset=records", "--name=counterfactual", "--finetune.fixed_padding"]
     own += [f"--corpus.records.{n}_file={root / n}.jsonl" for n in ("train", "queries")]
-    flags = [*CASES[options.case].flags(options), *own, "--retrieve.strategies=raslik"]
+    flags = [*CASES[options.case].flags(options), *options.flags, *own]
+    flags += ["--retrieve.strategies=raslik"]
     flags += ["--retrieve.num_forget=1"]  # no set is read
     if options.embedding:  # settings of a strategy hold where it is chosen
         paper.register()

@@ -2,26 +2,30 @@
 
   python experiments/studies/replay/measure.py --workdir=runs/replay
   python experiments/studies/replay/measure.py --case=smollm2 --model=FOLDER/smollm2 \\
-      --workdir=runs/replay-smollm2 --epochs=1 --sets=12
+      --workdir=runs/replay-smollm2 --epochs=1 --queries=0,4,8,11,14,17 \\
+      --flags=--backbone.operands=float32
 
-The packaged toy or SmolLM2 and the trainings of the study counterfactual, with three held-out
-prompts: the toy's of its behavior, SmolLM2's of three behaviors. The effects of rows are taken by
-going back through the training. They are compared with trainings from the same start and with the
-same batches:
+The packaged toy or SmolLM2 and the trainings of the study counterfactual, with held-out prompts:
+the toy's of its behavior, SmolLM2's of four behaviors and two ordinary ones. The effects of rows
+are taken by going back through the training. They are compared with trainings from the same start
+and with the same batches:
 
+sets: the losses of ten random rows, or of one, have the factor 0. The sets are drawn by the seed.
+  Also the scores of RASLIK and of BM25 with answers are summed over each set.
+top: the rows that a method ranks first for a prompt have the factor 0: 1 % of all rows, and the
+  rise of this prompt's loss is the method's QLD.
 groups: the losses of all rows that teach the behavior of the first prompt, or of as many random
   ones, have a factor 1 - h.
-sets: the losses of one random row, or of ten, have the factor 0. The sets are drawn by the seed.
-  Also RASLIK's scores are summed over each set.
 
-Results go to WORKDIR/results.json part by part. FOLDER/smollm2 is made by own_model/checkpoint.py.
+Results go to WORKDIR/results.json part by part, and the effects to WORKDIR/effects.npz. A stopped
+command goes on after the last part. FOLDER/smollm2 is made by own_model/checkpoint.py.
 """
 
 import dataclasses
 import functools
-import json
 import pathlib
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -33,13 +37,15 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
 from experiments.studies.counterfactual import measure as counterfactual
 from experiments.studies.replay import effects
-from raslik_jax.base.files import write_json
+from raslik_jax.base.files import read_json, write_json
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command
 from raslik_jax.data import batches
 from raslik_jax.evaluate.ranking import auprc
 from raslik_jax.models import decoder
 from raslik_jax.parallel import meshes
+from raslik_jax.retrieve import bm25
+from raslik_jax.retrieve.strategies import query_text
 from raslik_jax.run import artifacts, plan
 from raslik_jax.run.stages import retrain
 from raslik_jax.run.stages.finetune import count_steps
@@ -47,7 +53,8 @@ from raslik_jax.train import loop, losses
 from raslik_jax.train.objectives import RetrainSettings
 
 LESS = (0.01, 0.1, 0.5, 1.0)
-SIZES = (1, 10)
+SIZES = (10, 1)
+TOP = 0.01  # of the rows, as bergson's QLD has it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,6 +67,7 @@ class Options(Settings):
     epochs: int = setting(3, "Epochs of every training.", low=1)
     queries: tuple[int, ...] = setting((0, 4, 8), "Prompts of a behavior, by position.")
     sets: int = setting(16, "Sets of each size.", low=3)
+    flags: tuple[str, ...] = setting((), "A further flag of the runs.", is_repeated=True)
     under_root: float = setting(
         1e-30,
         "Number under the root of Adam's second moment. Without one the derivative at 0 is "
@@ -68,10 +76,13 @@ class Options(Settings):
     )
 
 
-def measure(options: Options, store: Callable[[Any], None]) -> None:
-    """Stores effects and changes of the queries' losses, in nats a token, by set of rows."""
+def measure(options: Options, found: dict[str, Any], store: Callable[[Any], None]) -> None:
+    """Stores effects and changes of the queries' losses, in nats a token, by set of rows.
+
+    Parts that `found` has are not made again.
+    """
     root = pathlib.Path(options.workdir)
-    own = {name: getattr(options, name) for name in ("case", "model", "epochs")}
+    own = {name: getattr(options, name) for name in ("case", "model", "epochs", "flags")}
     trainings = counterfactual.Options(workdir=str(root), **own)
     counterfactual.write_rows(trainings)
     trained = counterfactual.trace_answers(trainings).finetune
@@ -79,7 +90,7 @@ def measure(options: Options, store: Callable[[Any], None]) -> None:
     settings = RetrainSettings(**recipe, epochs=float(options.epochs))
     workspace = plan.open_run(root / "traced", "corpus", "finetune")
     rows, base = retrain.encode_rows(workspace, settings), workspace.model.base
-    num_steps = count_steps(settings, len(rows.ids))
+    num_steps, num_rows = count_steps(settings, len(rows.ids)), len(rows.ids)
     rate = loop.make_schedule(
         settings.learning_rate, num_steps, kind=settings.schedule, warmup=settings.warmup
     )
@@ -107,18 +118,27 @@ def measure(options: Options, store: Callable[[Any], None]) -> None:
         seed=settings.seed,
         is_fixed=True,
     )
-    how: Any = {"num_steps": num_steps, "num_rows": len(rows.ids), "bar": "effects"}
-    effect_NQ, last = effects.effects(algorithm, start, base, in_order, values, **how)
-    value_Q = np.asarray(values(last.params, base))
-
+    kept = root / "effects.npz"
+    if not kept.is_file():
+        how: Any = {"num_steps": num_steps, "num_rows": num_rows, "bar": "effects"}
+        begin = time.process_time()
+        effect_NQ, last = effects.effects(algorithm, start, base, in_order, values, **how)
+        value_Q, spent = values(last.params, base), time.process_time() - begin
+        np.savez(kept, effect=effect_NQ, value=value_Q, seconds=spent)
+    with np.load(kept) as stored:
+        effect_NQ, value_Q, spent = (stored[name] for name in ("effect", "value", "seconds"))
     step = jax.jit(lambda state, frozen, batch: algorithm.step(state, frozen, batch)[0])
+    ask = jax.jit(values)
 
     def trained_with(factor_N: np.ndarray) -> np.ndarray:
         state = algorithm.init(start)
         for _, batch in zip(range(num_steps), in_order(0), strict=False):
             factor_B = np.where(batch.row_B >= 0, factor_N[batch.row_B], 1.0).astype(np.float32)
             state = step(state, base, meshes.place_rows((batch, factor_B)))
-        return np.asarray(values(state.params, base))
+        return np.asarray(ask(state.params, base))
+
+    def change_without(place_R: np.ndarray) -> np.ndarray:
+        return trained_with(~np.isin(np.arange(num_rows), place_R)) - value_Q
 
     labels = {row.example_id: row.extra["label"] for row in workspace.corpus.train}
     label_N = np.array([labels[name] for name in rows.ids])
@@ -126,11 +146,20 @@ def measure(options: Options, store: Callable[[Any], None]) -> None:
     is_taught_N = label_N == own_label[0]
     rng = np.random.default_rng(0)
     drawn = rng.permutation(np.flatnonzero(~is_taught_N))
-    is_random_N = np.isin(np.arange(len(rows.ids)), drawn[: is_taught_N.sum()])
-    found: dict[str, Any] = {"loss": value_Q.tolist(), "rows": int(is_taught_N.sum())}
+    is_random_N = np.isin(np.arange(num_rows), drawn[: is_taught_N.sum()])
     places = {row.example_id: place for place, row in enumerate(workspace.corpus.train)}
-    each_NQ = artifacts.EACH_INFLUENCE.read(workspace.root)[[places[name] for name in rows.ids]]
-    predictors = {"replay": effect_NQ, "raslik": -each_NQ[:, list(options.queries)]}
+    place_N = [places[name] for name in rows.ids]
+    each_NQ = artifacts.EACH_INFLUENCE.read(workspace.root)[place_N]
+    texts = [f"{r.instruction} {r.input} {r.output}".split() for r in workspace.corpus.train]
+    words = [query_text(one, "prompt_and_output").split() for one in asked]
+    word_NQ = bm25.score_queries(bm25.index_documents(texts), words).T[place_N]
+    # How much less each row makes a loss, by method.
+    predictors = {
+        "replay": effect_NQ,
+        "raslik": -each_NQ[:, list(options.queries)],
+        "bm25": -word_NQ,
+    }
+    found |= {"loss": value_Q.tolist(), "rows": int(is_taught_N.sum()), "seconds": float(spent)}
     found["auprc"] = {
         name: [
             float(auprc(-one_N, label_N == label))
@@ -138,31 +167,53 @@ def measure(options: Options, store: Callable[[Any], None]) -> None:
         ]
         for name, own_NQ in predictors.items()
     }
-    for size in SIZES:
-        sets = [rng.choice(len(rows.ids), size, replace=False) for _ in range(options.sets)]
-        change = [trained_with(~np.isin(np.arange(len(rows.ids)), one)) - value_Q for one in sets]
-        found[f"sets of {size}"] = {"change": np.stack(change).tolist()} | {
-            name: np.stack([-effect[one].sum(axis=0) for one in sets]).tolist()
-            for name, effect in predictors.items()
+
+    def of_sets(size: int) -> dict[str, Any]:
+        draw = np.random.default_rng(size)
+        sets = [draw.choice(num_rows, size, replace=False) for _ in range(options.sets)]
+        sums = {
+            name: np.stack([-own_NQ[one].sum(axis=0) for one in sets]).tolist()
+            for name, own_NQ in predictors.items()
         }
-        store(found)
-    for name, chosen_N in (("behavior", is_taught_N), ("random", is_random_N)):
+        return {"change": np.stack([change_without(one) for one in sets]).tolist(), **sums}
+
+    def of_top() -> dict[str, Any]:
+        number = max(1, round(TOP * num_rows))
+        rises = {
+            name: [
+                float(change_without(np.argsort(one_N, kind="stable")[:number])[place])
+                for place, one_N in enumerate(own_NQ.T)
+            ]
+            for name, own_NQ in predictors.items()
+        }
+        return {"number": number, **rises}
+
+    def of_group(chosen_N: np.ndarray) -> dict[str, Any]:
         slope_Q = -effect_NQ[chosen_N].sum(axis=0)
         changes = {str(h): (trained_with(1 - h * chosen_N) - value_Q).tolist() for h in LESS}
-        found[name] = {"slope": slope_Q.tolist(), "change": changes}
-        store(found)
+        return {"slope": slope_Q.tolist(), "change": changes}
+
+    large, small = SIZES
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        f"sets of {large}": lambda: of_sets(large),
+        "top": of_top,
+        f"sets of {small}": lambda: of_sets(small),
+        "behavior": lambda: of_group(is_taught_N),
+        "random": lambda: of_group(is_random_N),
+    }
+    for name, make in parts.items():
+        if name not in found:
+            found[name] = make()
+            store(found)
 
 
 def run(options: Options) -> None:
     """Measures and writes results.json."""
     path = pathlib.Path(options.workdir) / "results.json"
-    measure(options, functools.partial(_store, path, options.case))
+    stored = read_json(path) if path.is_file() else {}
+    own = stored.get(options.case, {})
+    measure(options, own, lambda found: write_json(path, stored | {options.case: found}))
     print(path.read_text(encoding="utf-8"))
-
-
-def _store(path: pathlib.Path, name: str, found: Any) -> None:
-    results = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    write_json(path, results | {name: found})
 
 
 if __name__ == "__main__":
