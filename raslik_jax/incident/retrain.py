@@ -40,8 +40,8 @@ def retrain(options: RetrainOptions | None = None, **named: Any) -> UnlearnResul
     defaults of `objectives.RetrainSettings`. The printed recipe names the source of each.
 
     Raises:
-      ValueError: if the run has no adapter, there is no recipe, a file is none, or the recipe names
-        a setting that this program cannot repeat and `approximate` is not given.
+      ValueError: if the run has no adapter or no recipe is known. Also if the recipe names a setting
+        that this program cannot repeat and `approximate` is not given.
 
     Example:
       print(raslik_jax.retrain(run="runs/incident", out="clean"))
