@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from experiments.studies.reports import markdown_table
-from raslik_jax.evaluate import counterfactual
+from raslik_jax.evaluate import counterfactual, rates
 from raslik_jax.report.tables import format_interval
 
-_SIZES, _LESS = (1, 10), ("0.01", "0.1", "0.5", "1.0")
+_SIZES, _LESS = (10, 1), ("0.01", "0.1", "0.5", "1.0")
 RESULTS = pathlib.Path(__file__).resolve().parent / "results.json"
 _MODELS = {"toy": "toy", "smollm2": "SmolLM2"}
-_METHODS = {"replay": "replay", "raslik": "RASLIK's scores"}
+_METHODS = {"replay": "replay", "raslik": "RASLIK's scores", "bm25": "BM25 with answers"}
+_RESAMPLES = 2000
 
 
 def read_results() -> Mapping[str, Any]:
@@ -31,9 +32,28 @@ def sets_table() -> str:
             one = found[f"sets of {size}"]
             change_SQ = np.array(one["change"])
             for name, title in _METHODS.items():
+                if name not in one:
+                    continue
                 lds = counterfactual.lds(-np.array(one[name]), change_SQ)
                 rows.append([_MODELS[case], str(size), title, format_interval(lds)])
     return markdown_table(["model", "rows removed", "prediction", "rank correlation"], rows)
+
+
+def top_table() -> str:
+    """Returns the rise of each answer's loss without the best rows of each method (QLD)."""
+    rows = []
+    for case, found in read_results().items():
+        for name, title in _METHODS.items():
+            if "top" not in found:
+                continue
+            rise_Q, replay_Q = (np.array(found["top"][one]) for one in (name, "replay"))
+            more = rates.bootstrap(replay_Q - rise_Q, seed=0, resamples=_RESAMPLES)
+            each = ", ".join(f"{one:.3f}" for one in rise_Q)
+            less = "-" if name == "replay" else format_interval(more)
+            model = f"{_MODELS[case]}, {found['top']['number']} rows"
+            rows.append([model, title, f"{np.mean(rise_Q):.3f}", each, less])
+    head = ["model", "rows removed", "rise of the loss", "by answer", "replay's less this"]
+    return markdown_table(head, rows)
 
 
 def effects_table() -> str:
@@ -51,4 +71,4 @@ def effects_table() -> str:
 
 def page_tables() -> Mapping[str, Callable[[], str]]:
     """Returns what makes the tables of the study, by name."""
-    return {"sets": sets_table, "effects": effects_table}
+    return {"sets": sets_table, "top": top_table, "effects": effects_table}
