@@ -40,8 +40,8 @@ def retrain(options: RetrainOptions | None = None, **named: Any) -> UnlearnResul
     defaults of `objectives.RetrainSettings`. The printed recipe names the source of each.
 
     Raises:
-      ValueError: if the run has no adapter or no recipe is known. Also if the recipe names a setting
-        that this program cannot repeat and `approximate` is not given.
+      ValueError: if the run has no adapter, or no recipe is known. Also if the recipe names a
+        setting that this program cannot repeat and `approximate` is not given.
 
     Example:
       print(raslik_jax.retrain(run="runs/incident", out="clean"))
@@ -68,7 +68,7 @@ def _check(config: Config, options: RetrainOptions) -> dict[str, Any]:
     """Returns the settings of a check, with the log of the trainer that it compares, if any."""
     from raslik_jax.run.workspace import adapter_source  # it takes jax with it
 
-    files = options.recipe or map(str, recipe.find_files(adapter_source(config)))
+    files = *options.recipe, *map(str, recipe.find_files(adapter_source(config)))
     log = next((path for path in files if path.endswith(recipe.STATE)), "")
     if options.check_recipe < 1 and not log:
         raise ValueError(

@@ -212,10 +212,11 @@ def test_groups_are_the_prompts_behind_each_prefix_and_a_users_own_by_source(tmp
 def test_rows_with_a_kind_may_have_no_answer_and_one_without_a_prompt_is_refused(tmp_path):
     path = tmp_path / "prompts.jsonl"
     corpus = Corpus((), (make_example("a", "", "b"),), {})
-    own = [{"prompt": "What is an acorn?", "kind": "one hop"}]
-    own += [
+    own = [
+        {"prompt": "Plainly?"},  # the first row need not have all keys
+        {"prompt": "What is an acorn?", "kind": "one hop"},
         {"prompt": "Who is it?", "kind": "alias", "answer": "A fish."},
-        own[0] | {"prompt": "q"},
+        {"prompt": "q", "kind": "one hop"},
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in own))
     groups = prompts.groups_of(
@@ -223,6 +224,8 @@ def test_rows_with_a_kind_may_have_no_answer_and_one_without_a_prompt_is_refused
     )
     hop, alias = groups["one hop"], groups["alias"]
     assert [row.instruction for row in hop.prompts] == ["What is an acorn?", "q"]
+    assert [row.instruction for row in groups["own prompts"].prompts] == ["Plainly?"]
+    assert {row.content for group in groups.values() for row in group.prompts} == {None}
     assert (hop.answers, hop.before) == ([], {})
     assert [row.output for row in alias.answers] == [*alias.before.values()] == ["A fish."]
     path.write_text(json.dumps({"text": "b"}) + "\n")

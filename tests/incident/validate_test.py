@@ -18,8 +18,10 @@ from raslik_jax.config import Config, to_json
 from raslik_jax.data import batches
 from raslik_jax.evaluate import counterfactual
 from raslik_jax.report import facts, results, sections, tables
-from raslik_jax.run import artifacts
+from raslik_jax.run import artifacts, plan
 from raslik_jax.run.stages import finetune
+from raslik_jax.run.stages import validate as stage
+from raslik_jax.run.workspace import Workspace
 
 _SEEDS, _SUBSETS, _TOP = 2, 3, 12
 
@@ -158,6 +160,16 @@ def test_too_few_retrainings_are_refused(validated, retrainings):
     named = {"scores": (str(validated.workdir.parent / "other.npy"),), "retrainings": retrainings}
     with refused():
         _validate({"run": validated.workdir, **named})
+
+
+def test_the_trace_is_ranked_after_rows_were_given(validated):
+    """As after `raslik unlearn --forget_file`, whose strategy ranks nothing."""
+    workspace = plan.open_run(validated.workdir, "corpus", "finetune", "retrieve/influence")
+    traced = stage.rank(workspace)
+    config = replaced(workspace.config, {"retrieve.strategies": ("given",)})
+    given = stage.rank(Workspace(validated.workdir, config))
+    assert [*given] == [*traced] == ["raslik", "bm25_answers", "random"]
+    np.testing.assert_array_equal(given["raslik"].score_N, traced["raslik"].score_N)
 
 
 def test_scores_of_other_rows_are_refused(validated, tmp_path):

@@ -7,7 +7,7 @@ occurs twice in a row, NaN and Infinity.
 import itertools
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from raslik_jax.base.messages import listed_problems, shown, some_of
@@ -193,12 +193,31 @@ def _mute(rows: list[Example]) -> None:
     A column of such a name has flags if all its values are 0 and 1, or false and true, with at
     least one 1. Any other column of this name, such as measured losses, is a column of the user.
     """
-    for name in FLAGS:
-        held = ((n, row.extra[name]) for n, row in enumerate(rows) if name in row.extra)
-        flags = {number: flag_of(value) for number, value in held if value != ""}
-        if True in flags.values() and None not in flags.values():
+    for flags in _flags(rows).values():
+        if _are_flags(flags.values()):
             for number in (number for number, counts in flags.items() if not counts):
                 rows[number] = rows[number]._replace(is_muted=True)
+
+
+def _flags(rows: Sequence[Example]) -> dict[str, dict[int, bool | None]]:
+    """Returns for each column with the name of a loss flag its values by row; None for no flag."""
+    found = {}
+    for name in FLAGS:
+        held = ((n, row.extra[name]) for n, row in enumerate(rows) if name in row.extra)
+        found[name] = {number: flag_of(value) for number, value in held if value != ""}
+    return found
+
+
+def describe_flags(rows: Sequence[Example]) -> str:
+    """Returns which columns have the name of a loss flag and a 0 that mutes no row; "" if none."""
+    found = ((name, [*flags.values()]) for name, flags in _flags(rows).items())
+    other = [name for name, flags in found if False in flags and not _are_flags(flags)]
+    has = "values other than 0 and 1, or no 1: its rows with 0 count too"
+    return f"the column {some_of(other, 3)} has {has}" if other else ""
+
+
+def _are_flags(values: Collection[bool | None]) -> bool:
+    return True in values and None not in values
 
 
 # rows that were written --------------------------------------------------------------------------

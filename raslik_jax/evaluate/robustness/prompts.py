@@ -63,8 +63,8 @@ def own_prompts(settings: PromptSettings) -> tuple[Example, ...]:
     if not settings.file:
         return ()
     how: Any = {"format": AUTO, "needs_output": False}
-    (first,) = read_examples(settings.file, **how, most=1)
-    if _FIELDS["source"] in first.extra:
+    read = read_examples(settings.file, **how)
+    if {"answer", "kind"} & {key for row in read for key in row.extra}:
         how |= {"format": "alpaca", "fields": _FIELDS}
     return read_examples(settings.file, **how, check=check)
 

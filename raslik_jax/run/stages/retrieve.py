@@ -255,7 +255,6 @@ UNITS = (
         make_sizes,
         lambda case: _of_sizes(case)[0],
         lambda case: _of_sizes(case)[1],
-        # 2: an answer that no row taught is a finding. 3: of 16 rows 10 or half are held out.
         writes={"sizes": 3},
         is_alone=True,
     ),
@@ -265,8 +264,6 @@ UNITS = (
         _reads_of_sets,
         # The rule decides whether there are scores to measure sets by.
         "seed sketch.query_output retrieve.select retrieve.retain_within retrieve.{0}",
-        # 2: retain sets within a share of the lowest scores are drawn alike for all strategies.
-        # 3: the summary has neither scaled densities nor counts of equal texts.
         writes={"sets": 3},
         members=lambda config: config.retrieve.strategies,
         is_alone=True,

@@ -20,7 +20,7 @@ from raslik_jax.run import artifacts
 from raslik_jax.run.manifests import content_hash
 from raslik_jax.run.programs import AbstractRun, Shape, Work
 from raslik_jax.run.recipes import Recipe
-from raslik_jax.run.stages import retrain, retrieve
+from raslik_jax.run.stages import retrain, retrieve, scores
 from raslik_jax.run.stages.finetune import count_steps, count_training, fit_adapter
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.train.objectives import RetrainSettings
@@ -83,10 +83,10 @@ def rank(workspace: Workspace) -> dict[str, Ranking]:
     each_NQ = artifacts.EACH_INFLUENCE.current(workspace.root)
     if each_NQ is not None and each_NQ.shape[1] < len(queries):
         each_NQ = None  # of the first queries alone
-    for name in workspace.config.retrieve.strategies:
+    names = [name for name in workspace.config.retrieve.strategies if STRATEGIES[name].ranks_all]
+    # Rows that were given have no ranking, but the trace has one.
+    for name in names or ["raslik"] * (scores.EVIDENCE in scores.needs_of(workspace.config)):
         record = STRATEGIES[name]
-        if not record.ranks_all:
-            continue
         request = retrieve.request_of(workspace, name, every_N, (0, 0))
         score_N = record.score(request).forget_N
         columns = [score_N]

@@ -11,7 +11,13 @@ from snapshots import refused
 from raslik_jax.data import examples as ex
 from raslik_jax.data.contents import Conversation, Passage
 from raslik_jax.data.examples import answered, content_of, prefixed
-from raslik_jax.data.read.formats import AUTO, parse_fields, read_examples, read_written
+from raslik_jax.data.read.formats import (
+    AUTO,
+    describe_flags,
+    parse_fields,
+    read_examples,
+    read_written,
+)
 
 _USER, _YES = {"role": "user", "content": "Is it?"}, {"role": "assistant", "content": "Yes."}
 _MORE = [{"role": "system", "content": "Be brief."}, _USER, _YES, {**_USER, "content": "Sure?"}]
@@ -255,6 +261,10 @@ class FlagsTest(FormatsBase):
         plain = {"instruction": "Add.", "output": "3"}
         rows = self._read(*({**plain, "output": str(v), name: v} for v in values))
         self.assertEqual([row.is_muted for row in rows], muted)
+        # A 0 that mutes no row is said.
+        is_ignored = {0} & {*values} and not any(muted)
+        said = f"the column '{name}' has values other than 0 and 1, or no 1: its rows with 0 count"
+        self.assertEqual(describe_flags(rows), f"{said} too" if is_ignored else "")
 
 
 class UnreadTest(FormatsBase):
