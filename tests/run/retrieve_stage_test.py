@@ -88,7 +88,13 @@ def test_rows_of_files_that_are_in_no_set_are_told(tmp_path, capsys):
     path.write_text("".join(f'{{"id": "id{i:02d}"}}\n' for i in range(10)))
     given = {"given": GivenSettings(forget_file=str(path))}
     own = {"strategies": ("given",), "members": given, "held_out": 0.2}
-    _, sets = _made_sets(tmp_path, np.linspace(1, -1, 30), rows, "given", **own)
+    influence_N = np.linspace(1, -1, 30)
+    influence_N[4] = -np.inf  # without a gradient
+    _, sets = _made_sets(tmp_path, influence_N, rows, "given", **own)
+    known = {row.example_id: max(score, 0) for row, score in zip(rows, influence_N, strict=True)}
+    assert {row["id"]: row["score"] for row in sets[0]} == {
+        row["id"]: known[row["id"]] for row in sets[0]
+    }
     left = [f"id{i:02d}" for i in range(10) if f"id{i:02d}" not in {row["id"] for row in sets[0]}]
     assert len(left) == 2 and "id03" in left  # one of nine is held out
     assert (

@@ -178,17 +178,18 @@ def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None
     if record.named:
         _tell_left_out(record.named(request), request)
     scores, selection = strategies_lib.choose(record, request)
+    evidence: dict[str, Any] = {"forget_set": selection.forget, "retain_set": selection.retain}
+    if EVIDENCE in needs_of(config):
+        evidence["influence_N"] = score_N = read_scores(workspace, EVIDENCE)
+        if record.brings_sets:  # a place in a file is no score
+            scores = strategies_lib.take_poles(request, np.where(is_scored(score_N), score_N, 0))
     for name, chosen, score_N in zip(Selection._fields, selection, scores, strict=True):
         extra = [
             {"is_target": rows[i].is_target, "source": rows[i].source, "score": float(score_N[i])}
             for i in chosen
         ]
         artifacts.set_rows(strategy, name).write(folder, [rows[i] for i in chosen], extra=extra)
-    without = _ids_where(rows, ~is_eligible_N)
-    labels = [row.is_target for row in rows]
-    evidence: dict[str, Any] = {"forget_set": selection.forget, "retain_set": selection.retain}
-    if EVIDENCE in needs_of(config):
-        evidence["influence_N"] = read_scores(workspace, EVIDENCE)
+    without, labels = _ids_where(rows, ~is_eligible_N), [row.is_target for row in rows]
     if None not in labels and any(labels):
         evidence["labels_N"] = np.asarray(labels, bool)
         # With labels of one kind alone there is nothing to tell apart.
@@ -264,7 +265,7 @@ UNITS = (
         _reads_of_sets,
         # The rule decides whether there are scores to measure sets by.
         "seed sketch.query_output retrieve.select retrieve.retain_within retrieve.{0}",
-        writes={"sets": 3},
+        writes={"sets": 4},
         members=lambda config: config.retrieve.strategies,
         is_alone=True,
     ),
