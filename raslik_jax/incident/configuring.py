@@ -40,7 +40,6 @@ PRESET: Mapping[str, Any] = {
 ALGORITHM = "retrain"
 # The recipe, without what checks it.
 _FIELDS = [one for one in dataclasses.fields(RetrainSettings) if one.metadata["decides"]]
-_NAMES = [f"unlearn.{ALGORITHM}.{field.name}" for field in _FIELDS]
 AGAIN = tuple(name for name, one in OBJECTIVES.items() if one.repeats == ALGORITHM)
 
 
@@ -208,10 +207,12 @@ def read_settings(
             f"the recipe must be one that this program can repeat, it has {listed}: train with "
             "your trainer on the cleaned file, or pass --approximate to leave this out"
         )
-    if is_needed and not found.settings and not any(name in given for name in _NAMES):
+    known = {*found.settings, *(name.removeprefix(f"unlearn.{ALGORITHM}.") for name in given)}
+    known |= {"epochs"} if "steps" in known else set()
+    if is_needed and (missing := [name for name in recipe.DECISIVE if name not in known]):
         raise ValueError(
-            "the recipe of the adapter must be known, no file next to it has one: give --recipe, "
-            "or settings as --unlearn.retrain.NAME"
+            f"the recipe of the adapter must have {', '.join(missing)}, no file says it: give "
+            "--recipe, or each setting as --unlearn.retrain.NAME"
         )
     values = {name: one.value for name, one in found.settings.items()}
     if values.get("targets") == recipe.BY_ROWS:
@@ -251,8 +252,6 @@ def _lines(
         if value != values.get(field.name, field.default):
             origin = "given"
         yield f"  {field.name:<17}{value!s:<10} {origin}"
-    if not values:
-        yield "  no file says how the adapter was trained: give --recipe, or each setting"
     targets = found.settings.get("targets")
     if targets and targets.value == recipe.BY_ROWS and f"unlearn.{ALGORITHM}.targets" not in given:
         other = {"all": "response", "response": "all"}[values["targets"]]

@@ -179,8 +179,9 @@ def write_query(options: TraceOptions, config: Config) -> Callable[[], None]:
     path, keys = pathlib.Path(own.queries_file), parse_fields(own.fields)
     row = making.first_row(config)
     if options.system.strip():
-        rows = read_examples(own.train_file, fields=keys, format=own.format)
-        _check_system(config, rows)
+        _check_system(config, read_examples(own.train_file, fields=keys, format=own.format))
+    elif isinstance(row.content, Conversation) and row.content.messages[0]["role"] == "system":
+        print("the training rows have a system prompt, --prompt has none: give it as --system")
     asked = as_row(row, options.prompt, options.response, options.system)
     query = {keys.get(name, name): value for name, value in asked.items()}
     text = json.dumps(query | {"split": "retrieval"}, ensure_ascii=False) + "\n"

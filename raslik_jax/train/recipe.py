@@ -9,6 +9,7 @@ Formats: `training_args.json` (TrainingArguments.to_json_string), `trainer_state
 hyperparameters" of a model card that transformers wrote.
 """
 
+import itertools
 import json
 import math
 import pathlib
@@ -20,15 +21,17 @@ from raslik_jax.base.files import read_json, read_text
 from raslik_jax.base.messages import shown, some_of
 from raslik_jax.data.words import refused
 
-# Of trainers.json: the keys of a format (axolotl, llama_factory, card), where they have other names
-# in TrainingArguments or SFTConfig; `settings`, from these to the fields of
-# `objectives.RetrainSettings` that have the same meaning; `values`, likewise for some of them;
-# `lacking`, what this program does not have.
+# Of trainers.json: the keys of a format (axolotl, llama_factory, card, arguments of older versions),
+# where they have other names in TrainingArguments or SFTConfig; `settings`, from these to the
+# fields of `objectives.RetrainSettings` that have the same meaning; `values`, likewise for some of
+# them; `lacking`, what this program does not have.
 _TABLES = json.loads(pathlib.Path(__file__).with_name("trainers.json").read_text("utf-8"))
 # The file in which transformers' Trainer saves its steps.
 STATE = "trainer_state.json"
 # The tokens that TRL counts in the loss follow from the rows.
 BY_ROWS = "rows"
+# What no default can replace. A number of steps stands for epochs.
+DECISIVE = ("learning_rate", "schedule", "epochs", "batch_size")
 # A lacking setting with a value other than these changes the training.
 _OFF: tuple[Any, ...] = (None, False, 0, 0.0, "", [], {}, "none", "None", "no")
 
@@ -101,7 +104,7 @@ def _arguments(path: pathlib.Path) -> dict[str, Any]:
     if path.name == STATE:
         return _of_state(read_json(path, {"log_history": list, "global_step": int}))
     if path.suffix == ".json":
-        return read_json(path, dict)
+        return _renamed(read_json(path, dict), _TABLES["arguments"])
     if path.suffix in (".yml", ".yaml"):
         return _of_yaml(path)
     if path.suffix == ".md":
@@ -161,10 +164,11 @@ def _of_card(text: str) -> dict[str, Any]:
 
 
 def _of_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings in a trainer's state: sizes, and the schedule that fits its rates."""
+    """Returns the settings in a trainer's state: the length and the schedule that fits its rates.
+
+    Its train_batch_size lacks accumulation and devices, so it is not the size of a batch.
+    """
     found: dict[str, Any] = {}
-    if state.get("train_batch_size"):
-        found["per_device_train_batch_size"] = state["train_batch_size"]
     # Of a training that was ended by its number of steps the number of epochs is only a bound.
     epochs = state.get("num_train_epochs") or 0
     by_epochs = epochs and math.isclose(float(state.get("epoch") or 0), epochs, abs_tol=0.01)
@@ -209,23 +213,18 @@ def fit_schedule(rates: Sequence[tuple[int, float]], steps: int) -> tuple[str, f
     """
     if len(rates) < 2 or steps < 1:
         return None
-    most = max(rate for _, rate in rates)
     best: tuple[float, tuple[str, float, int]] | None = None
-    for kind in ("linear", "cosine", "constant"):
-        for warmup in range(steps // 2 + 1):
-            for shift in (1, 0):
-                shares = [factor(kind, s - shift, warmup=warmup, steps=steps) for s, _ in rates]
-                norm = sum(share * share for share in shares)
-                if not norm:
-                    continue
-                peak = sum(share * rate for share, (_, rate) in zip(shares, rates, strict=True))
-                peak /= norm
-                off = max(
-                    abs(peak * share - rate) for share, (_, rate) in zip(shares, rates, strict=True)
-                )
-                if best is None or off < best[0] * (1 - 1e-6):
-                    best = off, (kind, peak, warmup)
-    if best is None or best[0] > 1e-3 * most:
+    tried = itertools.product(("linear", "cosine", "constant"), range(steps // 2 + 1), (1, 0))
+    for kind, warmup, shift in tried:
+        shares = [factor(kind, s - shift, warmup=warmup, steps=steps) for s, _ in rates]
+        norm = sum(share * share for share in shares)
+        if not norm:
+            continue
+        peak = sum(share * rate for share, (_, rate) in zip(shares, rates, strict=True)) / norm
+        off = max(abs(peak * share - rate) for share, (_, rate) in zip(shares, rates, strict=True))
+        if best is None or off < best[0] * (1 - 1e-6):
+            best = off, (kind, peak, warmup)
+    if best is None or best[0] > 1e-3 * max(rate for _, rate in rates):
         return None
     kind, peak, warmup = best[1]
     return kind, float(f"{peak:.4g}"), warmup

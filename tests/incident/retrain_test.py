@@ -148,10 +148,17 @@ def test_a_recipe_that_says_nothing_and_none_at_all_are_refused(traced, tmp_path
     (tmp_path / "other.yml").write_text("colors: [red]\n")
     with pytest.raises(ValueError, match="other.yml.* has no setting of a training"):
         retrain.retrain(**given, recipe=(str(tmp_path / "other.yml"),))
-    with pytest.raises(ValueError, match="recipe of the adapter must be known"):
+    own = {"learning_rate": 1e-3, "schedule": "linear", "steps": 9, "batch_size": 8}
+    own = {f"unlearn.retrain.{name}": value for name, value in own.items()}
+    with pytest.raises(ValueError, match="must have learning_rate, schedule, epochs, batch_size,"):
         retrain.retrain(**given)
+    for name in own:  # a default of this program is not the trainer's
+        some = {other: value for other, value in own.items() if other != name}
+        missing = name.rpartition(".")[2].replace("steps", "epochs")
+        with pytest.raises(ValueError, match=f"must have {missing}, no file says it"):
+            retrain.retrain(**given, settings=some)
     with pytest.raises(ValueError, match="retrieve.strategies must be one"):  # the run is no trace
-        retrain.retrain(**given, settings={"unlearn.retrain.epochs": 1.0})
+        retrain.retrain(**given, settings=own)
 
 
 def test_a_share_of_the_steps_needs_the_log_of_the_trainer(traced, tmp_path):

@@ -126,6 +126,18 @@ def test_a_system_prompt_stands_before_the_traced_prompt(row, asked):
     assert trace.as_row(_like(row), "Q", "A", "S") == asked
 
 
+@pytest.mark.parametrize("first", [["S"], []])
+def test_a_prompt_without_the_system_prompt_of_the_rows_is_said(first, tmp_path, capsys):
+    roles = ("system", "user", "assistant")[-2 - len(first) :]
+    said = zip(roles, [*first, "a", "b"], strict=True)
+    talk = [{"role": role, "content": text} for role, text in said]
+    (tmp_path / "train.jsonl").write_text(json.dumps({"messages": talk}) + "\n")
+    own = {"corpus.dataset": "records", "corpus.records.train_file": str(tmp_path / "train.jsonl")}
+    own |= {"corpus.records.queries_file": str(tmp_path / "q.jsonl")}
+    trace.write_query(trace.TraceOptions(prompt="Q", response="A"), replaced(Config(), own))
+    assert ("give it as --system" in capsys.readouterr().out) == bool(first)
+
+
 def _like(row):
     read = Row(row, {field: field for field in FIELDS})
     return FORMATS[detect_format(read)].read(read, False)

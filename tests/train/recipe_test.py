@@ -75,8 +75,37 @@ def test_a_state_gives_the_schedule_of_its_rates(kind, warmup, shift, tmp_path):
     state |= {"num_train_epochs": 3, "epoch": 2.4}  # ended by its steps
     found = _values(_read(tmp_path, trainer_state__json=state))
     assert found.pop("learning_rate") == pytest.approx(3e-4, rel=1e-3)
-    expected = {"schedule": kind, "warmup_steps": warmup, "steps": 60, "micro_batch_size": 8}
-    assert found == expected | {"batch_size": 8}
+    # The size of a batch is not among them: the state lacks accumulation and devices.
+    assert found == {"schedule": kind, "warmup_steps": warmup, "steps": 60}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("neat_packing", True),
+        ("loss_type", "dft"),
+        ("train_sampling_strategy", "group_by_length"),
+        ("lr_scheduler_kwargs", {"num_cycles": 2}),
+        ("cosine_min_lr_ratio", 0.1),
+        ("val_set_size", 0.05),
+        ("max_samples", 100),
+        ("mask_history", True),
+    ],
+)
+def test_what_changes_the_training_and_has_no_counterpart_is_named(name, value, tmp_path):
+    (lack,) = _read(tmp_path, training_args__json={name: value}).lacks
+    assert f"training_args.json: {name} is {value!r}" in lack
+
+
+def test_names_of_older_versions_and_values_that_change_nothing(tmp_path):
+    values = {"max_seq_length": 256, "loss_type": "nll", "train_sampling_strategy": "random"}
+    found = _read(tmp_path, training_args__json=values | {"val_set_size": 0, "neat_packing": False})
+    assert (_values(found), found.lacks) == ({"max_len": 256}, ())
+
+
+def test_packing_of_two_names_is_packing(tmp_path):
+    values = {"cutoff_len": 8, "neat_packing": True, "packing": False}
+    assert len(_read(tmp_path, sft__yaml=values).lacks) == 1
 
 
 @pytest.mark.parametrize("kind", ["constant", "constant_with_warmup"])

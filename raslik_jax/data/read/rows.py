@@ -252,7 +252,8 @@ def _message(turn: Any, place: int) -> dict[str, Any]:
     kept = {key: v for key, v in turn.items() if key not in ("from", "value", *FLAGS)}
     # A template may know roles of its own.
     kept["role"] = name if is_own else _ROLES.get(name, name)
-    kept["content"] = _content(turn.get("content", turn.get("value")), place)
+    texts = (turn[key] for key in ("content", "value") if turn.get(key) is not None)
+    kept["content"] = _content(next(texts, None), place)
     if "tool_calls" in kept:
         kept["tool_calls"] = parsed(kept["tool_calls"])
     return kept

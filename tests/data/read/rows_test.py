@@ -102,6 +102,13 @@ class FormatsTest(FormatsBase):
         muted = talk._replace(muted=(4,))
         self.assertEqual((muted.turns, muted.asked), ((2,), tuple(_TALK[:2])))
 
+    def test_a_message_with_the_keys_of_two_formats_has_the_text_that_is_there(self):
+        """As in a table that was joined from both."""
+        turns = [{"from": "human", "value": "a"}, {"role": "assistant", "content": "b"}]
+        whole = [dict.fromkeys(("role", "content", "from", "value")) | turn for turn in turns]
+        (row,) = self._read({"messages": whole})
+        self.assertEqual((row.instruction, row.output), ("a", "b"))
+
     def test_a_query_waits_for_its_answer_and_gets_it(self):
         for name in ("messages", "sharegpt", "prompt_completion, messages", "prompt_completion"):
             record, _, _ = _ROWS[name]
