@@ -21,7 +21,7 @@ from raslik_jax.base.files import read_json, read_text
 from raslik_jax.base.messages import shown, some_of
 from raslik_jax.data.words import refused
 
-# Of trainers.json: the keys of a format (axolotl, llama_factory, card, arguments of older versions),
+# Of trainers.json: the keys of a format (axolotl, llama_factory, card, arguments: older ones),
 # where they have other names in TrainingArguments or SFTConfig; `settings`, from these to the
 # fields of `objectives.RetrainSettings` that have the same meaning; `values`, likewise for some of
 # them; `lacking`, what this program does not have.
