@@ -32,7 +32,9 @@ HERE = pathlib.Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[2]
 WAYS = ("unlearn", "retrain")
 # The training of own_model, but for its end: its schedule was of four epochs and ended after three.
-_OWN_RECIPE = {"epochs": 3, "learning_rate": 2e-3, "batch_size": 4, "warmup_steps": 10}
+_OWN_RECIPE = {
+    "epochs": 3, "learning_rate": 2e-3, "batch_size": 4, "warmup_steps": 10, "schedule": "linear"
+}
 _RELEARN = (
     "--evaluate.robustness=relearn", "--evaluate.relearn.rows=4", "--evaluate.relearn.steps=8"
 )
