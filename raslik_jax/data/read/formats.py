@@ -4,6 +4,7 @@ Text is Unicode text. A NUL character and half of a surrogate pair are refused. 
 occurs twice in a row, NaN and Infinity.
 """
 
+import collections
 import itertools
 import os
 import re
@@ -208,12 +209,23 @@ def _flags(rows: Sequence[Example]) -> dict[str, dict[int, bool | None]]:
     return found
 
 
-def describe_flags(rows: Sequence[Example]) -> str:
-    """Returns which columns have the name of a loss flag and a 0 that mutes no row; "" if none."""
+def describe_columns(rows: Sequence[Example]) -> str:
+    """Returns which columns may change the training and are not read; "" if none.
+
+    They have sentences, or the name of a loss flag and a 0 that mutes no row.
+    """
     found = ((name, [*flags.values()]) for name, flags in _flags(rows).items())
     other = [name for name, flags in found if False in flags and not _are_flags(flags)]
     has = "values other than 0 and 1, or no 1: its rows with 0 count too"
-    return f"the column {some_of(other, 3)} has {has}" if other else ""
+    lines = [f"the column {some_of(other, 3)} has {has}"] if other else []
+    texts = collections.Counter[str]()  # more with several words than without
+    for name, value in (item for row in rows for item in row.extra.items()):
+        if isinstance(value, str) and value.strip():
+            texts[name] += 1 if len(value.split()) > 1 else -1
+    if unread := [name for name, count in texts.items() if count > 0]:
+        mend = "map it with --corpus.records.fields if it is a part of the prompt"
+        lines.append(f"the text of the column {some_of(unread, 3)} is not trained on: {mend}")
+    return "\n    ".join(lines)
 
 
 def _are_flags(values: Collection[bool | None]) -> bool:

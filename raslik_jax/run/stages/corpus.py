@@ -54,7 +54,7 @@ def make_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
             what = "labeled targets"
             encoded = encoded.take(np.flatnonzero([row.is_target is True for row in rows]))
         encoding.require_answers(encoded, what, max_len=settings.max_len)
-    workspace.tell(formats.describe_flags(corpus.train))
+    workspace.tell(formats.describe_columns(corpus.train))
     num_targets = sum(row.is_target is True for row in corpus.train)
     print(f"    {len(corpus.train):,} training examples, {num_targets:,} of them labeled targets")
 

@@ -13,7 +13,7 @@ from raslik_jax.data.contents import Conversation, Passage
 from raslik_jax.data.examples import answered, content_of, prefixed
 from raslik_jax.data.read.formats import (
     AUTO,
-    describe_flags,
+    describe_columns,
     parse_fields,
     read_examples,
     read_written,
@@ -271,10 +271,24 @@ class FlagsTest(FormatsBase):
         # A 0 that mutes no row is said.
         is_ignored = {0} & {*values} and not any(muted)
         said = f"the column '{name}' has values other than 0 and 1, or no 1: its rows with 0 count"
-        self.assertEqual(describe_flags(rows), f"{said} too" if is_ignored else "")
+        self.assertEqual(describe_columns(rows), f"{said} too" if is_ignored else "")
 
 
 class UnreadTest(FormatsBase):
+    def test_a_column_of_sentences_that_is_not_read_is_said(self):
+        """As the context of Dolly if only its answers are mapped."""
+        row = {
+            "instruction": "Who is it?",
+            "context": "A fish.",
+            "response": "It",
+            "category": "qa",
+        }
+        rows = self._read(row, row | {"context": ""}, fields={"output": "response"})
+        said = describe_columns(rows)
+        self.assertStartsWith(said, "the text of the column 'context' is not trained on: map it")
+        fields = {"output": "response", "input": "context"}
+        self.assertEqual(describe_columns(self._read(row, fields=fields)), "")
+
     @parameterized.parameters(
         ({"prompt": "a", "chosen": "b", "rejected": "c"}, "completion=chosen"),
         ({"chosen": _TALK, "rejected": _TALK}, "messages=chosen"),
