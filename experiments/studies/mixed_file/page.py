@@ -109,6 +109,30 @@ def costs_table() -> str:
     return markdown_table(["behavior/seed", *_COMMANDS], rows)
 
 
+def stay_table() -> str:
+    """Returns F of the unlearned model in each condition of the robustness tests, and the base's."""
+    found = _of(read_results(), "stay")
+    conditions = dict.fromkeys(
+        reading["condition"]
+        for one in found.values()
+        for test in one["found"].values()
+        for reading in test["now"]
+    )
+    rows = []
+    for name, one in found.items():
+        read = {
+            model: {
+                reading["condition"]: reading["forget"]["mean"]
+                for test in one["found"].values()
+                for reading in test[model]
+            }
+            for model in ("now", "backbone")
+        }
+        cells = (f"{read['now'][c]:.2f}, {read['backbone'][c]:.2f}" for c in conditions)
+        rows.append([name, *cells])
+    return markdown_table(["behavior/seed", *conditions], rows)
+
+
 def distances_table() -> str:
     """Returns the distance to the retrained model before and after unlearning."""
     rows = []
@@ -204,6 +228,7 @@ def page_tables() -> Mapping[str, Callable[[], str]]:
         "answers": answers_table,
         "costs": costs_table,
         "distances": distances_table,
+        "stay": stay_table,
     }
 
 
