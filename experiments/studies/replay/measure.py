@@ -177,16 +177,11 @@ def measure(options: Options, found: dict[str, Any], store: Callable[[Any], None
         }
         return {"change": np.stack([change_without(one) for one in sets]).tolist(), **sums}
 
-    def of_top() -> dict[str, Any]:
-        number = max(1, round(TOP * num_rows))
-        rises = {
-            name: [
-                float(change_without(np.argsort(one_N, kind="stable")[:number])[place])
-                for place, one_N in enumerate(own_NQ.T)
-            ]
-            for name, own_NQ in predictors.items()
-        }
-        return {"number": number, **rises}
+    number = max(1, round(TOP * num_rows))
+
+    def of_top(own_NQ: np.ndarray) -> list[float]:
+        best_QR = np.argsort(own_NQ.T, kind="stable")[:, :number]
+        return [float(change_without(one)[place]) for place, one in enumerate(best_QR)]
 
     def of_group(chosen_N: np.ndarray) -> dict[str, Any]:
         slope_Q = -effect_NQ[chosen_N].sum(axis=0)
@@ -194,9 +189,10 @@ def measure(options: Options, found: dict[str, Any], store: Callable[[Any], None
         return {"slope": slope_Q.tolist(), "change": changes}
 
     large, small = SIZES
-    parts: dict[str, Callable[[], dict[str, Any]]] = {
+    parts: dict[str, Callable[[], Any]] = {
         f"sets of {large}": lambda: of_sets(large),
-        "top": of_top,
+        "number": lambda: number,
+        **{f"top {name}": functools.partial(of_top, one) for name, one in predictors.items()},
         f"sets of {small}": lambda: of_sets(small),
         "behavior": lambda: of_group(is_taught_N),
         "random": lambda: of_group(is_random_N),

@@ -44,13 +44,13 @@ def top_table() -> str:
     rows = []
     for case, found in read_results().items():
         for name, title in _METHODS.items():
-            if "top" not in found:
+            if f"top {name}" not in found:
                 continue
-            rise_Q, replay_Q = (np.array(found["top"][one]) for one in (name, "replay"))
+            rise_Q, replay_Q = (np.array(found[f"top {one}"]) for one in (name, "replay"))
             more = rates.bootstrap(replay_Q - rise_Q, seed=0, resamples=_RESAMPLES)
             each = ", ".join(f"{one:.3f}" for one in rise_Q)
             less = "-" if name == "replay" else format_interval(more)
-            model = f"{_MODELS[case]}, {found['top']['number']} rows"
+            model = f"{_MODELS[case]}, {found['number']} rows"
             rows.append([model, title, f"{np.mean(rise_Q):.3f}", each, less])
     head = ["model", "rows removed", "rise of the loss", "by answer", "replay's less this"]
     return markdown_table(head, rows)
