@@ -13,7 +13,7 @@ from raslik_jax.report.tables import format_interval
 
 _SIZES, _LESS = (10, 1), ("0.01", "0.1", "0.5", "1.0")
 RESULTS = pathlib.Path(__file__).resolve().parent / "results.json"
-_MODELS = {"toy": "toy", "smollm2": "SmolLM2"}
+_MODELS = {"toy": "toy", "smollm2": "SmolLM2", "smollm2 bfloat16": "SmolLM2, bfloat16"}
 _METHODS = {"replay": "replay", "raslik": "RASLIK's scores", "bm25": "BM25 with answers"}
 _RESAMPLES = 2000
 
@@ -24,18 +24,20 @@ def read_results() -> Mapping[str, Any]:
     return found
 
 
+def correlation(case: str, size: int, method: str) -> str:
+    """Returns the rank correlation of a method's predicted and the measured rise of the loss."""
+    one = read_results()[case][f"sets of {size}"]
+    return format_interval(counterfactual.lds(-np.array(one[method]), np.array(one["change"])))
+
+
 def sets_table() -> str:
     """Returns how the predicted and the measured rise of the loss correlate over sets of rows."""
     rows = []
     for case, found in read_results().items():
         for size in (size for size in _SIZES if f"sets of {size}" in found):
-            one = found[f"sets of {size}"]
-            change_SQ = np.array(one["change"])
             for name, title in _METHODS.items():
-                if name not in one:
-                    continue
-                lds = counterfactual.lds(-np.array(one[name]), change_SQ)
-                rows.append([_MODELS[case], str(size), title, format_interval(lds)])
+                if name in found[f"sets of {size}"]:
+                    rows.append([_MODELS[case], str(size), title, correlation(case, size, name)])
     return markdown_table(["model", "rows removed", "prediction", "rank correlation"], rows)
 
 

@@ -1,5 +1,6 @@
 """Makes the tables of docs/studies/which_method.md from the stored results of four studies."""
 
+import functools
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from experiments.studies.counterfactual import page as counterfactual
+from experiments.studies.replay import page as replay
 from experiments.studies.reports import markdown_table
 from experiments.studies.which_gradient import page as which_gradient
 from raslik_jax.base.files import read_json
@@ -243,6 +245,7 @@ def answer_table() -> str:
     areas = [which_gradient.single(name)(toy) for name in ("next_token/all", DEFAULT)]
     trigger = "AUPRC {:.2f} if a word in the prompt triggers it (default {:.2f})".format(*areas)
     default, hidden = "`raslik trace`", "hidden states"
+    ten = functools.partial(replay.correlation, "smollm2", 10)
     rows = [
         ["find a group", default, group(DEFAULT), seconds(DEFAULT)],
         ["", "`--sketch.loss=next_token`", trigger, seconds("next_token/all")],
@@ -253,6 +256,8 @@ def answer_table() -> str:
         ["", "BM25 with answers", removal("BM25, prompt and answer"), "0.01"],
         ["", _CURVED, f"LDS {curved}", "-"],
         ["", "embeddings of prompts", removal("embeddings"), "-"],
+        ["predict a removal of ten rows", default, f"LDS {ten('raslik')}", seconds(DEFAULT)],
+        ["", "[replay](replay.md)", f"LDS {ten('replay')}", "a training, and more for each answer"],
         ["", "`raslik retrain`", "the removal itself", "a training"],
         ["explain a token", "`--retrieve.token_rows`", "shares whose sum is the score", "-"],
     ]
