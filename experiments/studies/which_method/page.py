@@ -255,9 +255,7 @@ def answer_table() -> str:
         ["predict a removal", default, removal("raslik"), seconds(DEFAULT)],
         ["", "BM25 with answers", removal("BM25, prompt and answer"), "0.01"],
         ["", _CURVED, f"LDS {curved}", "-"],
-        ["", "embeddings of prompts", removal("embeddings"), "-"],
-        ["predict a removal of ten rows", default, f"LDS {ten('raslik')}", seconds(DEFAULT)],
-        ["", "[replay](replay.md)", f"LDS {ten('replay')}", "a training, and more for each answer"],
+        ["", "[replay](replay.md)", f"LDS {ten('replay')}, `raslik trace` {ten('raslik')}", "256 an answer, 340 rows"],
         ["", "`raslik retrain`", "the removal itself", "a training"],
         ["explain a token", "`--retrieve.token_rows`", "shares whose sum is the score", "-"],
     ]
