@@ -73,4 +73,6 @@ def effects_table() -> str:
 
 def page_tables() -> Mapping[str, Callable[[], str]]:
     """Returns what makes the tables of the study, by name."""
-    return {"sets": sets_table, "top": top_table, "effects": effects_table}
+    found = {"sets": sets_table, "top": top_table, "effects": effects_table}
+    has_top = any("top replay" in one for one in read_results().values())
+    return {name: table for name, table in found.items() if name != "top" or has_top}
