@@ -44,10 +44,8 @@ from raslik_jax.data import batches
 from raslik_jax.evaluate.ranking import auprc
 from raslik_jax.models import decoder
 from raslik_jax.parallel import meshes
-from raslik_jax.retrieve import bm25
-from raslik_jax.retrieve.strategies import query_text
-from raslik_jax.run import artifacts, plan
-from raslik_jax.run.stages import retrain
+from raslik_jax.run import plan
+from raslik_jax.run.stages import retrain, validate
 from raslik_jax.run.stages.finetune import count_steps
 from raslik_jax.train import loop, losses
 from raslik_jax.train.objectives import RetrainSettings
@@ -88,7 +86,7 @@ def measure(options: Options, found: dict[str, Any], store: Callable[[Any], None
     trained = counterfactual.trace_answers(trainings).finetune
     recipe = {name: getattr(trained, name) for name in counterfactual._RECIPE}
     settings = RetrainSettings(**recipe, epochs=float(options.epochs))
-    workspace = plan.open_run(root / "traced", "corpus", "finetune")
+    workspace = plan.open_run(root / "traced", "corpus", "finetune", "retrieve/influence")
     rows, base = retrain.encode_rows(workspace, settings), workspace.model.base
     num_steps, num_rows = count_steps(settings, len(rows.ids)), len(rows.ids)
     rate = loop.make_schedule(
@@ -149,16 +147,11 @@ def measure(options: Options, found: dict[str, Any], store: Callable[[Any], None
     is_random_N = np.isin(np.arange(num_rows), drawn[: is_taught_N.sum()])
     places = {row.example_id: place for place, row in enumerate(workspace.corpus.train)}
     place_N = [places[name] for name in rows.ids]
-    each_NQ = artifacts.EACH_INFLUENCE.read(workspace.root)[place_N]
-    texts = [f"{r.instruction} {r.input} {r.output}".split() for r in workspace.corpus.train]
-    words = [query_text(one, "prompt_and_output").split() for one in asked]
-    word_NQ = bm25.score_queries(bm25.index_documents(texts), words).T[place_N]
+    ranked = validate.rank(workspace)
     # How much less each row makes a loss, by method.
-    predictors = {
-        "replay": effect_NQ,
-        "raslik": -each_NQ[:, list(options.queries)],
-        "bm25": -word_NQ,
-    }
+    predictors = {"replay": effect_NQ}
+    for name, ranking in (("raslik", "raslik"), ("bm25", "bm25_answers")):
+        predictors[name] = -ranked[ranking].each_NQ[place_N][:, list(options.queries)]
     found |= {"loss": value_Q.tolist(), "rows": int(is_taught_N.sum()), "seconds": float(spent)}
     found["auprc"] = {
         name: [
