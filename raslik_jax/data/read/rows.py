@@ -346,7 +346,9 @@ def unread_columns(row: Row) -> Iterator[ValueError]:
         is_talk = bool({"prompt", "messages", "conversations"} & {*filled})
         for name in ("kto_tag", *["label"] * is_talk):
             value = None if name in mapped else row.record.get(name)
-            if str(value).lower() == "false":
+            # A 0 may be a class in a column of the user's own, but not next to a completion.
+            is_number = name == "kto_tag" or "completion" in filled
+            if str(value).lower() == "false" or (is_number and flag_of(value) is False):
                 yield refused("kto", column=name)
     for key in (key for key in filled if key not in mapped):
         flags = parsed(row.record[key]) if key in FLAGS else None

@@ -324,6 +324,8 @@ class UnreadTest(FormatsBase):
         self.assertEqual(row.is_target, False)
         (row,) = self._read({"instruction": "a", "output": "b", "label": False, "chosen": True})
         self.assertEqual(row.extra, {"label": False, "chosen": True})
+        (row,) = self._read({"messages": [_USER, _YES], "label": 0})  # a class
+        self.assertEqual(row.extra, {"label": 0})
 
     def test_empty_media_and_a_column_of_names_are_read(self):
         rows = self._read(
