@@ -121,7 +121,7 @@ def lines(options: UnlearnOptions, *, is_short: bool = False) -> Iterator[str]:
     yield f"advice: {advised}, because {reason}"
     other = {"unlearn": "retrain", "retrain": "unlearn"}[advised]
     recipe = options.recipe if isinstance(options, RecipeOptions) else ()
-    files = ["--recipe=FILE"] if unknown and not recipe else [f"--recipe={one}" for one in recipe]
+    files = [f"--recipe={one}" for one in recipe or ["FILE"] * bool(unknown)]
     for title, command in (("next", advised), ("or", other)):
         more = files if command == "retrain" else []
         yield f"{title}: {making.line(command, f'--run={options.run}', *more)} --out=DIR"

@@ -60,8 +60,7 @@ def retrain(options: RetrainOptions | None = None, **named: Any) -> UnlearnResul
     else:
         again = configuring.AGAIN if options.other_seed else ()
         settings["unlearn.algorithms"] = (ALGORITHM, *again)
-    settings = checked | settings
-    return unlearn(dataclasses.replace(options, settings=settings))
+    return unlearn(dataclasses.replace(options, settings=checked | settings))
 
 
 def _check(config: Config, options: RetrainOptions) -> dict[str, Any]:

@@ -1,19 +1,19 @@
 """From the result of a trace to a clean adapter, its card and its report."""
 
 import dataclasses
-import functools
 import importlib.util
 import pathlib
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from raslik_jax.base.messages import one_line, shown
+from raslik_jax.base.settings import leaves
 from raslik_jax.config import STAGES, Config, to_json
 from raslik_jax.data.examples import HELD_OUT
 from raslik_jax.data.read.cleaning import cleaned_name, is_folder, write_without
 from raslik_jax.incident import making
-from raslik_jax.incident.configuring import UnlearnOptions, make_config, train_file
+from raslik_jax.incident.configuring import AGAIN, UnlearnOptions, make_config, train_file
 from raslik_jax.parallel import processes
 from raslik_jax.report import rows as rows_lib
 from raslik_jax.report.incident import read_outcome
@@ -57,29 +57,27 @@ def unlearn(options: UnlearnOptions | None = None, **named: Any) -> UnlearnResul
         text = "\n".join(advising.lines(options))
         return UnlearnResult(workdir=root, folder=folder, text=text)
     config = make_config(options)
-    (strategy,), algorithm = config.retrieve.strategies, config.unlearn.algorithms[0]
+    variant = artifacts.Variant(config.retrieve.strategies[0], config.unlearn.algorithms[0])
     source = train_file(config)
     cleaned = pathlib.Path(options.cleaned_train_file or root / cleaned_name(source))
 
     processes.alone(lambda: _check_places(options, source, cleaned))
-    processes.alone(lambda: _check_unchanged(config, root))
+    processes.alone(lambda: _check_unchanged(config, root, options.settings))
     is_same = to_json(config)["retrieve"] == artifacts.CONFIG.read(root)["retrieve"]
     _check_found(root, artifacts.read_finding(root) if is_same else "")
-    print(f"sets: {describe_sets(config, strategy)}")
+    print(f"sets: {describe_sets(config, variant.strategy)}")
     making.require("matplotlib")  # the report comes last, so a missing part of it is printed first
     how: Any = {"mesh": options.mesh, "update": True}
-    measured = [stage for stage in STAGES if stage != "report"]
-    prepare = functools.partial(drop_exports, root)
-    _check_found(root, making.make(config, root, stages=measured, prepare=prepare, **how))
+    first: Any = {"stages": [stage for stage in STAGES if stage != "report"], **how}
+    _check_found(root, making.make(config, root, prepare=lambda: drop_exports(root), **first))
     from raslik_jax.incident.exporting import export_model  # it takes jax with it
 
     kind = "model" if options.merged else "adapter"
 
     def export() -> str:
         with written.replacing(root, folder) as made:
-            of = artifacts.Variant(strategy, algorithm)
-            export_model(root, of, made, epoch="last", merged=options.merged)
-        told, exported = _clean(config, root, strategy, cleaned)
+            export_model(root, variant, made, epoch="last", merged=options.merged)
+        told, exported = _clean(config, root, variant.strategy, cleaned)
         # The page names the places of all files.
         places = {f"New {kind}": str(folder.resolve()), **exported}
         written.write_json(root, artifacts.EXPORTS.place(root), places)
@@ -90,19 +88,17 @@ def unlearn(options: UnlearnOptions | None = None, **named: Any) -> UnlearnResul
     found = UnlearnResult(workdir=root, folder=folder)
     if not processes.is_first():
         return found
-    lines = [*_outcome_lines(root, config)] if config.evaluate.traced else []
+    lines = [*_outcome_lines(root, config, variant)] if config.evaluate.traced else []
     lines += [f"\n{kind} and its card: {folder}", f"{told}", f"repeat: {making.repeating(root)}"]
     return dataclasses.replace(found, text="\n".join(lines))
 
 
-def _outcome_lines(root: pathlib.Path, config: Config) -> Iterator[str]:
+def _outcome_lines(root: pathlib.Path, config: Config, variant: artifacts.Variant) -> Iterator[str]:
     """Yields lines about the outcome: traced answers, those to held-out prompts, and the rule's."""
     from raslik_jax.run.workspace import Workspace
 
-    (strategy,), algorithm = config.retrieve.strategies, config.unlearn.algorithms[0]
-    variant = artifacts.Variant(strategy, algorithm)
     epoch = Workspace(root, config).epochs(*variant)[-1]
-    way = "retraining" if OBJECTIVES[algorithm].retrains else "unlearning"
+    way = "retraining" if OBJECTIVES[variant.algorithm].retrains else "unlearning"
     yield from (f"\nbefore {way}", *making.answer_lines(root))
     yield from (f"\nafter {way}", *making.answer_lines(root, epoch, variant))
     held_out = artifacts.measured_rows(HELD_OUT, "target")
@@ -116,7 +112,7 @@ def _outcome_lines(root: pathlib.Path, config: Config) -> Iterator[str]:
             yield f"says    {one_line(after[row.example_id], 160)}"
     is_measured = artifacts.METRICS.current(root) is not None
     metrics = artifacts.read_metrics(root) if is_measured else None
-    outcome = read_outcome(root, strategy, algorithm, metrics)
+    outcome = read_outcome(root, *variant, metrics)
     yield from ("",) if outcome else ()
     how: Any = {"subsequent_indent": " " * 8, "break_on_hyphens": False}
     yield from (textwrap.fill(sentence, 96, **how) for sentence in outcome)
@@ -165,12 +161,17 @@ def describe_sets(config: Config, strategy: str) -> str:
     return f"the rows of {named}; --retrieve.strategies=raslik takes those of the trace"
 
 
-def _check_unchanged(config: Config, root: pathlib.Path) -> None:
-    """Refuses rows or a model that changed since the trace, which found other rows then."""
+def _check_unchanged(config: Config, root: pathlib.Path, given: Collection[str] = ()) -> None:
+    """Refuses rows or a model that changed since the trace, and given settings without effect."""
     from raslik_jax.run import plan, units, workspace  # they take jax with them
 
-    of = workspace.Workspace(root, config)
-    run = units.Plan(root, plan.plan_units(config, of, is_measured=False))
+    run = units.Plan(root, plan.plan_units(config, workspace.Workspace(root, config)))
+    read = {name for unit in run.units.values() for name in unit.settings}
+    idle = {name for name in given if not {*name.split(".")} & {*AGAIN}} - read
+    for leaf in (leaf for leaf in leaves(config) if leaf.name in idle):
+        if leaf.metadata["decides"] and not (leaf.metadata["is_path"] or leaf.metadata["family"]):
+            used = f"--unlearn.algorithms={config.unlearn.algorithms[0]}"
+            raise ValueError(f"--{leaf.name} has no effect with {used}: leave it out")
     for name in ("corpus", "finetune"):
         old = read_manifest(root / name)
         for what, path in run.units[name].files.items() if old else ():

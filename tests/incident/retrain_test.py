@@ -9,7 +9,7 @@ import tiny
 from raslik_jax.base.files import read_json_lines
 from raslik_jax.base.settings import replaced
 from raslik_jax.config import Config, to_json
-from raslik_jax.incident import configuring, retrain
+from raslik_jax.incident import configuring, retrain, unlearn
 
 _RECIPE = tiny.RECIPE
 
@@ -53,6 +53,17 @@ def test_a_model_that_changed_since_the_trace_is_refused(traced, tmp_path):
     (run / "finetune/manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(ValueError, match="safetensors' must be unchanged since the trace"):
         retrain.retrain(run=str(run), out=str(tmp_path / "out"))
+
+
+def test_a_setting_of_another_algorithm_is_refused(traced, tmp_path):
+    """Otherwise the training would have other epochs than the user asked for."""
+    given = {"run": str(traced / "run"), "out": str(tmp_path / "out")}
+    for name, value in {"unlearn.epochs": 9, "unlearn.ga_gdr.learning_rate": 0.5}.items():
+        match = f"--{name} has no effect with --unlearn.algorithms=ret"
+        with pytest.raises(ValueError, match=match):
+            retrain.retrain(**given, settings={name: value})
+    with pytest.raises(ValueError, match="--unlearn.retrain.epochs has no effect with"):
+        unlearn.unlearn(**given, settings={"unlearn.retrain.epochs": 9.0})
 
 
 def _found(run):
