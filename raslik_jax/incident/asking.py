@@ -84,12 +84,10 @@ def _read_queries(options: AskOptions) -> Sequence[Example]:
     """Returns the generations that the options give."""
     if not (options.index or options.run):
         raise ValueError("an index must be given: give --index=WORKDIR/sketch/index")
-    if options.queries and options.instruction:
-        raise ValueError("--instruction and --queries must not be given together: leave one out")
+    if bool(options.queries) == bool(options.instruction):
+        raise ValueError("--instruction or --queries must be given, got none or both: give one")
     if options.queries:
         return read_examples(options.queries, format=AUTO, needs_output=False)
-    if not options.instruction:
-        raise ValueError("--instruction or --queries must be given, got none: give one of the two")
     return (_make_question(options.instruction, options.input, options.response, options.system),)
 
 

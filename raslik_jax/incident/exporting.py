@@ -139,8 +139,7 @@ def _base_of(root: pathlib.Path, config: Config, manifest: Manifest) -> Base:
     fields = storage.read_json(folder / "config.json", {"_name_or_path?": (str, None)})
     own = fields.get("_name_or_path") or ""
     own = own if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", own) else ""
-    loaded = f"loaded from {own} and perhaps trained since"
-    origin = loaded if own else "of unknown origin"
+    origin = f"loaded from {own} and perhaps trained since" if own else "of unknown origin"
     return Base(folder, "", f"the local folder {folder.resolve().name}, {origin}")
 
 
@@ -153,8 +152,7 @@ def _adapter_origin(config: Config) -> str:
         return "the base as it was given, with a fresh adapter"
     # A path says nothing on another machine.
     is_folder = pathlib.Path(name).is_dir() or pathlib.Path(name).is_absolute()
-    revision = config.backbone.adapter_revision
-    at = f" at {revision}" if revision else ""
+    at = f" at {config.backbone.adapter_revision}" if config.backbone.adapter_revision else ""
     kind = f"the local folder {pathlib.Path(name).name}" if is_folder else name + at
     return f"an adapter that was trained elsewhere, {kind}"
 
@@ -189,8 +187,7 @@ def _copy_tokenizer(out: pathlib.Path, tokenizer: tokenization.Tokenizer, config
         for name in storage.TOKENIZER_FILES:
             if (folder / name).is_file():
                 shutil.copyfile(folder / name, out / name)
-    written = tokenization.load_tokenizer(out)
-    return tokenization.tokenizer_hash(written) == kept
+    return tokenization.tokenizer_hash(tokenization.load_tokenizer(out)) == kept
 
 
 def _write_generation(out: pathlib.Path, base: Base, workspace: Workspace) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from raslik_jax.base import settings
-from raslik_jax.base.messages import one_line
+from raslik_jax.base.messages import one_line, shown
 from raslik_jax.config import STAGES, Config, MeshConfig
 from raslik_jax.data.examples import Example
 from raslik_jax.data.read.formats import parse_fields, read_examples
@@ -66,6 +66,14 @@ def require(*modules: str) -> None:
     if missing:
         packages = " ".join(dict.fromkeys(_INSTALLERS.get(name, name) for name in missing))
         raise ValueError(f"{' and '.join(missing)} must be installed: pip install {packages}")
+
+
+def require_found(root: pathlib.Path, finding: str) -> None:
+    """Refuses to go on if the trace found no row, which the finding explains."""
+    if finding:
+        must = f"must be a trace that found rows, {shown(str(root), 120)} found none ({finding})"
+        mend = "trace another answer, or unlearn your own rows with --forget_file"
+        raise ValueError(f"--run {must}: {mend}")
 
 
 def options_of(options: _O, named: Mapping[str, Any]) -> _O:

@@ -58,8 +58,7 @@ def retrain(options: RetrainOptions | None = None, **named: Any) -> UnlearnResul
     if options.dry_run:  # the forecast reads the recipe itself
         settings = {**options.settings}
     else:
-        again = configuring.AGAIN if options.other_seed else ()
-        settings["unlearn.algorithms"] = (ALGORITHM, *again)
+        settings["unlearn.algorithms"] = (ALGORITHM, *configuring.AGAIN * options.other_seed)
     return unlearn(dataclasses.replace(options, settings=checked | settings))
 
 

@@ -45,6 +45,7 @@ class TraceOptions(making.Options):
     adapter: str = setting("", "Its LoRA adapter in PEFT's format: a directory or hub name.")
     train_file: str = setting("", "The rows that it was trained on.")
     prompt: str = setting("", "The prompt.")
+    input: str = setting("", "Input of the prompt, for rows with an instruction and an input.")
     system: str = setting("", "System prompt before --prompt, for the chat template.")
     response: str = setting(
         "", "The bad answer, unchanged, blanks too (default: let the model answer)."
@@ -165,9 +166,8 @@ def make_config(options: TraceOptions) -> Config:
     has_base = options.adapter or "backbone.adapter" in own
     preset = PRESET if has_base or "unlearn.algorithms" in own else {**PRESET, **WHOLE}
     # The path may have any characters, and the escapes of some have a backslash again.
-    name = one_line(workdir.absolute().name.replace("\\", "-")).replace("\\", "-")
-    name = name.strip(". ") or "incident"
-    return making.changed(Config(), {**preset, "name": name, **own, **given})
+    name = one_line(workdir.absolute().name.replace("\\", "-")).replace("\\", "-").strip(". ")
+    return making.changed(Config(), {**preset, "name": name or "incident", **own, **given})
 
 
 def write_query(options: TraceOptions, config: Config) -> Callable[[], None]:
@@ -183,6 +183,11 @@ def write_query(options: TraceOptions, config: Config) -> Callable[[], None]:
     elif isinstance(row.content, Conversation) and row.content.messages[0]["role"] == "system":
         print("the training rows have a system prompt, --prompt has none: give it as --system")
     asked = as_row(row, options.prompt, options.response, options.system)
+    if options.input.strip():
+        if row.content is not None:
+            must = "needs rows with an instruction and an input, those of --train_file are others"
+            raise ValueError(f"--input {must}: put its text into --prompt")
+        asked["input"] = options.input
     query = {keys.get(name, name): value for name, value in asked.items()}
     text = json.dumps(query | {"split": "retrieval"}, ensure_ascii=False) + "\n"
     if path.is_file() and files.read_text(path) != text and not options.update:
@@ -255,9 +260,8 @@ def rows_text(workdir: pathlib.Path, forget: frozenset[str], top: int) -> str:
     chances = artifacts.CHANCE.current(workdir, len(rows))
     told = chance.sentence(chances) if chances else ""
     sigma_N = artifacts.read_sigma(workdir, len(rows))
-    heading = "rows that make the answer likelier (score{}, place in the training file)"
-    what = (" +- noise of the sketch, unrelated prompts with as high a score, p, q") if told else ""
-    lines = ["", heading.format(what)]
+    what = " +- noise of the sketch, unrelated prompts with as high a score, p, q" if told else ""
+    lines = ["", f"rows that make the answer likelier (score{what}, place in the training file)"]
     best = np.argsort(-score_N, kind="stable")[:top]
     best = best[score_N[best] > -np.inf]  # a row without a gradient has no effect
     for rank, position in enumerate(best.tolist(), start=1):

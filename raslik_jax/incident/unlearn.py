@@ -64,12 +64,13 @@ def unlearn(options: UnlearnOptions | None = None, **named: Any) -> UnlearnResul
     processes.alone(lambda: _check_places(options, source, cleaned))
     processes.alone(lambda: _check_unchanged(config, root, options.settings))
     is_same = to_json(config)["retrieve"] == artifacts.CONFIG.read(root)["retrieve"]
-    _check_found(root, artifacts.read_finding(root) if is_same else "")
+    making.require_found(root, artifacts.read_finding(root) if is_same else "")
     print(f"sets: {describe_sets(config, variant.strategy)}")
     making.require("matplotlib")  # the report comes last, so a missing part of it is printed first
     how: Any = {"mesh": options.mesh, "update": True}
     first: Any = {"stages": [stage for stage in STAGES if stage != "report"], **how}
-    _check_found(root, making.make(config, root, prepare=lambda: drop_exports(root), **first))
+    why = making.make(config, root, prepare=lambda: drop_exports(root), **first)
+    making.require_found(root, why)
     from raslik_jax.incident.exporting import export_model  # it takes jax with it
 
     kind = "model" if options.merged else "adapter"
@@ -135,13 +136,6 @@ def _check_places(options: UnlearnOptions, source: str, cleaned: pathlib.Path) -
         if cleaned.suffix != ending:
             must = f"must end in {ending}, as the training file does"
             raise ValueError(f"--cleaned_train_file {must}, got {shown(cleaned.name)}: rename it")
-
-
-def _check_found(root: pathlib.Path, finding: str) -> None:
-    """Refuses to unlearn if the trace found no row, which the finding explains."""
-    if finding:
-        must, mend = "must be a trace that found rows", "give your own rows as --forget_file"
-        raise ValueError(f"--run {must}, {shown(str(root), 120)} found none ({finding}): {mend}")
 
 
 def drop_exports(root: pathlib.Path) -> Callable[[], None]:

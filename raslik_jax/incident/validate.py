@@ -97,9 +97,7 @@ def validate(options: ValidateOptions | None = None, **named: Any) -> ValidateRe
         raise ValueError(f"{must}, got {shown(foreign[0])}: leave it out")
     settings = read_settings(config, options, options.settings, is_needed=True)
     recipe = making.changed(config, {**settings, "unlearn.algorithms": (ALGORITHM,)})
-    if finding := artifacts.read_finding(root):
-        must = f"must be a trace that found rows, {shown(str(root), 120)} found none ({finding})"
-        raise ValueError(f"--run {must}: trace another answer")
+    making.require_found(root, artifacts.read_finding(root))
     from raslik_jax.run import plan  # it takes jax with it
     from raslik_jax.run.stages import scores
     from raslik_jax.run.stages import validate as stage

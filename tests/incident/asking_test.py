@@ -267,7 +267,10 @@ class QueryTest(parameterized.TestCase):
             self.tracer.trace_queries([])
         for flags, message in (
             ([], "an index must be given"),
-            (["--index=x", "--queries=x", "--instruction=y"], "--instruction and --queries must"),
+            (
+                ["--index=x", "--queries=x", "--instruction=y"],
+                "--instruction or --queries must be given, got none or both",
+            ),
             (["--index=x", "--response=y"], "--response needs --instruction"),
             (["--index=x", "--system=y"], "--system needs --instruction"),
         ):

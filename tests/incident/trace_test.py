@@ -126,6 +126,24 @@ def test_a_system_prompt_stands_before_the_traced_prompt(row, asked):
     assert trace.as_row(_like(row), "Q", "A", "S") == asked
 
 
+@pytest.mark.parametrize(
+    "row", [{"instruction": "a", "input": "i", "output": "b"}, {"prompt": "a", "completion": "b"}]
+)
+def test_the_input_of_a_prompt_is_framed_as_the_rows_are(row, tmp_path):
+    train, queries = tmp_path / "train.jsonl", tmp_path / "q.jsonl"
+    train.write_text(json.dumps(row) + "\n")
+    own = {"corpus.dataset": "records", "corpus.records.train_file": str(train)}
+    config = replaced(Config(), own | {"corpus.records.queries_file": str(queries)})
+    options = trace.TraceOptions(prompt="Q", input="I", response="A")
+    if "prompt" in row:
+        with pytest.raises(ValueError, match="--input needs rows with an instruction and an input"):
+            trace.write_query(options, config)
+    else:
+        trace.write_query(options, config)
+        (query,) = config.corpus.load(seed=0).queries["retrieval"]
+        assert query[1:4] == ("Q", "I", "A")
+
+
 @pytest.mark.parametrize("first", [["S"], []])
 def test_a_prompt_without_the_system_prompt_of_the_rows_is_said(first, tmp_path, capsys):
     roles = ("system", "user", "assistant")[-2 - len(first) :]
