@@ -1,15 +1,16 @@
 """From the result of a trace to a clean adapter, its card and its report."""
 
+import contextlib
 import dataclasses
 import importlib.util
 import pathlib
 import textwrap
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from raslik_jax.base.messages import one_line, shown
-from raslik_jax.base.settings import leaves
-from raslik_jax.config import STAGES, Config, to_json
+from raslik_jax.base.settings import leaves, replaced
+from raslik_jax.config import STAGES, Config, config_from_json, to_json
 from raslik_jax.data.examples import HELD_OUT
 from raslik_jax.data.read.cleaning import cleaned_name, is_folder, write_without
 from raslik_jax.incident import making
@@ -24,6 +25,7 @@ from raslik_jax.train.objectives import OBJECTIVES
 
 # Prompts kept out whose answers are shown.
 _ASKED = 4
+_AGAIN = tuple(f"unlearn.{name}." for name in AGAIN)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,7 +64,8 @@ def unlearn(options: UnlearnOptions | None = None, **named: Any) -> UnlearnResul
     cleaned = pathlib.Path(options.cleaned_train_file or root / cleaned_name(source))
 
     processes.alone(lambda: _check_places(options, source, cleaned))
-    processes.alone(lambda: _check_unchanged(config, root, options.settings))
+    processes.alone(lambda: _check_unchanged(config, root))
+    processes.alone(lambda: _check_used(config, root, options.settings))
     is_same = to_json(config)["retrieve"] == artifacts.CONFIG.read(root)["retrieve"]
     making.require_found(root, artifacts.read_finding(root) if is_same else "")
     print(f"sets: {describe_sets(config, variant.strategy)}")
@@ -155,17 +158,30 @@ def describe_sets(config: Config, strategy: str) -> str:
     return f"the rows of {named}; --retrieve.strategies=raslik takes those of the trace"
 
 
-def _check_unchanged(config: Config, root: pathlib.Path, given: Collection[str] = ()) -> None:
-    """Refuses rows or a model that changed since the trace, and given settings without effect."""
-    from raslik_jax.run import plan, units, workspace  # they take jax with them
+def _units(config: Config, root: pathlib.Path) -> Sequence[Any]:
+    from raslik_jax.run import plan, workspace  # they take jax with them
 
-    run = units.Plan(root, plan.plan_units(config, workspace.Workspace(root, config)))
-    read = {name for unit in run.units.values() for name in unit.settings}
-    idle = {name for name in given if not {*name.split(".")} & {*AGAIN}} - read
-    for leaf in (leaf for leaf in leaves(config) if leaf.name in idle):
-        if leaf.metadata["decides"] and not (leaf.metadata["is_path"] or leaf.metadata["family"]):
+    return plan.plan_units(config, workspace.Workspace(root, config), is_measured=False)
+
+
+def _check_used(config: Config, root: pathlib.Path, given: Mapping[str, Any]) -> None:
+    """Refuses a given setting of unlearning if no unit would differ with that of the run."""
+    usual = {one.name: one for one in leaves(config_from_json(artifacts.CONFIG.read(root)))}
+    own = [name for name in given if name.startswith("unlearn.") and not name.startswith(_AGAIN)]
+    for name in (n for n in own if usual[n].metadata["decides"] and given[n] != usual[n].value):
+        other = None
+        with contextlib.suppress(ValueError):  # else it decides which other values are allowed
+            other = _units(replaced(config, {name: usual[name].value}), root)
+        if other and [u[:3] for u in other] == [u[:3] for u in _units(config, root)]:
             used = f"--unlearn.algorithms={config.unlearn.algorithms[0]}"
-            raise ValueError(f"--{leaf.name} has no effect with {used}: leave it out")
+            raise ValueError(f"--{name} has no effect with {used}: leave it out")
+
+
+def _check_unchanged(config: Config, root: pathlib.Path) -> None:
+    """Refuses rows or a model that changed since the trace, which found other rows then."""
+    from raslik_jax.run import units  # it takes jax with it
+
+    run = units.Plan(root, _units(config, root))
     for name in ("corpus", "finetune"):
         old = read_manifest(root / name)
         for what, path in run.units[name].files.items() if old else ():

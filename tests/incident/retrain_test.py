@@ -64,6 +64,11 @@ def test_a_setting_of_another_algorithm_is_refused(traced, tmp_path):
             retrain.retrain(**given, settings={name: value})
     with pytest.raises(ValueError, match="--unlearn.retrain.epochs has no effect with"):
         unlearn.unlearn(**given, settings={"unlearn.retrain.epochs": 9.0})
+    # What turns a part of the work off is used, and so is what only measures.
+    off = {"unlearn.probe.steps": 0, "unlearn.probe.stop": "never", "retrieve.token_rows": 0}
+    off |= {"evaluate.perplexity_examples": 0, "evaluate.bootstrap_resamples": 500}
+    config = configuring.make_config(configuring.UnlearnOptions(run=given["run"], settings=off))
+    unlearn._check_used(config, traced / "run", off)
 
 
 def _found(run):
