@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from raslik_jax.data.words import refused
 from raslik_jax.evaluate import rates
 from raslik_jax.evaluate.sentences import write
 
@@ -19,6 +20,8 @@ from raslik_jax.evaluate.sentences import write
 BOUND = 0.1
 # Windows of a logged curve that say anything.
 _LEAST = 2
+# A number of steps is a multiple of another one if it is so near, as a share.
+_NEAR = 0.05
 
 
 class Loss(NamedTuple):
@@ -82,6 +85,19 @@ def compare_answers(given: Sequence[str], own: Sequence[str], base: Sequence[str
         for said in (own, base)
     )
     return Answers(len(given), sum(a == b for a, b in zip(given, own, strict=True)), *alike)
+
+
+def check_devices(recipe: Mapping[str, Any], num_rows: int, steps: int) -> None:
+    """Refuses a batch without the number of devices, by the steps that the trainer took.
+
+    Most trainers write the rows of one device. All devices took one step together.
+    """
+    size, epochs = (recipe.get(name) or 0 for name in ("batch_size", "epochs"))
+    taken = math.ceil(num_rows / size) * epochs if size else 0
+    devices = round(taken / steps)
+    if devices > 1 and abs(taken / steps / devices - 1) < _NEAR:
+        got = f"{num_rows:,} rows in batches of {size} take {taken:,.0f} steps"
+        raise refused("recipe_devices", got=got, steps=steps, size=size * devices)
 
 
 def _parts(found: Mapping[str, Any]) -> tuple[Loss | None, Loss | None, Answers | None]:

@@ -75,7 +75,7 @@ def _compare(options: UnlearnOptions, compiles: bool) -> tuple[dict[str, Cost], 
     device = cost.measure(*found["unlearn"].run.widest_kernel, config.backbone.dtypes)
     named = options if isinstance(options, RecipeOptions) else RecipeOptions()
     try:
-        read_settings(config, named, options.settings, is_needed=True, is_told=False)
+        read_settings(config, named, options.settings, root=root, is_told=False)
     except ValueError as error:
         unknown = str(error)
     if config.backbone.adapter:

@@ -10,6 +10,7 @@ from raslik_jax.base.messages import some_of
 from raslik_jax.base.settings import Settings, replaced, setting
 from raslik_jax.config import Config, EvaluateConfig, config_from_json
 from raslik_jax.data.contents import Conversation, Passage
+from raslik_jax.data.words import refused
 from raslik_jax.incident import making
 from raslik_jax.models import storage
 from raslik_jax.parallel import processes
@@ -165,9 +166,7 @@ def with_own_query(recorded: dict[str, Any], root: pathlib.Path) -> dict[str, An
 def train_file(config: Config) -> str:
     """Returns the training file of a trace; a ValueError if the run has another dataset."""
     if not hasattr(config.corpus.own, "train_file"):
-        raise ValueError(
-            f"--run must be a trace, got a run on {config.corpus.dataset}: trace first"
-        )
+        raise refused("run_dataset", got=config.corpus.dataset)
     return str(config.corpus.own.train_file)
 
 
@@ -176,45 +175,35 @@ def read_settings(
     options: RecipeOptions,
     given: Mapping[str, Any],
     *,
-    is_needed: bool = False,
+    root: pathlib.Path | None = None,
     is_told: bool = True,
 ) -> dict[str, Any]:
     """Returns the settings of training a run's adapter again, all by dotted name, and prints them.
 
-    They are printed if `is_told`. Values that are `given` replace those of the recipe. With
-    `is_needed` it refuses to go on without a recipe.
+    They are printed if `is_told`. Values that are `given` replace those of the recipe. With the
+    folder `root` of the run it refuses to go on without a recipe for its rows.
     """
     if not config.backbone.adapter:
-        raise ValueError(
-            "--run must be a trace of an adapter, got one without: trace again with --adapter"
-        )
+        raise refused("run_adapter")
     train_file(config)  # refuses a run that is no trace
     from raslik_jax.run.workspace import adapter_source  # it takes jax with it
 
     folder = adapter_source(config)
     files = [pathlib.Path(path) for path in options.recipe]
-    found = recipe.read_recipe(files or recipe.find_files(folder))
+    found = recipe.read_recipe(files or recipe.find_files(folder), folder)
     if files and not found.settings:
-        silent = some_of((path.name for path in files), 3)
-        raise ValueError(
-            "--recipe must be training_args.json, trainer_state.json, YAML of axolotl or "
-            f"LLaMA-Factory, or a model card, {silent} has no setting of a training: name "
-            "another file, or give each setting as --unlearn.retrain.NAME"
-        )
+        raise refused("recipe_silent", files=some_of((path.name for path in files), 3))
     if found.lacks and not options.approximate:
-        listed = "; ".join(found.lacks)
-        raise ValueError(
-            f"the recipe must be one that this program can repeat, it has {listed}: train with "
-            "your trainer on the cleaned file, or pass --approximate to leave this out"
-        )
+        raise refused("recipe_lacks", got="; ".join(found.lacks))
     known = {*found.settings, *(name.removeprefix(f"unlearn.{ALGORITHM}.") for name in given)}
     known |= {"epochs"} if "steps" in known else set()
-    if is_needed and (missing := [name for name in recipe.DECISIVE if name not in known]):
-        raise ValueError(
-            f"the recipe of the adapter must have {', '.join(missing)}, no file says it: give "
-            "--recipe, or each setting as --unlearn.retrain.NAME"
-        )
+    if root and (missing := [name for name in recipe.DECISIVE if name not in known]):
+        raise refused("recipe_missing", names=", ".join(missing))
     values = {name: one.value for name, one in found.settings.items()}
+    if root and found.steps and f"unlearn.{ALGORITHM}.batch_size" not in given:
+        from raslik_jax.evaluate import reproduction
+
+        reproduction.check_devices(values, len(artifacts.TRAIN.read(root)), found.steps)
     if values.get("targets") == recipe.BY_ROWS:
         row = making.first_row(config)
         is_talk = isinstance(row.content, Conversation) and not row.content.first

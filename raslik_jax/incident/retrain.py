@@ -6,6 +6,7 @@ from typing import Any
 
 from raslik_jax.base.settings import setting
 from raslik_jax.config import Config, config_from_json
+from raslik_jax.data.words import refused
 from raslik_jax.incident import configuring, making
 from raslik_jax.incident.configuring import ALGORITHM
 from raslik_jax.incident.unlearn import UnlearnResult, unlearn
@@ -49,10 +50,10 @@ def retrain(options: RetrainOptions | None = None, **named: Any) -> UnlearnResul
     options = making.options_of(options or RetrainOptions(), named)
     if not options.run or not (options.out or options.dry_run):
         raise ValueError("--run and --out must be given: give --run=WORKDIR and --out=DIR")
-    recorded = artifacts.CONFIG.read(pathlib.Path(options.run), "give the folder of a trace")
-    config = config_from_json(recorded)
+    root = pathlib.Path(options.run)
+    config = config_from_json(artifacts.CONFIG.read(root, "give the folder of a trace"))
     settings = configuring.read_settings(
-        config, options, options.settings, is_needed=not options.dry_run
+        config, options, options.settings, root=None if options.dry_run else root
     )
     checked = _check(config, options) if options.check_recipe else {}
     if options.dry_run:  # the forecast reads the recipe itself
@@ -69,10 +70,6 @@ def _check(config: Config, options: RetrainOptions) -> dict[str, Any]:
     files = *options.recipe, *map(str, recipe.find_files(adapter_source(config)))
     log = next((path for path in files if path.endswith(recipe.STATE)), "")
     if options.check_recipe < 1 and not log:
-        raise ValueError(
-            f"--check_recipe={options.check_recipe} must have {recipe.STATE} with the losses of "
-            "the training next to the adapter: name one with --recipe, or pass --check_recipe to "
-            "train all steps"
-        )
+        raise refused("recipe_log", share=options.check_recipe, file=recipe.STATE)
     values = {"check_recipe": options.check_recipe, "check_log": log}
     return {f"unlearn.{ALGORITHM}.{name}": value for name, value in values.items()}

@@ -19,6 +19,7 @@ from raslik_jax.config import Config
 from raslik_jax.data.contents import Conversation
 from raslik_jax.data.examples import HELD_OUT, Example, as_record
 from raslik_jax.data.read.formats import parse_fields, read_examples
+from raslik_jax.data.words import refused
 from raslik_jax.incident import making
 from raslik_jax.incident.configuring import PRESET, UnlearnOptions
 from raslik_jax.parallel import processes
@@ -185,8 +186,7 @@ def write_query(options: TraceOptions, config: Config) -> Callable[[], None]:
     asked = as_row(row, options.prompt, options.response, options.system)
     if options.input.strip():
         if row.content is not None:
-            must = "needs rows with an instruction and an input, those of --train_file are others"
-            raise ValueError(f"--input {must}: put its text into --prompt")
+            raise refused("input_of_others")
         asked["input"] = options.input
     query = {keys.get(name, name): value for name, value in asked.items()}
     text = json.dumps(query | {"split": "retrieval"}, ensure_ascii=False) + "\n"
@@ -221,10 +221,7 @@ def as_row(like: Example, prompt: str, response: str, system: str = "") -> dict[
         return row | ({"system": before} if before else {})
     if not isinstance(content, Conversation):
         if before:
-            raise ValueError(
-                "--system needs rows that can have a system prompt, those of --train_file are "
-                "texts: put its text in front of --prompt, as the model was trained"
-            )
+            raise refused("system_of_texts")
         return {"prompt": prompt} | ({"completion": answer} if answer else {})
     turns = ("system", before), ("user", prompt), ("assistant", answer)
     messages = tuple({"role": role, "content": text} for role, text in turns if text)

@@ -20,6 +20,7 @@ from raslik_jax.config import MeshConfig, config_from_json
 from raslik_jax.data import batches
 from raslik_jax.data.examples import Example, answered, drop_unanswered, make_example
 from raslik_jax.data.tokens import masking
+from raslik_jax.data.words import refused
 from raslik_jax.index import search
 from raslik_jax.index.combine import best_positions, check_agreement, opposite
 from raslik_jax.index.format import refuse_differences
@@ -90,10 +91,7 @@ def run_of(index: str | os.PathLike[str]) -> pathlib.Path:
     for folder in path.parents:
         if artifacts.CONFIG.is_there(folder):
             return folder
-    raise ValueError(
-        f"the index {path} must lie in the run that made it, no folder above it has a config.json: "
-        "give the work directory as --run"
-    )
+    raise refused("index_apart", path=path)
 
 
 class Tracer:

@@ -95,7 +95,7 @@ def validate(options: ValidateOptions | None = None, **named: Any) -> ValidateRe
     if foreign := [name for name in options.settings if not name.startswith(own)]:
         must = f"settings must begin with {own}, because the others are those of the trace"
         raise ValueError(f"{must}, got {shown(foreign[0])}: leave it out")
-    settings = read_settings(config, options, options.settings, is_needed=True)
+    settings = read_settings(config, options, options.settings, root=root)
     recipe = making.changed(config, {**settings, "unlearn.algorithms": (ALGORITHM,)})
     making.require_found(root, artifacts.read_finding(root))
     from raslik_jax.run import plan  # it takes jax with it

@@ -17,14 +17,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from raslik_jax.base.files import read_json, read_text
 from raslik_jax.base.messages import shown, some_of
 from raslik_jax.data.words import refused
 
-# Of trainers.json: the keys of a format (axolotl, llama_factory, card, arguments: older ones),
-# where they have other names in TrainingArguments or SFTConfig; `settings`, from these to the
-# fields of `objectives.RetrainSettings` that have the same meaning; `values`, likewise for some of
-# them; `lacking`, what this program does not have.
+# Of trainers.json: other names of keys by format (arguments: older ones); `settings`, from keys of
+# TrainingArguments and SFTConfig to the fields of `objectives.RetrainSettings` of equal meaning;
+# `values`, likewise for some of them; `lacking`, what this program does not have.
 _TABLES = json.loads(pathlib.Path(__file__).with_name("trainers.json").read_text("utf-8"))
 # The file in which transformers' Trainer saves its steps.
 STATE = "trainer_state.json"
@@ -50,11 +51,13 @@ class Recipe(NamedTuple):
       settings: values by the name of a field of `objectives.RetrainSettings`.
       lacks: a phrase with its origin for each setting that this program cannot repeat.
       differences: a phrase for each contradiction of two files; the first file decides.
+      steps: number of steps of the training by the trainer's state; 0 without one.
     """
 
     settings: dict[str, Value]
     lacks: tuple[str, ...] = ()
     differences: tuple[str, ...] = ()
+    steps: int = 0
 
 
 def find_files(adapter: pathlib.Path) -> list[pathlib.Path]:
@@ -73,8 +76,8 @@ def find_files(adapter: pathlib.Path) -> list[pathlib.Path]:
     return found
 
 
-def read_recipe(files: Sequence[pathlib.Path]) -> Recipe:
-    """Returns the recipe that files describe; earlier files decide.
+def read_recipe(files: Sequence[pathlib.Path], adapter: pathlib.Path | None = None) -> Recipe:
+    """Returns the recipe of an adapter that files describe; earlier files decide.
 
     Raises:
       ValueError: if a file is damaged, of an unknown format, or a pickle.
@@ -82,13 +85,15 @@ def read_recipe(files: Sequence[pathlib.Path]) -> Recipe:
     known: dict[str, Value] = {}
     differences: list[str] = []
     for path in files:
-        for name, value in _arguments(path).items():
+        for name, value in _arguments(path, adapter == path.parent).items():
             before = known.setdefault(name, Value(value, f"{path.name}: {name}"))
             if not _is_equal(before.value, value):
                 got = f"{shown(before.value)} in {before.origin}, {shown(value)} in {path.name}"
                 differences.append(f"{name} is {got}")
-    settings = dict(_settings(known))
-    return Recipe(settings, tuple(_lacks(known)), tuple(differences))
+    if (loads := known.get("load_best_model_at_end")) and not loads.value:
+        known.pop("best_step", None)
+    steps = known.pop("planned_steps", Value(0, "")).value
+    return Recipe(dict(_settings(known)), tuple(_lacks(known)), tuple(differences), steps)
 
 
 def _is_equal(one: Any, other: Any) -> bool:
@@ -97,12 +102,12 @@ def _is_equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _arguments(path: pathlib.Path) -> dict[str, Any]:
-    """Returns the names and values of a file as TrainingArguments has them."""
+def _arguments(path: pathlib.Path, is_own: bool) -> dict[str, Any]:
+    """Returns the names and values of a file, which may be the adapter's own, by HF's names."""
     if path.suffix in (".bin", ".pt", ".pth", ".pkl"):
         raise refused("recipe_pickle", name=path.name)
     if path.name == STATE:
-        return _of_state(read_json(path, {"log_history": list, "global_step": int}))
+        return _of_state(read_json(path, {"log_history": list, "global_step": int}), is_own)
     if path.suffix == ".json":
         return _renamed(read_json(path, dict), _TABLES["arguments"])
     if path.suffix in (".yml", ".yaml"):
@@ -132,10 +137,9 @@ def _of_yaml(path: pathlib.Path) -> dict[str, Any]:
     if not is_llama_factory and not {"base_model", "micro_batch_size"} & {*values}:
         return {}
     found = _renamed(values, _TABLES["llama_factory" if is_llama_factory else "axolotl"])
-    rate = found.get("learning_rate")
-    if isinstance(rate, str):  # YAML 1.1 reads 2e-5 as text
-        found["learning_rate"] = float(rate)
-    return found
+    # YAML 1.1 reads 2e-5 as text.
+    is_number = re.compile(r"[\d.]+[eE][+-]?\d+").fullmatch
+    return {k: float(v) if isinstance(v, str) and is_number(v) else v for k, v in found.items()}
 
 
 def _of_card(text: str) -> dict[str, Any]:
@@ -163,12 +167,20 @@ def _of_card(text: str) -> dict[str, Any]:
     return found
 
 
-def _of_state(state: Mapping[str, Any]) -> dict[str, Any]:
+def _of_state(state: Mapping[str, Any], is_own: bool) -> dict[str, Any]:
     """Returns the settings in a trainer's state: the length and the schedule that fits its rates.
 
     Its train_batch_size lacks accumulation and devices, so it is not the size of a batch.
     """
-    found: dict[str, Any] = {}
+    done, planned = state["global_step"], int(state.get("max_steps") or 0)
+    found: dict[str, Any] = {"planned_steps": planned}
+    # The state of a checkpoint may be older than an adapter above it, by less than the next save.
+    every = max(int(state.get("save_steps") or 1), done / (float(state.get("epoch") or 0) or 1))
+    if done < planned and (is_own or planned - done >= every):
+        found["end"] = f"step {done} of {planned}"
+    best = re.search(r"checkpoint-(\d+)$", str(state.get("best_model_checkpoint")))
+    if best and int(best[1]) < done:
+        found["best_step"] = int(best[1])
     # Of a training that was ended by its number of steps the number of epochs is only a bound.
     epochs = state.get("num_train_epochs") or 0
     by_epochs = epochs and math.isclose(float(state.get("epoch") or 0), epochs, abs_tol=0.01)
@@ -180,32 +192,26 @@ def _of_state(state: Mapping[str, Any]) -> dict[str, Any]:
         for entry in state["log_history"]
         if isinstance(entry, dict) and {"step", "learning_rate"} <= {*entry}
     ]
-    fitted = fit_schedule(rates, int(state.get("max_steps") or 0))
-    if fitted:
+    if fitted := fit_schedule(rates, planned):
         kind, peak, warmup = fitted
-        kind = "constant_with_warmup" if kind == "constant" else kind
-        found |= {"learning_rate": peak, "lr_scheduler_type": kind, "warmup_steps": warmup}
+        found["lr_scheduler_type"] = "constant_with_warmup" if kind == "constant" else kind
+        found |= {"learning_rate": peak, "warmup_steps": warmup} if peak else {}
     return found
 
 
-def factor(kind: str, step: int, *, warmup: int, steps: int) -> float:
-    """Returns the share of the peak rate at a step counted from 0, as in transformers."""
-    if step < warmup:
-        return step / max(1, warmup)
-    if kind == "constant":
-        return 1.0
-    done = (step - warmup) / max(1, steps - warmup)
-    return (
-        max(0.0, 1 - done) if kind == "linear" else max(0.0, 0.5 * (1 + math.cos(math.pi * done)))
-    )
+def factor(kind: str, step_R: np.ndarray, *, warmup: int, steps: int) -> np.ndarray:
+    """Returns the share of the peak rate at steps counted from 0, as in transformers."""
+    done_R = np.clip((step_R - warmup) / max(1, steps - warmup), 0, 1)
+    falls = {"linear": 1 - done_R, "cosine": (1 + np.cos(np.pi * done_R)) / 2}
+    return np.where(step_R < warmup, step_R / max(1, warmup), falls.get(kind, 1.0))
 
 
 def fit_schedule(rates: Sequence[tuple[int, float]], steps: int) -> tuple[str, float, int] | None:
     """Returns kind, peak and warm-up steps of the schedule that gives logged rates.
 
     Older trainers log the rate of the next step, newer ones that of the step itself. Both are
-    tried. Returns None if there are fewer than two rates, or if no schedule gives them within a
-    thousandth.
+    tried. Returns None for fewer than two rates, and if no or several kinds give them within a
+    thousandth. The warm-up is the shortest. If longer ones change the peak by 5 %, it is 0.
 
     Args:
       rates: pairs of a step, counted from 1, and its rate.
@@ -213,21 +219,18 @@ def fit_schedule(rates: Sequence[tuple[int, float]], steps: int) -> tuple[str, f
     """
     if len(rates) < 2 or steps < 1:
         return None
-    best: tuple[float, tuple[str, float, int]] | None = None
+    (step_R, rate_R), fits = np.array(rates, np.float64).T, list[tuple[float, int, str, float]]()
     tried = itertools.product(("linear", "cosine", "constant"), range(steps // 2 + 1), (1, 0))
     for kind, warmup, shift in tried:
-        shares = [factor(kind, s - shift, warmup=warmup, steps=steps) for s, _ in rates]
-        norm = sum(share * share for share in shares)
-        if not norm:
-            continue
-        peak = sum(share * rate for share, (_, rate) in zip(shares, rates, strict=True)) / norm
-        off = max(abs(peak * share - rate) for share, (_, rate) in zip(shares, rates, strict=True))
-        if best is None or off < best[0] * (1 - 1e-6):
-            best = off, (kind, peak, warmup)
-    if best is None or best[0] > 1e-3 * max(rate for _, rate in rates):
+        share_R = factor(kind, step_R - shift, warmup=warmup, steps=steps)
+        peak = float(share_R @ rate_R / (share_R @ share_R or 1))
+        fits.append((float(np.abs(peak * share_R - rate_R).max()), warmup, kind, peak))
+    off, most = min(fits)[0], float(rate_R.max())
+    near = sorted(fit[1:] for fit in fits if fit[0] <= off + 1e-6 * most)
+    if off > 1e-3 * most or len({kind for _, kind, _ in near}) > 1:
         return None
-    kind, peak, warmup = best[1]
-    return kind, float(f"{peak:.4g}"), warmup
+    (warmup, kind, peak), peaks = near[0], [peak for *_, peak in near]
+    return kind, float(f"{peak:.4g}") if max(peaks) <= 1.05 * min(peaks) else 0.0, warmup
 
 
 def _settings(known: Mapping[str, Value]) -> Iterator[tuple[str, Value]]:
@@ -244,20 +247,18 @@ def _settings(known: Mapping[str, Value]) -> Iterator[tuple[str, Value]]:
         table = _TABLES["values"].get(name)
         if table is None:
             yield setting, found
-        elif found.value in table:
+        elif str(found.value) in table:
             yield setting, found._replace(value=table[found.value])
-    one = known.get("per_device_train_batch_size")
-    whole = known.get("total_train_batch_size")
+    one, whole = known.get("per_device_train_batch_size"), known.get("total_train_batch_size")
     if whole:
         yield "batch_size", whole
     elif one:
-        parts = [
-            known[name] for name in ("gradient_accumulation_steps", "world_size") if name in known
-        ]
-        size = math.prod([one.value, *(part.value for part in parts)])
+        names = ("gradient_accumulation_steps", "world_size")
+        parts = [one, *(known[name] for name in names if name in known)]
         yield "micro_batch_size", one
-        origin = " x ".join([one.origin, *(part.origin for part in parts)])
-        yield "batch_size", Value(size, origin)
+        origin = " x ".join(part.origin for part in parts)
+        origin += "" if "world_size" in known else " on one device"
+        yield "batch_size", Value(math.prod(part.value for part in parts), origin)
     if found := known.get("train_on_prompt"):
         yield "targets", found._replace(value="all" if found.value else "response")
     elif {"completion_only_loss", "assistant_only_loss"} & {*known}:
@@ -278,6 +279,6 @@ def _lacks(known: Mapping[str, Value]) -> Iterator[str]:
             yield f"{what} ({found.origin} is {shown(found.value)})"
     for name, table in _TABLES["values"].items():
         found = known.get(name)
-        if found and found.value not in table:
+        if found and found.value is not None and str(found.value) not in table:
             have = some_of(sorted({*table}), 4, quoted=False)
             yield f"{found.origin} is {shown(found.value)}, this program has {have}"

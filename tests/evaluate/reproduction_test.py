@@ -49,6 +49,18 @@ def test_the_curve_is_compared_over_the_steps_that_both_have():
     assert reproduction.compare_curves([], losses.tolist()) is None
 
 
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_a_batch_of_one_device_is_refused_where_the_trainer_had_several(devices):
+    values = {"batch_size": 8, "epochs": 3.0}
+    steps = 3 * -(-1602 // (8 * devices))
+    if devices == 1:
+        reproduction.check_devices(values, 1602, steps)
+        reproduction.check_devices({"batch_size": 8}, 1602, steps)  # a number of steps is given
+    else:
+        with pytest.raises(ValueError, match=f"take 603 steps .*batch_size={8 * devices}"):
+            reproduction.check_devices(values, 1602, steps)
+
+
 def test_answers_are_compared_with_those_of_the_base():
     given, own = ["a red kite", "two"], ["a red kite", "three"]
     assert reproduction.compare_answers(given, own, ["so", "two"]) == Answers(2, 1, 0.5, 0.5)

@@ -3,6 +3,7 @@
 import json
 import pathlib
 
+import numpy as np
 import pytest
 
 from raslik_jax.train import recipe
@@ -37,7 +38,7 @@ def test_trainers_arguments(tmp_path):
     assert _values(found) == expected
     assert found.settings["batch_size"].origin == (
         "training_args.json: per_device_train_batch_size x "
-        "training_args.json: gradient_accumulation_steps"
+        "training_args.json: gradient_accumulation_steps on one device"
     )
     assert found.lacks == found.differences == ()
 
@@ -63,15 +64,49 @@ def test_a_model_card(tmp_path):
     assert _values(_read(tmp_path, README__md=_CARD)) == expected | {"batch_size": 32}
 
 
+def _state(kind, warmup, shift, steps):
+    share_R = recipe.factor(kind, np.array(steps) - shift, warmup=warmup, steps=60)
+    pairs = zip(steps, share_R.tolist(), strict=True)
+    rates = [{"step": s, "learning_rate": 3e-4 * share} for s, share in pairs]
+    return {"global_step": 60, "max_steps": 60, "train_batch_size": 8, "log_history": rates}
+
+
+def test_rates_that_several_peaks_give_name_none(tmp_path):
+    """After its warm-up a linear schedule is the same line for many warm-ups."""
+    found = _read(tmp_path, trainer_state__json=_state("linear", 7, 1, [20, 40, 60]))
+    assert _values(found) == {"schedule": "linear", "steps": 60}
+    found = _values(_read(tmp_path, trainer_state__json=_state("cosine", 7, 1, [20, 40, 60])))
+    assert (found["learning_rate"], found["warmup_steps"]) == (3e-4, 7)
+
+
+@pytest.mark.parametrize(
+    ("values", "lack"),
+    [
+        ({"global_step": 20, "epoch": 1.0}, "an end before the planned one"),
+        ({"global_step": 50, "epoch": 2.5, "save_steps": 50}, ""),  # a save before the last step
+        ({"best_model_checkpoint": "out/checkpoint-20"}, "an end at the best step"),
+        ({"best_model_checkpoint": "out/checkpoint-60"}, ""),
+    ],
+)
+def test_an_adapter_of_an_earlier_step_is_no_whole_training(values, lack, tmp_path):
+    state = _state("linear", 0, 1, [1, 20, 40]) | {"num_train_epochs": 3, "epoch": 3.0, **values}
+    paths = [tmp_path / "training_args.json", tmp_path / "checkpoint-60" / "trainer_state.json"]
+    paths[1].parent.mkdir()
+    paths[1].write_text(json.dumps(state))
+    for loads in (True, False):
+        paths[0].write_text(json.dumps({"load_best_model_at_end": loads}))
+        expected = lack if loads or "best" not in lack else ""
+        assert "".join(recipe.read_recipe(paths).lacks).split(" (")[0] == expected
+    if values.get("global_step"):  # the adapter of this very checkpoint
+        (lacks,) = recipe.read_recipe(paths, paths[1].parent).lacks
+        assert f"step {values['global_step']} of 60" in lacks
+
+
 @pytest.mark.parametrize("shift", [0, 1])
 @pytest.mark.parametrize("kind", ["linear", "cosine", "constant"])
 @pytest.mark.parametrize("warmup", [0, 7])
 def test_a_state_gives_the_schedule_of_its_rates(kind, warmup, shift, tmp_path):
-    rates = [
-        {"step": s, "learning_rate": 3e-4 * recipe.factor(kind, s - shift, warmup=warmup, steps=60)}
-        for s in (1, 4, 5, 10, 20, 30, 40, 50, 60)
-    ]
-    state = {"global_step": 60, "max_steps": 60, "train_batch_size": 8, "log_history": rates}
+    state = _state(kind, warmup, shift, [1, 4, 5, 10, 20, 30, 40, 50, 60])
     state |= {"num_train_epochs": 3, "epoch": 2.4}  # ended by its steps
     found = _values(_read(tmp_path, trainer_state__json=state))
     assert found.pop("learning_rate") == pytest.approx(3e-4, rel=1e-3)
@@ -90,6 +125,10 @@ def test_a_state_gives_the_schedule_of_its_rates(kind, warmup, shift, tmp_path):
         ("val_set_size", 0.05),
         ("max_samples", 100),
         ("mask_history", True),
+        ("loss_type", ["sigmoid"]),
+        ("beta", 0.1),
+        ("stage", "dpo"),
+        ("rl", "kto"),
     ],
 )
 def test_what_changes_the_training_and_has_no_counterpart_is_named(name, value, tmp_path):
