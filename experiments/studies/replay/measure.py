@@ -74,6 +74,12 @@ class Options(Settings):
     )
 
 
+def draw_sets(num_rows: int, size: int, number: int) -> list[np.ndarray]:
+    """Returns the rows of random sets of a size, which is the seed."""
+    draw = np.random.default_rng(size)
+    return [draw.choice(num_rows, size, replace=False) for _ in range(number)]
+
+
 def measure(options: Options, found: dict[str, Any], store: Callable[[Any], None]) -> None:
     """Stores effects and changes of the queries' losses, in nats a token, by set of rows.
 
@@ -162,8 +168,7 @@ def measure(options: Options, found: dict[str, Any], store: Callable[[Any], None
     }
 
     def of_sets(size: int) -> dict[str, Any]:
-        draw = np.random.default_rng(size)
-        sets = [draw.choice(num_rows, size, replace=False) for _ in range(options.sets)]
+        sets = draw_sets(num_rows, size, options.sets)
         sums = {
             name: np.stack([-own_NQ[one].sum(axis=0) for one in sets]).tolist()
             for name, own_NQ in predictors.items()

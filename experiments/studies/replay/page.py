@@ -15,6 +15,7 @@ _SIZES, _LESS = (10, 1), ("0.01", "0.1", "0.5", "1.0")
 RESULTS = pathlib.Path(__file__).resolve().parent / "results.json"
 _MODELS = {"toy": "toy", "smollm2": "SmolLM2", "smollm2 bfloat16": "SmolLM2, bfloat16"}
 _METHODS = {"replay": "replay", "raslik": "RASLIK's scores", "bm25": "BM25 with answers"}
+_METHODS |= {"ekfac": "EK-FAC (bergson)"}
 _RESAMPLES = 2000
 
 
@@ -26,8 +27,12 @@ def read_results() -> Mapping[str, Any]:
 
 def correlation(case: str, size: int, method: str) -> str:
     """Returns the rank correlation of a method's predicted and the measured rise of the loss."""
-    one = read_results()[case][f"sets of {size}"]
-    return format_interval(counterfactual.lds(-np.array(one[method]), np.array(one["change"])))
+    return interval_of(read_results()[case][f"sets of {size}"], method)
+
+
+def interval_of(part: Mapping[str, Any], method: str) -> str:
+    """Returns the mean correlation over the answers of sets of one size, with its interval."""
+    return format_interval(counterfactual.lds(-np.array(part[method]), np.array(part["change"])))
 
 
 def sets_table() -> str:
