@@ -206,6 +206,10 @@ def _clean(
     # Rows that were kept out of the sets to measure on were found all the same.
     named = (row for name in ("forget", "held-out target") for row in rows.get(name, ()))
     found = {(row.file, row.place) for row in named}
+    # Of those that a file names some may be too long to be unlearned.
+    ids = {*(artifacts.set_summary(strategy).find(root) or {}).get("named", ())}
+    train = artifacts.TRAIN.read(root) if ids else ()
+    found |= {(row.file, row.place) for row in train if row.example_id in ids}
     with written.replacing(root, target) as made:
         left = write_without(train_file(config), made, found)
         _check_unchanged(config, root)

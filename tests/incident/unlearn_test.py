@@ -1,5 +1,7 @@
 """`raslik unlearn`: the command that was stopped goes on, and what is a user's own stays."""
 
+import json
+
 import pytest
 
 from raslik_jax.base import files
@@ -73,6 +75,17 @@ def test_the_command_that_was_stopped_in_the_report_goes_on(work, tmp_path, is_n
     with pytest.raises(ValueError, match="clean' must be a new or empty directory"):
         unlearn.unlearn(**given)
     assert len(made) == 6
+
+
+def test_a_row_that_is_named_but_too_long_to_be_unlearned_is_not_in_the_cleaned_file(work):
+    root = work[0]
+    rows = [make_example(f"q{n}", "", "a")._replace(place=n + 1) for n in range(3)]
+    write_examples(root / "corpus" / "train.jsonl", rows)
+    named = {"named": [rows[0].example_id]}
+    (root / "retrieve" / "raslik" / "summary.json").write_text(json.dumps(named))
+    cleaned = root / "cleaned_train.jsonl"
+    unlearn._clean(unlearn.make_config(None), root, "raslik", cleaned)
+    assert [line[17:19] for line in cleaned.read_text().splitlines()] == ["q2"]
 
 
 @pytest.mark.parametrize("when", ["before", "while"])

@@ -90,7 +90,10 @@ def test_rows_of_files_that_are_in_no_set_are_told(tmp_path, capsys):
     own = {"strategies": ("given",), "members": given, "held_out": 0.2}
     influence_N = np.linspace(1, -1, 30)
     influence_N[4] = -np.inf  # without a gradient
-    _, sets = _made_sets(tmp_path, influence_N, rows, "given", **own)
+    summary, sets = _made_sets(tmp_path, influence_N, rows, "given", **own)
+    assert summary["named"] == [
+        f"id{i:02d}" for i in range(10)
+    ]  # retraining leaves all of them out
     known = {row.example_id: max(score, 0) for row, score in zip(rows, influence_N, strict=True)}
     assert {row["id"]: row["score"] for row in sets[0]} == {
         row["id"]: known[row["id"]] for row in sets[0]

@@ -168,6 +168,11 @@ class TrainingStageTest(FolderTest):
 
         (whole, killed), saved = self.run_and_kill(stage, 2)
         self.assertEqual(made[0], [row.example_id for row in _ROWS[6:]])
+        # A file names a row that is too long to be unlearned.
+        summary = artifacts.set_summary("raslik").place(self.root)
+        summary.write_text(json.dumps({"named": [_ROWS[7].example_id]}))
+        left = retrain_stage.rows_left(_workspace(self.root, unlearn=unlearn), "raslik")
+        self.assertEqual(left, [made[0][0], *made[0][2:]])
         self.assertEqual(saved, [4, 8])  # four steps an epoch of 14 rows, ten in all
         self.assertEqual(_bytes(killed), _bytes(whole))
         log = [entry["loss"] for entry in json.loads((whole / "steps.json").read_text())]

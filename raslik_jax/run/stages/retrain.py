@@ -14,6 +14,7 @@ from raslik_jax.config import Config
 from raslik_jax.data.examples import HELD_OUT
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.data.tokens import encoding
+from raslik_jax.data.words import refused
 from raslik_jax.evaluate import reproduction
 from raslik_jax.run import artifacts, memory
 from raslik_jax.run.artifacts import Variant
@@ -35,9 +36,10 @@ def rows_left(workspace: Workspace, strategy: str) -> list[str]:
     """Returns the ids of the training rows that are neither to forget nor kept out of that set.
 
     It also leaves out the found rows that are kept for measuring, because they teach the behavior
-    too.
+    too, and rows that a file names and that are too long to be unlearned.
     """
     gone = {row.example_id for row in artifacts.set_rows(strategy, "forget").read(workspace.root)}
+    gone |= {*(artifacts.set_summary(strategy).find(workspace.root) or {}).get("named", ())}
     if workspace.config.retrieve.held_out:
         kept_out = artifacts.measured_rows(HELD_OUT, "target").read(workspace.root)
         gone |= {row.example_id for row in kept_out}
@@ -71,9 +73,7 @@ def _fit(
     assert isinstance(settings, RetrainSettings)
     rows = encode_rows(workspace, settings, ids)
     if not rows.ids:
-        raise ValueError(
-            "retraining must have rows left, the forget set has all of them: give a smaller set"
-        )
+        raise refused("no_rows_left")
     fitted = fit_adapter(
         workspace,
         settings,
@@ -148,7 +148,8 @@ def check_recipe(workspace: Workspace, name: str, folder: pathlib.Path) -> None:
 
 
 def _reads(case: Case) -> str:
-    reads = [artifacts.set_rows(case.member.strategy, "forget").path, "{train} {tokens} {model}"]
+    strategy, reads = case.member.strategy, ["{train} {tokens} {model}"]
+    reads += [artifacts.set_rows(strategy, "forget").path, artifacts.set_summary(strategy).path]
     if case.config.retrieve.held_out:
         reads.append(artifacts.measured_rows(HELD_OUT, "target").path)
     return " ".join(reads)

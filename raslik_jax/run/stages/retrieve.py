@@ -175,8 +175,8 @@ def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None
     counts = sizes["num_forget"], sizes["num_retain"]
     request = request_of(workspace, strategy, is_eligible_N, counts)
     is_eligible_N = request.is_eligible_N
-    if record.named:
-        _tell_left_out(record.named(request), request)
+    named = record.named(request) if record.named else {}
+    _tell_left_out(named, request)
     scores, selection = strategies_lib.choose(record, request)
     evidence: dict[str, Any] = {"forget_set": selection.forget, "retain_set": selection.retain}
     if EVIDENCE in needs_of(config):
@@ -198,6 +198,7 @@ def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None
     entry = {
         **nest(measure(evidence))["retrieval"],
         "num_queries": len(request.queries),
+        "named": [rows[i].example_id for i in next(iter(named.values()), ())],  # those to forget
         "without_gradient": {"count": len(without), "ids": without},
         "selection": summarize_selection(selection, *scores, labels=labels),
     }
@@ -212,13 +213,10 @@ def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None
 def _tell_left_out(named: Mapping[str, Sequence[int]], request: Request) -> None:
     """Prints which rows that files name are in no set."""
     for flag, positions in named.items():
-        left = [place for place in positions if not request.is_eligible_N[place]]
-        if left:
-            print(
-                f"    {len(left):,} of {len(positions):,} rows of {flag} are in no set, because "
-                "they are held out or have no token of an answer: "
-                + some_of(request.examples[place].example_id for place in left)
-            )
+        if left := [place for place in positions if not request.is_eligible_N[place]]:
+            ids = some_of(request.examples[place].example_id for place in left)
+            said = f"{len(left):,} of {len(positions):,} rows of {flag} are in no set"
+            print(f"    {said}, because they are held out or have no token of an answer: {ids}")
 
 
 def _own_sets(config: Config) -> list[str]:
@@ -265,7 +263,7 @@ UNITS = (
         _reads_of_sets,
         # The rule decides whether there are scores to measure sets by.
         "seed sketch.query_output retrieve.select retrieve.retain_within retrieve.{0}",
-        writes={"sets": 4},
+        writes={"sets": 5},
         members=lambda config: config.retrieve.strategies,
         is_alone=True,
     ),
