@@ -5,6 +5,7 @@ also have its name: `--unlearn.cap_klr.cap` (see `settings`). Nothing here impor
 """
 
 import dataclasses
+import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
@@ -446,6 +447,16 @@ class Config(Settings):
             if differ != ["seed"]:
                 must = f"must differ from --unlearn.{OBJECTIVES[name].repeats} in its seed alone"
                 yield f"--unlearn.{name} {must}, got {', '.join(differ) or 'no difference'}"
+
+
+# A text after it is the one that this JSON has.
+QUOTED = "json:"
+
+
+def quoted(text: str) -> str:
+    """Returns a text as a value in a flag file, whose lines have no blanks at their ends."""
+    is_plain = text == text.strip() and not text.splitlines()[1:] and not text.startswith(QUOTED)
+    return text if is_plain else QUOTED + json.dumps(text)
 
 
 # A config as nested plain values, as config.json holds them.

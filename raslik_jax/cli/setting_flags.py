@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -9,7 +10,7 @@ from absl import flags
 
 from raslik_jax.base import settings
 from raslik_jax.base.messages import some_of
-from raslik_jax.config import Config
+from raslik_jax.config import QUOTED, Config
 
 # They are listed as flags of the command that asks for them.
 flags.disclaim_key_flags()
@@ -106,6 +107,8 @@ def given(
 
 def _value(leaf: settings.Leaf, flag_values: flags.FlagValues) -> Any:
     value: Any = flag_values[leaf.name].value
+    if "." in leaf.name and isinstance(value, str) and value.startswith(f'{QUOTED}"'):
+        value = json.loads(value.removeprefix(QUOTED))
     item = get_args(leaf.hint)[0] if get_origin(leaf.hint) is tuple else str
     with contextlib.suppress(ValueError):  # the settings refuse the unchanged text
         value = [item(text) for text in value] if item in (int, float) else value

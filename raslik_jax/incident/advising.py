@@ -122,6 +122,7 @@ def lines(options: UnlearnOptions, *, is_short: bool = False) -> Iterator[str]:
     other = {"unlearn": "retrain", "retrain": "unlearn"}[advised]
     recipe = options.recipe if isinstance(options, RecipeOptions) else ()
     files = [f"--recipe={one}" for one in recipe or ["FILE"] * bool(unknown)]
+    names = [name for name in ("run", "forget_file", "retain_file") if getattr(options, name)]
+    own = [f"--{name}={getattr(options, name)}" for name in names]
     for title, command in (("next", advised), ("or", other)):
-        more = files if command == "retrain" else []
-        yield f"{title}: {making.line(command, f'--run={options.run}', *more)} --out=DIR"
+        yield f"{title}: {making.line(command, *own, *files * (command == 'retrain'))} --out=DIR"

@@ -14,6 +14,7 @@ from raslik_jax.base import files
 from raslik_jax.base.messages import shown, some_of
 from raslik_jax.config import Config, config_from_json, to_json
 from raslik_jax.data.tokens import tokenization
+from raslik_jax.data.words import refused
 from raslik_jax.evaluate.summary import MethodEntry, Metrics, Variant
 from raslik_jax.models import adapters, checkpoint, storage
 from raslik_jax.models import decoder as decoders
@@ -132,8 +133,7 @@ def _base_of(root: pathlib.Path, config: Config, manifest: Manifest) -> Base:
     if not pathlib.Path(name).is_dir():
         return Base(folder, name, name + (f" at {revision}" if revision else ""), revision)
     if Plan(root, ()).hashes.of_content(folder) != manifest["files"]["backbone.checkpoint"]:
-        must = "must be unchanged since the run, it has changed: restore it"
-        raise ValueError(f"the checkpoint {shown(name, 120)} {must}")
+        raise refused("export_changed", what="checkpoint", name=shown(name, 120))
     # A path says nothing on another machine, and the name in config.json is not the folder's: it is
     # what the weights were loaded from before they were trained.
     fields = storage.read_json(folder / "config.json", {"_name_or_path?": (str, None)})
@@ -179,8 +179,7 @@ def _copy_tokenizer(out: pathlib.Path, tokenizer: tokenization.Tokenizer, config
         return False  # the adapter is gone: the run has copies of it and of its tokenizer
     own, kept = tokenization.load_tokenizer(*folders), tokenization.tokenizer_hash(tokenizer)
     if tokenization.tokenizer_hash(own) != kept or own.chat_template != tokenizer.chat_template:
-        must = "must be unchanged since the run, it has changed: restore it, or run again"
-        raise ValueError(f"the tokenizer in {shown(str(folders[0]), 160)} {must}")
+        raise refused("export_changed", what="tokenizer in", name=shown(str(folders[0]), 160))
     # A whole tokenizer takes no part of the base's.
     place = next(n for n, one in enumerate(folders) if (one / "tokenizer.json").is_file())
     for folder in reversed(folders[: place + 1]):

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from raslik_jax.base import settings
 from raslik_jax.base.messages import one_line, shown
-from raslik_jax.config import STAGES, Config, MeshConfig
+from raslik_jax.config import STAGES, Config, MeshConfig, quoted
 from raslik_jax.data.examples import Example
 from raslik_jax.data.read.formats import parse_fields, read_examples
 from raslik_jax.evaluate.taught import doubt
@@ -78,16 +78,22 @@ def require_found(root: pathlib.Path, finding: str) -> None:
 
 def options_of(options: _O, named: Mapping[str, Any]) -> _O:
     """Returns options with other values by name; paths may be objects."""
-    return dataclasses.replace(options, **_with_texts(named))
+    return dataclasses.replace(options, **_plain({**named}))
 
 
-def _with_texts(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in values.items()}
+def _plain(value: Any) -> Any:
+    """Returns paths as text, lists as tuples and numbers of NumPy as Python's, also inside."""
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return tuple(map(_plain, value))
+    value = os.fspath(value) if isinstance(value, os.PathLike) else value
+    return value.item() if hasattr(value, "item") else value
 
 
 def changed(config: Config, values: Mapping[str, Any]) -> Config:
     """Returns settings with other values by dotted name; paths become absolute."""
-    config = settings.replaced(config, _with_texts(values))
+    config = settings.replaced(config, _plain({**values}))
     leaves = [leaf for leaf in settings.leaves(config) if leaf.metadata["is_path"]]
     return settings.replaced(config, {leaf.name: settings.absolute(leaf) for leaf in leaves})
 
@@ -165,8 +171,8 @@ def flag_lines(config: Config) -> Iterator[str]:
         if isinstance(leaf.value, bool):
             yield f"--{'' if leaf.value else 'no'}{leaf.name}"
         else:
-            is_list = isinstance(leaf.value, tuple)
-            yield f"--{leaf.name}={','.join(map(str, leaf.value)) if is_list else leaf.value}"
+            parts = leaf.value if isinstance(leaf.value, tuple) else (leaf.value,)
+            yield f"--{leaf.name}={quoted(','.join(map(str, parts)))}"
 
 
 def repeating(

@@ -162,8 +162,7 @@ def make_config(options: TraceOptions) -> Config:
     if options.response.strip():  # then no answer is needed
         given["sketch.query_output"] = "gold"
     if twice := [f"--{name}" for name in given if name in own]:
-        those = "--checkpoint, --adapter, --train_file, --prompt, --response or --wished"
-        raise ValueError(f"{' and '.join(twice)} must be left out: give {those} instead")
+        raise refused("trace_settings", names=" and ".join(twice))
     has_base = options.adapter or "backbone.adapter" in own
     preset = PRESET if has_base or "unlearn.algorithms" in own else {**PRESET, **WHOLE}
     # The path may have any characters, and the escapes of some have a backslash again.
@@ -191,9 +190,7 @@ def write_query(options: TraceOptions, config: Config) -> Callable[[], None]:
     query = {keys.get(name, name): value for name, value in asked.items()}
     text = json.dumps(query | {"split": "retrieval"}, ensure_ascii=False) + "\n"
     if path.is_file() and files.read_text(path) != text and not options.update:
-        place = shown(str(path.parent), 120)
-        mend = "choose another --workdir, or pass --update to trace this one in its place"
-        raise ValueError(f"{place} holds the trace of another answer: {mend}")
+        raise refused("trace_of_another", place=shown(str(path.parent), 120))
     restore = written.restorer(path.parent, path)
     written.write_bytes(path.parent, path, text.encode())
     return restore

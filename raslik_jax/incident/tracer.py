@@ -141,10 +141,8 @@ class Tracer:
         self.examples = {row.example_id: row for row in self.workspace.corpus.train}
         unknown = {*self.store.ids} - self.examples.keys()
         if unknown:
-            raise ValueError(
-                f"the run {shown(str(root), 100)} must have the examples of the index, it lacks "
-                f"{some_of(sorted(unknown), 3)}: name the run that made the index"
-            )
+            lacking = some_of(sorted(unknown), 3)
+            raise refused("index_rows", root=shown(str(root), 100), lacking=lacking)
 
     def answer(self, queries: Sequence[Example]) -> tuple[Example, ...]:
         """Returns the queries with the fine-tuned model's greedy answers as their outputs."""

@@ -13,6 +13,7 @@ from raslik_jax.base.settings import leaves, replaced
 from raslik_jax.config import STAGES, Config, config_from_json, to_json
 from raslik_jax.data.examples import HELD_OUT
 from raslik_jax.data.read.cleaning import cleaned_name, is_folder, write_without
+from raslik_jax.data.words import refused
 from raslik_jax.incident import making
 from raslik_jax.incident.configuring import AGAIN, UnlearnOptions, make_config, train_file
 from raslik_jax.parallel import processes
@@ -186,8 +187,7 @@ def _check_unchanged(config: Config, root: pathlib.Path) -> None:
         old = read_manifest(root / name)
         for what, path in run.units[name].files.items() if old else ():
             if old and old["files"].get(what) != run.hashes.of_content(path):
-                must = "must be unchanged since the trace, it has changed: restore it, or trace"
-                raise ValueError(f"{shown(str(path), 120)} {must} again with --update")
+                raise refused("trace_changed", path=shown(str(path), 120))
 
 
 def _clean(

@@ -19,7 +19,7 @@ def report(workspace: Workspace, folder: pathlib.Path) -> None:
 
 
 # The page's part on retrieval and the traced answers.
-_DRAWN = ("influence", "traced", "chance", "tokens", "sizes")
+_DRAWN = ("influence", "traced", "chance", "tokens", "sizes", "wished")
 
 
 def _reads(case: Case) -> str:

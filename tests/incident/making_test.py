@@ -2,6 +2,7 @@
 
 import pathlib
 
+import numpy as np
 import pytest
 
 from raslik_jax.cli import setting_flags
@@ -9,6 +10,7 @@ from raslik_jax.config import Config
 from raslik_jax.incident import making
 from raslik_jax.incident.configuring import PRESET
 from raslik_jax.incident.trace import TraceOptions
+from raslik_jax.incident.validate import ValidateOptions
 
 
 def test_a_missing_extra_is_named_with_what_installs_it(monkeypatch):
@@ -33,7 +35,18 @@ def test_the_flags_of_a_run_give_its_settings_again():
     assert setting_flags.parse_config(lines) == config
 
 
+@pytest.mark.parametrize("text", ["a\n\nb", "a\n# b", "a\n--seed=7", " a ", 'json:"a"', "json: a"])
+def test_a_text_of_several_lines_is_one_flag(text, tmp_path):
+    config = making.changed(Config(), {"retrieve.wished": text})
+    file = tmp_path / "run.flags"
+    file.write_text("\n".join(making.flag_lines(config)))
+    assert setting_flags.parse_config([f"--flagfile={file}"]) == config
+
+
 def test_options_take_paths_and_refuse_what_is_none():
     assert making.options_of(TraceOptions(), {"workdir": pathlib.Path("x")}).workdir == "x"
+    given = {"scores": [pathlib.Path("a.npy"), "b.npy"], "settings": {"seed": np.int64(3)}}
+    found = making.options_of(ValidateOptions(), given)
+    assert (found.scores, dict(found.settings)) == (("a.npy", "b.npy"), {"seed": 3})
     with pytest.raises(TypeError, match="reponse"):
         making.options_of(TraceOptions(), {"reponse": "x"})

@@ -41,6 +41,10 @@ def test_both_commands_say_what_both_take_and_which_is_better(traced, tmp_path):
     assert f"next: raslik retrain --run={run} --recipe={given} --out=DIR" in told["retrain"].stdout
     assert not (tmp_path / "out").exists()
     assert "learning_rate" in told["retrain"].stdout
+    rows = tmp_path / "mine.jsonl"
+    shutil.copy(run / "retrieve" / "raslik" / "forget.jsonl", rows)
+    asked = tiny.run_command("unlearn", f"--run={run}", "--dry_run", f"--forget_file={rows}")
+    assert f"unlearn --run={run} --forget_file={rows} --out=DIR" in asked.stdout
     slow = tiny.run_command("unlearn", f"--run={run}", "--dry_run", "--unlearn.retrain.epochs=1e6")
     assert "advice: unlearn, because retraining takes" in slow.stdout
 

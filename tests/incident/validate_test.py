@@ -138,6 +138,16 @@ def test_a_validation_that_was_killed_ends_with_the_same_bytes(validated, tmp_pa
     assert {name for name in more if more[name] != whole.get(name)} == {*new}
 
 
+def test_the_results_for_other_scores_are_not_shown(validated, tmp_path):
+    run = shutil.copytree(validated.workdir, tmp_path / "run")
+    manifest = run / "retrieve" / "influence" / "manifest.json"
+    found = json.loads(manifest.read_text())
+    for output in found["outputs"].values():
+        output["sha256"] = "of other scores"
+    manifest.write_text(json.dumps(found))
+    assert artifacts.VALIDATION.current(run) is None
+
+
 def test_the_table_is_on_the_page(validated):
     found = artifacts.VALIDATION.current(validated.workdir)
     assert tables.render_terminal(results.validation_table(found)) in str(validated)

@@ -141,6 +141,7 @@ class Validation:
         decides = [one.name for one in dataclasses.fields(settings) if one.metadata["decides"]]
         self._recipe = {name: getattr(settings, name) for name in decides}
         self.rows, train = retrain.encode_rows(workspace, settings), workspace.corpus.train
+        self.ranked = [f"retrieve/{need}" for need in sorted(scores.needs_of(workspace.config))]
         self.ids, self.count = self.rows.ids, len(self.rows.ids)
         place = {row.example_id: position for position, row in enumerate(train)}
         self._at_N = np.array([place[name] for name in self.ids], np.int64)
@@ -199,7 +200,7 @@ class Validation:
             Recipe(
                 artifacts.VALIDATION.unit,
                 self.judge,
-                f"{{queries}} {' '.join(losses)}",
+                f"{{queries}} {' '.join([*losses, *self.ranked])}",
                 values=lambda case: {"design": content_hash(self._described())},
                 is_alone=True,
             ),
