@@ -21,6 +21,8 @@ _NESTED = frozenset(_KEYS["nested"])
 # Names of roles in ShareGPT's and ms-swift's files -> the role of a chat template. Some templates
 # read names of their own as a `role`.
 _ROLES, _OF_TEMPLATES = by_word(_KEYS["roles"]), frozenset(_KEYS["roles_of_templates"])
+# Roles whose messages are calls as JSON: LLaMA-Factory's and ms-swift's.
+_CALLS = frozenset(_KEYS["roles_of_calls"])
 # Loss flags: OpenAI and Mistral; axolotl; ms-swift; LLaMA-Factory.
 FLAGS: tuple[str, ...] = tuple(_KEYS["loss_flags"])
 # The keys of a message part that is no text, those of its text, and those of what a message says.
@@ -252,11 +254,23 @@ def _message(turn: Any, place: int) -> dict[str, Any]:
     kept = {key: v for key, v in turn.items() if key not in ("from", "value", *FLAGS)}
     # A template may know roles of its own.
     kept["role"] = name if is_own else _ROLES.get(name, name)
-    texts = (turn[key] for key in ("content", "value") if turn.get(key) is not None)
-    kept["content"] = _content(next(texts, None), place)
-    if "tool_calls" in kept:
+    said = next((turn[key] for key in ("content", "value") if turn.get(key) is not None), None)
+    is_call = name in _CALLS and not is_own
+    kept["content"] = None if is_call else _content(said, place)
+    if is_call:
+        kept["tool_calls"] = _calls_of(said, place)
+    elif "tool_calls" in kept:
         kept["tool_calls"] = parsed(kept["tool_calls"])
     return kept
+
+
+def _calls_of(said: Any, place: int) -> list[dict[str, Any]]:
+    """Returns the calls that a message of a role for calls has as JSON, one or a list."""
+    found = parsed(said)
+    calls = found if isinstance(found, list) else [found]
+    if not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
+        raise refused("message_call", place=place, got=shown(said, 40))
+    return [{"type": "function", "function": call} for call in calls]
 
 
 def _content(content: Any, place: int) -> Any:
@@ -315,6 +329,8 @@ def _options_of(row: Row) -> dict[str, Any]:
         raise row.problem("tools", "be a list of tools, or one as JSON")
     if not isinstance(kwargs, dict):
         raise row.problem("chat_template_kwargs", "be an object")
+    if row.get("conversations"):  # LLaMA-Factory's
+        tools = [{"type": "function", "function": t} if "name" in t else t for t in tools]
     return without_nulls({"tools": tools} | kwargs if tools else kwargs)
 
 

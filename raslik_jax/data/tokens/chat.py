@@ -7,6 +7,7 @@ needed.
 import datetime
 import importlib.util
 import itertools
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -49,8 +50,8 @@ class Rendered(NamedTuple):
       text: the whole text of the row.
       spans: the first character of each answer in order, and the one behind its last.
       before: a text before all targets; None if the spans show the targets.
-      dropped: parts of the row that the template does not write: "system prompt", and "thought",
-        "text" and "tool call" of answers.
+      dropped: parts of the row that the template does not write: messages by role, "tools", and
+        "thought", "text" and "tool call" of answers.
       waits: whether the answer is missing; only its EOS is then a target.
     """
 
@@ -92,8 +93,7 @@ def render(template: ChatTemplate, conversation: Conversation) -> Rendered:
             break
     else:  # no mark leaves the text as it is: only texts that begin alike show answers then
         said, whole, dropped = [*messages], _Marked(text, {}), ()
-    systems = [text_of(message).strip() for message in messages if message["role"] == "system"]
-    dropped += () if all(system in text for system in systems) else ("system prompt",)
+    dropped += _unsaid(conversation, text)
     if by_template:
         return Rendered(text, _targets_of(spans, conversation, whole), dropped=dropped)
     if is_completion:
@@ -276,6 +276,29 @@ def _dropped(conversation: Conversation, whole: _Marked) -> tuple[str, ...]:
             raise refused("answer_unwritten", end=shown(end, 30))
         dropped |= lost
     return tuple(sorted(dropped))
+
+
+def _unsaid(conversation: Conversation, text: str) -> tuple[str, ...]:
+    """Returns the kinds of messages before answers, and of tools, that a rendering does not have.
+
+    A template may write a result of a tool as JSON.
+    """
+    named: dict[str, list[str]] = {"system prompt": []}
+    for place, message in enumerate(conversation.messages):
+        role = message["role"]
+        if role != "assistant" and place not in conversation.turns:
+            kind = "system prompt" if role == "system" else f"{role} message"
+            content = message.get("content") or ""
+            parts = [content] if isinstance(content, str) else [one.get("text") for one in content]
+            named.setdefault(kind, []).extend(part.strip() for part in parts if part)
+    tools = [one.get("function", one) for one in conversation.options.get("tools", ())]
+    named["tools"] = [str(one["name"]) for one in tools if isinstance(one, dict) and "name" in one]
+    forms = (str, lambda said: json.dumps(said, ensure_ascii=False)[1:-1])
+    return tuple(
+        kind
+        for kind, parts in named.items()
+        if not all(any(form(said) in text for form in forms) for said in parts)
+    )
 
 
 def _targets_of(spans: _Spans, conversation: Conversation, whole: _Marked) -> _Spans:

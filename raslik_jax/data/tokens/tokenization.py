@@ -318,16 +318,23 @@ def _read_beside(name: str, *folders: pathlib.Path) -> dict[str, Any]:
 
 
 def _chat_template(folder: pathlib.Path) -> str:
-    """Returns the chat template of a tokenizer's folder; the default one of several."""
+    """Returns the chat template of a tokenizer's folder.
+
+    If there are several, rows with tools take `tool_use`, as in transformers, and others `default`.
+    """
     file = folder / "chat_template.jinja"  # of transformers 5
-    if file.is_file():
-        return files.read_text(file)
+    more = folder / "additional_chat_templates" / "tool_use.jinja"
     found = _read_beside("tokenizer_config.json", folder).get("chat_template")
     found = found or _read_beside("chat_template.json", folder).get("chat_template")
-    if isinstance(found, list):
-        named = [one for one in found if isinstance(one, dict) and one.get("name") == "default"]
-        found = named[0].get("template") if named else None
-    return found if isinstance(found, str) else ""
+    listed = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    named = {one.get("name"): one.get("template") for one in listed} or {"default": found}
+    named |= {"default": files.read_text(file)} if file.is_file() else {}
+    named |= {"tool_use": files.read_text(more)} if more.is_file() else {}
+    texts = {name: text for name, text in named.items() if isinstance(text, str)}
+    default = texts.get("default", "")
+    if not (default and "tool_use" in texts):
+        return default
+    return f"{{% if tools %}}{texts['tool_use']}{{% else %}}{default}{{% endif %}}"
 
 
 def _special_tokens(*folders: pathlib.Path) -> dict[str, str]:

@@ -364,7 +364,15 @@ class OwnColumnsTest(FormatsBase):
         (row,) = self._read({"conversations": turns, "tools": '[{"name": "look"}]'})
         self.assertEqual([m["role"] for m in row.content.messages][1:3], ["assistant", "tool"])
         self.assertEqual(row.content.turns, (1, 3))
-        self.assertEqual(row.content.options, {"tools": [{"name": "look"}]})
+        function = {"type": "function", "function": {"name": "look"}}
+        self.assertEqual(row.content.options, {"tools": [function]})
+        calls = [{"type": "function", "function": {"name": "look", "arguments": {}}}]
+        self.assertEqual(row.content.messages[1]["tool_calls"], calls)
+        path = self.folder / "rows.jsonl"
+        ex.write_examples(path, [row])
+        self.assertEqual([*read_written(path)], [row])
+        with self.assertRaisesRegex(ValueError, "message 2 must hold a call as JSON with a name"):
+            self._read({"conversations": [turns[0], {**turns[1], key: "look()"}, *turns[2:]]})
 
     @parameterized.parameters(
         ({"instruction": "a", "input": None, "output": None}, ("a", "", "")),

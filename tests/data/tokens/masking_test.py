@@ -463,6 +463,19 @@ class ToolsTest(parameterized.TestCase):
         calls = '[{"name": "f", "arguments": {"a": 1}}]'
         self.assertTrue(text.startswith(f'[{{"name": "f", "x": {{}}}}]{calls} <u> hi'), text)
 
+    def test_messages_and_tools_that_the_template_leaves_out_are_said(self):
+        source = _PLAIN.replace("for m in messages", "for m in messages if m.role in roles")
+        others = [{"role": "developer", "content": "Be kind."}, {"role": "tool", "content": '"7"'}]
+        record = {"messages": [others[0], *_messages("hi", "no"), others[1], *_messages("a", "b")]}
+        record["tools"] = [{"type": "function", "function": {"name": "look"}}]
+        for roles, expected in (
+            (["user", "assistant"], {"developer message", "tool message", "tools"}),
+            (["user", "assistant", "developer", "tool"], {"tools"}),
+        ):
+            (row,) = _rows("messages", record | {"chat_template_kwargs": {"roles": roles}})
+            found = render(ChatTemplate(source, {}), content_of(row))
+            self.assertEqual({*found.dropped}, expected)
+
     def test_a_call_of_the_older_key_is_said_to_be_left_out(self):
         messages = _messages("hi", "", "ho", "yes")
         messages[1] = {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}

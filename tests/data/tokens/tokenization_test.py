@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import shared_data
 
+from raslik_jax.data.contents import Conversation
 from raslik_jax.data.examples import make_example
-from raslik_jax.data.tokens import encoding
+from raslik_jax.data.tokens import chat, encoding
 from raslik_jax.data.tokens import tokenization as tk
 
 _TEXTS = ["the cat sat on the mat", "the dog sat on the cat", "a cat and a dog"] * 4
@@ -73,6 +74,28 @@ class LayersTest(FolderTest):
         self.assertEqual(own.special_tokens["bos_token"], "<bos>")
         self.assertEqual(own.eos_id, base.eos_id)
         self.assertEqual(differs, "chat template")
+
+    @parameterized.parameters(True, False)
+    def test_rows_with_tools_have_the_template_for_tools(self, is_listed):
+        """As transformers chooses it."""
+        if is_listed:
+            named = zip(("default", "tool_use"), ("plain", "TOOLS"), strict=True)
+            listed = [{"name": name, "template": text} for name, text in named]
+            self.write("tokenizer_config.json", {"chat_template": listed})
+        else:
+            self.write("chat_template.jinja", "plain")
+            (self.own / "additional_chat_templates").mkdir()
+            self.write("additional_chat_templates/tool_use.jinja", "TOOLS")
+        own, *_ = self.read()
+        template = chat.ChatTemplate(own.chat_template, {})
+        messages = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
+        for options, text in (({}, "plain"), ({"tools": [{"name": "f"}]}, "TOOLS")):
+            self.assertEqual(
+                chat._Writer.of(template, Conversation(messages, options=options)).write(
+                    (messages, False)
+                )[0][0],
+                text,
+            )
 
     @parameterized.parameters("special_tokens_map.json", "tokenizer_config.json")
     def test_special_tokens_alone_take_the_place_of_the_bases(self, name):
