@@ -254,11 +254,11 @@ def _message(turn: Any, place: int) -> dict[str, Any]:
     kept = {key: v for key, v in turn.items() if key not in ("from", "value", *FLAGS)}
     # A template may know roles of its own.
     kept["role"] = name if is_own else _ROLES.get(name, name)
-    said = next((turn[key] for key in ("content", "value") if turn.get(key) is not None), None)
+    text = next((turn[key] for key in ("content", "value") if turn.get(key) is not None), None)
     is_call = name in _CALLS and not is_own
-    kept["content"] = None if is_call else _content(said, place)
+    kept["content"] = None if is_call else _content(text, place)
     if is_call:
-        kept["tool_calls"] = _calls_of(said, place)
+        kept["tool_calls"] = _calls_of(text, place)
     elif "tool_calls" in kept:
         kept["tool_calls"] = parsed(kept["tool_calls"])
     return kept
