@@ -256,6 +256,7 @@ def answer_table() -> str:
         ["", "BM25 with answers", removal("BM25, prompt and answer"), "0.01"],
         ["", _CURVED, f"LDS {curved}", "-"],
         ["", "[replay](replay.md)", f"LDS {ten('replay')}, `raslik trace` {ten('raslik')}", "256 an answer, 340 rows"],
+        ["", "EK-FAC of bergson", f"LDS {ten('ekfac')}", "97 an answer, 340 rows"],
         ["", "`raslik retrain`", "the removal itself", "a training"],
         ["explain a token", "`--retrieve.token_rows`", "shares whose sum is the score", "-"],
     ]
