@@ -81,10 +81,7 @@ class UnlearnOptions(making.Options):
         elif self.out and self.cleaned_train_file:
             folder, file = (pathlib.Path(p).resolve() for p in (self.out, self.cleaned_train_file))
             if file.is_relative_to(folder):
-                yield (
-                    "--cleaned_train_file must be outside --out, which holds the model only: "
-                    "choose another place"
-                )
+                yield str(refused("cleaned_inside"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,17 +5,17 @@ import dataclasses
 import importlib.util
 import pathlib
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from raslik_jax.base.messages import one_line, shown
-from raslik_jax.base.settings import leaves, replaced
+from raslik_jax.base.settings import flat, leaves, replaced
 from raslik_jax.config import STAGES, Config, config_from_json, to_json
 from raslik_jax.data.examples import HELD_OUT
 from raslik_jax.data.read.cleaning import cleaned_name, is_folder, write_without
 from raslik_jax.data.words import refused
 from raslik_jax.incident import making
-from raslik_jax.incident.configuring import AGAIN, UnlearnOptions, make_config, train_file
+from raslik_jax.incident.configuring import AGAIN, PRESET, UnlearnOptions, make_config, train_file
 from raslik_jax.parallel import processes
 from raslik_jax.report import rows as rows_lib
 from raslik_jax.report.incident import read_outcome
@@ -49,8 +49,6 @@ def unlearn(options: UnlearnOptions | None = None, **named: Any) -> UnlearnResul
       print(raslik_jax.unlearn(run="runs/incident", out="clean"))
     """
     options = making.options_of(options or UnlearnOptions(), named)
-    if options.dry_run and not options.run:
-        raise ValueError("--run must be given: give --run=WORKDIR")
     if not options.run or not (options.out or options.dry_run):
         raise ValueError("--run and --out must be given: give --run=WORKDIR and --out=DIR")
     root, folder = pathlib.Path(options.run), pathlib.Path(options.out)
@@ -69,6 +67,8 @@ def unlearn(options: UnlearnOptions | None = None, **named: Any) -> UnlearnResul
     processes.alone(lambda: _check_used(config, root, options.settings))
     is_same = to_json(config)["retrieve"] == artifacts.CONFIG.read(root)["retrieve"]
     making.require_found(root, artifacts.read_finding(root) if is_same else "")
+    if kept := _kept(config, options.settings):
+        print(f"settings of the run, from its trace or an earlier command: {' '.join(kept)}")
     print(f"sets: {describe_sets(config, variant.strategy)}")
     making.require("matplotlib")  # the report comes last, so a missing part of it is printed first
     how: Any = {"mesh": options.mesh, "update": True}
@@ -163,6 +163,14 @@ def _units(config: Config, root: pathlib.Path) -> Sequence[Any]:
     from raslik_jax.run import plan, workspace  # they take jax with them
 
     return plan.plan_units(config, workspace.Workspace(root, config), is_measured=False)
+
+
+def _kept(config: Config, given: Collection[str]) -> list[str]:
+    """Returns the flags of unlearning that decide and are neither usual nor given."""
+    usual = {one.name: one.value for one in leaves(Config())} | {**PRESET}
+    used = {f"unlearn.{name}" for name in flat(to_json(config)["unlearn"])} - {*given}
+    chosen = [one for one in leaves(config) if one.name in used and one.value != usual[one.name]]
+    return [f"--{name}={v}" for name, v, _, of, _ in chosen if of["decides"] and not of["family"]]
 
 
 def _check_used(config: Config, root: pathlib.Path, given: Mapping[str, Any]) -> None:

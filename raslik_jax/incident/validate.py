@@ -9,6 +9,7 @@ from typing import Any
 from raslik_jax.base.messages import shown
 from raslik_jax.base.settings import setting
 from raslik_jax.config import config_from_json
+from raslik_jax.data.words import refused
 from raslik_jax.incident import making
 from raslik_jax.incident.configuring import ALGORITHM, RecipeOptions, read_settings
 from raslik_jax.parallel import processes
@@ -54,10 +55,7 @@ class ValidateOptions(RecipeOptions, making.Options):
         match = _SHARE.fullmatch(self.top)
         is_share = match is not None and 0 < float(match[1]) < 100
         if not is_share and not (self.top.isdecimal() and int(self.top) > 0):
-            yield (
-                "--top must be a share below 100% such as 1%, or a number, got "
-                f"{shown(self.top)}: correct it"
-            )
+            yield str(refused("top_share", got=shown(self.top)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,8 +91,7 @@ def validate(options: ValidateOptions | None = None, **named: Any) -> ValidateRe
     config = config_from_json(artifacts.CONFIG.read(root, "give the folder of a trace"))
     own = f"unlearn.{ALGORITHM}."
     if foreign := [name for name in options.settings if not name.startswith(own)]:
-        must = f"settings must begin with {own}, because the others are those of the trace"
-        raise ValueError(f"{must}, got {shown(foreign[0])}: leave it out")
+        raise refused("foreign_setting", own=own, got=shown(foreign[0]))
     settings = read_settings(config, options, options.settings, root=root)
     recipe = making.changed(config, {**settings, "unlearn.algorithms": (ALGORITHM,)})
     making.require_found(root, artifacts.read_finding(root))
@@ -114,11 +111,9 @@ def validate(options: ValidateOptions | None = None, **named: Any) -> ValidateRe
     each = 1 + len({*rankings} | {stage.RANDOM})
     subsets = options.retrainings - options.seeds * each
     if subsets < 0 or 0 < subsets < _LEAST_SUBSETS:
+        numbers = {"each": each, "seeds": options.seeds, "got": options.retrainings}
         least = options.seeds * each
-        must = f"must be {least:,} ({each} for each of {options.seeds} seeds)"
-        more = f"at least {least + _LEAST_SUBSETS:,}, for LDS"
-        got = f"got {options.retrainings:,}: raise it, or change --seeds"
-        raise ValueError(f"--retrainings {must} or {more}, {got}")
+        raise refused("retrainings", least=least, more=least + _LEAST_SUBSETS, **numbers)
     share = _SHARE.fullmatch(options.top)
     design = stage.Design(
         settings=recipe.unlearn[ALGORITHM],

@@ -68,6 +68,13 @@ def test_a_setting_of_another_algorithm_is_refused(traced, tmp_path):
             retrain.retrain(**given, settings={name: value})
     with pytest.raises(ValueError, match="--unlearn.retrain.epochs has no effect with"):
         unlearn.unlearn(**given, settings={"unlearn.retrain.epochs": 9.0})
+    own = {"unlearn.cap_klr.learning_rate": 0.5}  # as an earlier command has left it
+    config = configuring.make_config(configuring.UnlearnOptions(run=given["run"], settings=own))
+    kept = unlearn._kept(config, ())
+    assert "--unlearn.cap_klr.learning_rate=0.5" in kept
+    assert [one for one in kept if one not in unlearn._kept(config, own)] == [
+        f"--{n}={v}" for n, v in own.items()
+    ]
     # What turns a part of the work off is used, and so is what only measures.
     off = {"unlearn.probe.steps": 0, "unlearn.probe.stop": "never", "retrieve.token_rows": 0}
     off |= {"evaluate.perplexity_examples": 0, "evaluate.bootstrap_resamples": 500}
