@@ -136,8 +136,8 @@ def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
     apart = artifacts.BEHAVIORS.current(root, [row.id for row in told["before"]])
     told_chances = by_chance and f"{capitalized(by_chance)}.", apart and behaviors.sentence(apart)
     found = [*read_sets(root, strategy).values()]
-    is_wished, by_id = metrics["settings"]["retrieve"]["wished"], {r.example_id: r for r in rows}
-    wished = (artifacts.WISHED.current(root) if is_wished else None) or ()
+    by_id, of_run = {row.example_id: row for row in rows}, metrics["settings"].get("retrieve", {})
+    wished = (artifacts.WISHED.current(root) if of_run.get("wished") else None) or ()
     return Incident(
         is_traced=True,
         which=_which_sentence(metrics, entry),
