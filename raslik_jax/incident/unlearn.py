@@ -26,7 +26,7 @@ from raslik_jax.train.objectives import OBJECTIVES
 
 # Prompts kept out whose answers are shown.
 _ASKED = 4
-_AGAIN = tuple(f"unlearn.{name}." for name in AGAIN)
+_AGAIN = "unlearn.algorithms", *(f"unlearn.{name}." for name in AGAIN)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
