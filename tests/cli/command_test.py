@@ -17,6 +17,8 @@ from raslik_jax.cli import command, setting_flags
 
 _EXPERIMENTS = pathlib.Path(__file__).resolve().parents[2] / "experiments"
 _STUDIES = _EXPERIMENTS / "studies"
+# Seconds until a command counts as one that does not end.
+_PATIENCE = 120
 _SCRIPT = """
 from raslik_jax.cli import command
 
@@ -34,6 +36,7 @@ def ended(body: str, *arguments: str, **environment: str) -> subprocess.Complete
         env=os.environ | {"PYTHONPATH": str(_EXPERIMENTS.parent)} | environment,
         capture_output=True,
         text=True,
+        timeout=_PATIENCE,
     )
 
 
@@ -70,7 +73,7 @@ def test_errors_of_the_system_name_their_file_and_arguments_are_utf8(tmp_path):
 @pytest.mark.parametrize(
     ("work", "count"),
     [
-        ("import time; time.sleep(60)", 1),
+        ("import time; time.sleep(10**6)", 1),
         # As XLA compiles: Python's handlers do not run until it returns.
         ("import hashlib; hashlib.pbkdf2_hmac('sha256', b'a', b'b', 10**9)", 2),
     ],
@@ -87,7 +90,7 @@ def test_a_signal_stops_a_command_and_a_second_one_at_any_moment(number, work, c
     for _ in range(count):
         process.send_signal(number)
         time.sleep(0.2)  # two signals at once are one
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=_PATIENCE)
     assert (process.returncode, said) == (130, "stopped; go on\n")
 
 
@@ -99,7 +102,20 @@ def test_a_signal_in_a_callback_of_the_garbage_collector_is_not_lost():
         time.sleep(0.01)
     gc.callbacks.append(_xla_gc_callback)
     gc.collect()
-    time.sleep(60)"""
+    time.sleep(10**6)"""
+    assert end_of(body) == (130, "stopped; go on\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_just_before_a_call_that_blocks_is_not_lost(number):
+    # As there, the call is not interrupted: another thread gets the signal.
+    body = f"""
+    import signal, threading, time
+    def interrupt():
+        time.sleep(0.2)
+        signal.pthread_kill(threading.get_ident(), {int(number)})
+    threading.Thread(target=interrupt).start()
+    time.sleep(10**6)"""
     assert end_of(body) == (130, "stopped; go on\n")
 
 
