@@ -26,7 +26,8 @@ from raslik_jax.train.objectives import OBJECTIVES
 
 # Prompts kept out whose answers are shown.
 _ASKED = 4
-_AGAIN = "unlearn.algorithms", *(f"unlearn.{name}." for name in AGAIN)
+# Settings that may change no unit: those of algorithms that repeat another, and the list of all.
+_IDLE = "unlearn.algorithms", *(f"unlearn.{name}." for name in AGAIN)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -176,7 +177,7 @@ def _kept(config: Config, given: Collection[str]) -> list[str]:
 def _check_used(config: Config, root: pathlib.Path, given: Mapping[str, Any]) -> None:
     """Refuses a given setting of unlearning if no unit would differ with that of the run."""
     usual = {one.name: one for one in leaves(config_from_json(artifacts.CONFIG.read(root)))}
-    own = [name for name in given if name.startswith("unlearn.") and not name.startswith(_AGAIN)]
+    own = [name for name in given if name.startswith("unlearn.") and not name.startswith(_IDLE)]
     for name in (n for n in own if usual[n].metadata["decides"] and given[n] != usual[n].value):
         other = None
         with contextlib.suppress(ValueError):  # else it decides which other values are allowed
@@ -215,7 +216,7 @@ def _clean(
     named = (row for name in ("forget", "held-out target") for row in rows.get(name, ()))
     found = {(row.file, row.place) for row in named}
     # Of those that a file names some may be too long to be unlearned.
-    ids = {*(artifacts.set_summary(strategy).find(root) or {}).get("named", ())}
+    ids = {*artifacts.set_summary(strategy).read(root).get("named", ())}
     train = artifacts.TRAIN.read(root) if ids else ()
     found |= {(row.file, row.place) for row in train if row.example_id in ids}
     with written.replacing(root, target) as made:

@@ -24,6 +24,7 @@ def work(tmp_path, monkeypatch):
     for name, place in (("forget", 2), ("retain", 3)):
         row = make_example(f"q{place - 1}", "", "a")._replace(place=place)
         write_examples(root / "retrieve" / "raslik" / f"{name}.jsonl", [row])
+    files.write_json(root / "retrieve" / "raslik" / "summary.json", {})
     (root / "corpus").mkdir()
     manifest = {"format": manifests.FORMAT, "key": "", "settings": {}, "reads": {}, "seconds": 0}
     own = {"corpus.dataset": "records", "retrieve.strategies": ("raslik",)}

@@ -78,6 +78,7 @@ def _workspace(root, *, base_format="plain", finetune=_FINETUNE, unlearn=_UNLEAR
     sets = root / "retrieve" / "raslik"
     if not sets.exists():
         sets.mkdir(parents=True)
+        (sets / "summary.json").write_text("{}")
         for name, rows in (("forget", _ROWS[:6]), ("retain", _ROWS[6:17])):
             labels = [{"is_target": row.is_target, "source": row.source} for row in rows]
             write_examples(sets / f"{name}.jsonl", rows, extra=labels)

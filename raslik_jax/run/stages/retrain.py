@@ -39,7 +39,7 @@ def rows_left(workspace: Workspace, strategy: str) -> list[str]:
     too, and rows that a file names and that are too long to be unlearned.
     """
     gone = {row.example_id for row in artifacts.set_rows(strategy, "forget").read(workspace.root)}
-    gone |= {*(artifacts.set_summary(strategy).find(workspace.root) or {}).get("named", ())}
+    gone |= {*artifacts.set_summary(strategy).read(workspace.root).get("named", ())}
     if workspace.config.retrieve.held_out:
         kept_out = artifacts.measured_rows(HELD_OUT, "target").read(workspace.root)
         gone |= {row.example_id for row in kept_out}
