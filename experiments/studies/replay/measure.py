@@ -18,7 +18,8 @@ groups: the losses of all rows that teach the behavior of the first prompt, or o
   ones, have a factor 1 - h.
 
 Results go to WORKDIR/results.json part by part, and the effects to WORKDIR/effects.npz. A stopped
-command goes on after the last part. FOLDER/smollm2 is made by own_model/checkpoint.py.
+command goes on after the last part. --ekfac adds the top of EK-FAC to a run that ekfac.py scored.
+FOLDER/smollm2 is made by own_model/checkpoint.py.
 """
 
 import dataclasses
@@ -65,6 +66,7 @@ class Options(Settings):
     epochs: int = setting(3, "Epochs of every training.", low=1)
     queries: tuple[int, ...] = setting((0, 4, 8), "Prompts of a behavior, by position.")
     sets: int = setting(16, "Sets of each size.", low=3)
+    ekfac: str = setting("", "Scores that ekfac.py stored; their best rows are a top; empty: none.")
     flags: tuple[str, ...] = setting((), "A further flag of the runs.", is_repeated=True)
     under_root: float = setting(
         1e-30,
@@ -158,6 +160,9 @@ def measure(options: Options, found: dict[str, Any], store: Callable[[Any], None
     predictors = {"replay": effect_NQ}
     for name, ranking in (("raslik", "raslik"), ("bm25", "bm25_answers")):
         predictors[name] = -ranked[ranking].each_NQ[place_N][:, list(options.queries)]
+    if options.ekfac:
+        with np.load(options.ekfac) as stored:
+            predictors["ekfac"] = -stored["score"]
     found |= {"loss": value_Q.tolist(), "rows": int(is_taught_N.sum()), "seconds": float(spent)}
     found["auprc"] = {
         name: [

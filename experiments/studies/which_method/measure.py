@@ -221,12 +221,15 @@ def run_bergson(
 
 
 # Other programs: the name of the option that says where each is, and how it is run.
-PEERS = {"bge-small": ("embedding", embed), "bergson": ("python", run_bergson)}
+Peers = Mapping[str, tuple[str, Callable[..., np.ndarray]]]
+PEERS: Peers = {"bge-small": ("embedding", embed), "bergson": ("python", run_bergson)}
 
 
-def run_peers(name: str, workspace: Workspace, out: pathlib.Path, options: Any) -> None:
+def run_peers(
+    name: str, workspace: Workspace, out: pathlib.Path, options: Any, peers: Peers = PEERS
+) -> None:
     """Writes the products of the vectors of other programs, and their processor seconds."""
-    for peer, (flag, make) in PEERS.items():
+    for peer, (flag, make) in peers.items():
         path, start = out / f"{name}.{peer}.npz", _seconds()
         if getattr(options, flag) and not path.is_file():
             gram_MM = make(workspace, _texts_of(workspace), out / f"{name}.{peer}", options)

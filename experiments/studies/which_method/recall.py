@@ -22,15 +22,19 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 import numpy as np
 from jaxtyping import Bool, Float
 
+from experiments.studies.replay import ekfac
 from experiments.studies.which_gradient import cells
 from experiments.studies.which_gradient import measure as passes
 from experiments.studies.which_method import measure
 from raslik_jax.base.files import write_json
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command
+from raslik_jax.data.examples import Example
 from raslik_jax.run.workspace import Workspace
 
-NAME, BEST, EPOCHS, MAX_LEN = "recall", 10, 3, 64
+NAME, EPOCHS, MAX_LEN = "recall", 3, 64
+# How many places count: those of bergson's task and of DATE-LM's.
+BEST, MORE = 10, 50
 RESULTS = measure.HERE / "recall.json"
 # Runs in the folder of bergson's module, which needs the standard library alone.
 _GENERATE = """
@@ -89,10 +93,27 @@ def ranks(
     return place_N[is_target_N]
 
 
+def run_ekfac(
+    workspace: Workspace, texts: Sequence[Example], folder: pathlib.Path, options: Any
+) -> np.ndarray:
+    """Returns bergson's EK-FAC scores of the rows for the queries; all other places are 0."""
+    folder.mkdir(exist_ok=True)
+    own = ekfac.Options(model=options.model, python=options.python, out=str(folder))
+    parts = (workspace.corpus.train, workspace.corpus.queries["retrieval"])
+    encoded = (workspace.encode(rows, targets="all") for rows in parts)
+    score_NQ = ekfac.score_rows(workspace, *encoded, own)["score"]
+    gram_MM = np.zeros((len(texts), len(texts)))
+    gram_MM[len(score_NQ) :, : len(score_NQ)] = score_NQ.T
+    return gram_MM
+
+
+PEERS = measure.PEERS | {"ekfac": ("python", run_ekfac)}
+
+
 def all_scores(run: cells.Run, out: pathlib.Path) -> Iterator[tuple[str, np.ndarray, float | None]]:
     """Yields the scores of every method, and the processor seconds of another program."""
     yield from ((name, score_QN, None) for name, score_QN in run.scores())
-    for peer in measure.PEERS:
+    for peer in PEERS:
         path = out / f"{run.name}.{peer}.npz"
         if path.is_file():
             with np.load(path) as kept:
@@ -113,6 +134,7 @@ def measure_run(run: cells.Run, out: pathlib.Path) -> dict[str, Any]:
             "mrr": (1 / first_Q).mean(),
             "recall": (first_Q <= BEST).mean(),
             "strict_recall": np.mean([(place <= BEST).mean() for place in places]),
+            "strict_recall_50": np.mean([(place <= MORE).mean() for place in places]),
         }
         found.append({"method": name, **{key: round(float(x), 4) for key, x in one.items()}})
         found[-1] |= {"mrr_gain": measure.paired_interval(1 / first_Q - base_Q)}
@@ -141,7 +163,7 @@ def main(options: Options) -> None:
             for row in workspace.corpus.queries["retrieval"]
         ]
         passes.store(workspace, given, labels, labels, out / NAME, measure.LOSSES, seconds=start)
-    measure.run_peers(NAME, workspace, out, options)
+    measure.run_peers(NAME, workspace, out, options, PEERS)
     run = next(one for one in cells.read_runs(out) if one.name == NAME)
     write_json(RESULTS, measure_run(run, out) | {"pass_seconds": run.stored["seconds"]})
 
