@@ -1,6 +1,7 @@
 """Every sentence of the table of refusals is used, with the values that it has places for."""
 
 import ast
+import json
 import pathlib
 import string
 
@@ -16,6 +17,15 @@ def _calls():
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "refused":
                 names = [keyword.arg for keyword in node.keywords]
                 yield ast.literal_eval(node.args[0]), {*names}
+
+
+def test_no_name_of_a_file_of_words_is_there_twice():
+    def check(pairs):
+        assert len({name for name, _ in pairs}) == len(pairs)
+        return dict(pairs)
+
+    for path in (_PACKAGE / "data" / "words").glob("*.json"):
+        assert json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=check)
 
 
 def test_each_refusal_has_its_values_and_its_use():

@@ -135,8 +135,8 @@ def load_tokenizer(path: str | os.PathLike[str], *others: pathlib.Path) -> Token
     folders = (own if own.is_dir() else own.parent, *others)
     file, backend = read_backend(path, *others)
     place = folders.index(file.parent)
-    _add_tokens(backend, folders[:place], file)
     special = _special_tokens(*folders)
+    _add_tokens(backend, folders[: place + 1], file, special.get("image_token"))
     eos = special.get("eos_token") or END_OF_TEXT
     found = (token for token in _PAD_CANDIDATES if backend.token_to_id(token) is not None)
     pad = special.get("pad_token") or next(found, eos)
@@ -178,8 +178,10 @@ def _begin(
     backend.post_processor = tokenizers.processors.Sequence([*parts, begun])
 
 
-def _add_tokens(backend: Any, folders: Sequence[pathlib.Path], file: pathlib.Path) -> None:
-    """Adds the tokens that folders without a tokenizer.json add to the one in `file`."""
+def _add_tokens(
+    backend: Any, folders: Sequence[pathlib.Path], file: pathlib.Path, image: str | None
+) -> None:
+    """Adds the tokens that other files add to the tokenizer.json `file`, but that of an image."""
     import tokenizers
 
     added: dict[int, dict[str, Any]] = {}
@@ -187,13 +189,17 @@ def _add_tokens(backend: Any, folders: Sequence[pathlib.Path], file: pathlib.Pat
         for name, token in _read_beside("added_tokens.json", folder).items():
             if isinstance(token, int):
                 added[token] = {"content": name, "special": True}
-        known = _read_beside("tokenizer_config.json", folder).get("added_tokens_decoder")
+        config = _read_beside("tokenizer_config.json", folder)
+        if config.get("split_special_tokens") is True:
+            raise refused("split_special", folder=shown(str(folder), 120))
+        known = config.get("added_tokens_decoder")
         for token, one in known.items() if isinstance(known, dict) else ():
             if token.isdecimal():
                 given = {"content": one, "special": True}
                 added[int(token)] = one if isinstance(one, dict) else given
     for token, fields in sorted(added.items()):
-        content = str(fields.get("content"))
+        if (content := str(fields.get("content"))) == image:
+            continue  # `read_backend` left it out, or has it
         if backend.token_to_id(content) is None:
             names = ("special", "lstrip", "rstrip", "single_word", "normalized")
             kept = {name: bool(fields[name]) for name in names if name in fields}
@@ -202,6 +208,12 @@ def _add_tokens(backend: Any, folders: Sequence[pathlib.Path], file: pathlib.Pat
             own, found = (shown(str(path), 120) for path in (folders[0], file))
             ids = {"token": shown(content), "id": token, "got": got}
             raise refused("token_id", folder=own, file=found, **ids)
+    config = _read_beside("tokenizer_config.json", *folders)
+    lists = (config.get(f"{kind}_special_tokens") for kind in ("additional", "extra"))
+    listed = [one for names in lists if isinstance(names, list) for one in names]
+    names = [str(one.get("content") if isinstance(one, dict) else one) for one in listed]
+    if unknown := [name for name in names if name != image and backend.token_to_id(name) is None]:
+        raise refused("token_listed", folder=shown(str(folders[0]), 120), got=some_of(unknown, 3))
 
 
 def describe_difference(own: Tokenizer, base: Tokenizer) -> str:
@@ -274,6 +286,9 @@ def read_backend(path: str | os.PathLike[str], *others: pathlib.Path) -> tuple[p
         backend = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception, and nothing else
         raise ValueError(f"{file} must be a tokenizer.json, got {error}: fetch it again") from error
+    # Published files carry settings of their own: GPT-2's tokenizer.json cuts at 50 tokens.
+    backend.no_truncation()
+    backend.no_padding()
     name, parts = shown(str(file), 120), (backend.normalizer, backend.pre_tokenizer)
     try:
         bounded.call(_check_patterns, *parts, what=f"the tokenizer {name}")
@@ -299,9 +314,6 @@ def _wrap(backend: Any, eos_token: str, pad_token: str, where: str) -> Tokenizer
     missing = [token for token, value in ids.items() if value is None]
     if missing:
         raise refused("special_tokens", where=where, got=missing)
-    # Published files carry settings of their own: GPT-2's tokenizer.json cuts at 50 tokens.
-    backend.no_truncation()
-    backend.no_padding()
     backend.encode_special_tokens = True
     vocab_size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
     return Tokenizer(backend, ids[eos_token], ids[pad_token], vocab_size)
@@ -338,10 +350,14 @@ def _chat_template(folder: pathlib.Path) -> str:
 
 
 def _special_tokens(*folders: pathlib.Path) -> dict[str, str]:
-    """Returns the names of special tokens; for each the first folder counts."""
+    """Returns the names of special tokens; for each the first folder counts.
+
+    As in transformers, the map decides in older folders, whose config lists no added tokens.
+    """
     found: dict[str, Any] = {}
     for folder in reversed(folders):
-        for name in ("special_tokens_map.json", "tokenizer_config.json"):
-            found |= _read_beside(name, folder)
+        names = ("special_tokens_map.json", "tokenizer_config.json")
+        of_map, config = (_read_beside(name, folder) for name in names)
+        found |= of_map | config if "added_tokens_decoder" in config else config | of_map
     names = {key: v.get("content") if isinstance(v, dict) else v for key, v in found.items()}
     return {k: v for k, v in names.items() if k.endswith("_token") and isinstance(v, str)}

@@ -117,6 +117,30 @@ class LayersTest(FolderTest):
         self.assertEqual(own.chat_template, "base")
         self.assertIn("1 more tokens ('<|im_end|>')", differs)
 
+    @parameterized.parameters(
+        ({"added_tokens_decoder": {"0": "<|endoftext|>"}}, "c"), ({"pad_token": "c"}, "a")
+    )
+    def test_the_map_decides_where_the_config_lists_no_added_tokens(self, more, eos):
+        self.write("special_tokens_map.json", {"eos_token": "a", "pad_token": "c"})
+        self.write("tokenizer_config.json", {"eos_token": "c"} | more)
+        own, _, _ = self.read()
+        self.assertEqual(own.backend.id_to_token(own.eos_id), eos)
+
+    def test_tokens_that_the_config_adds_to_its_own_tokenizer_are_known(self):
+        tk.save_tokenizer(self.own, self.tokenizer)
+        first = tk.load_tokenizer(self.own).vocab_size
+        kinds = {str(first): {"content": "<x>", "special": True}}
+        self.write("tokenizer_config.json", {"eos_token": "<x>", "added_tokens_decoder": kinds})
+        own = tk.load_tokenizer(self.own)
+        self.assertEqual((own.eos_id, own.encode_marked(["<x>"])[0].ids), (first, [first]))
+        for name in ("additional_special_tokens", "extra_special_tokens"):
+            self.write("tokenizer_config.json", {name: ["a", {"content": "<x>"}]})
+            with self.assertRaisesRegex(ValueError, "must have ids, got '<x>' without one"):
+                tk.load_tokenizer(self.own)
+        self.write("tokenizer_config.json", {"split_special_tokens": True})
+        with self.assertRaisesRegex(ValueError, "split_special_tokens=true"):
+            tk.load_tokenizer(self.own)
+
     @parameterized.parameters("added_tokens.json", "tokenizer_config.json")
     def test_tokens_that_are_added_without_a_tokenizer_json_are_known(self, name):
         first = tk.load_tokenizer(self.base).vocab_size
@@ -226,6 +250,24 @@ class FilesTest(FolderTest):
             (marked,), (own,) = one.encode_marked(["the cat"]), plain.encode_marked(["the cat"])
             self.assertEqual((marked.ids, marked.offsets), (own.ids, own.offsets))
 
+    @parameterized.parameters({"length": 9}, {"pad_to_multiple_of": 8}, {"direction": "left"})
+    def test_padding_and_truncation_of_a_saved_tokenizer_change_no_ids(self, **padding):
+        """As a script saves it that pads its rows."""
+        backend = tokenizers.Tokenizer.from_str(_TOKENIZER.backend.to_str())
+        backend.add_special_tokens(["<bos>"])
+        bos = backend.token_to_id("<bos>")
+        backend.post_processor = tokenizers.processors.TemplateProcessing(
+            single="<bos> $A", special_tokens=[("<bos>", bos)]
+        )
+        backend.enable_padding(pad_token="<|endoftext|>", pad_id=0, **padding)
+        backend.enable_truncation(2)
+        tk.save_tokenizer(self.folder, _TOKENIZER._replace(backend=backend))
+        config = {"bos_token": "<bos>", "add_bos_token": True, "tokenizer_class": "LlamaTokenizer"}
+        (self.folder / "tokenizer_config.json").write_text(json.dumps(config))
+        read = tk.load_tokenizer(self.folder)
+        self.assertEqual(read.prompt_prefix, (bos,))
+        self.assertEqual(read.encode("the cat sat"), _TOKENIZER.encode("the cat sat"))
+
     @parameterized.parameters((0, True), (1, False))
     def test_a_place_of_an_image_that_the_model_has_no_row_for_is_ordinary_text(self, more, is_out):
         backend = tokenizers.Tokenizer.from_str(_TOKENIZER.backend.to_str())
@@ -235,6 +277,7 @@ class FilesTest(FolderTest):
         path = self.folder / "tokenizer_config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"image_token": "<image>"}))
         (self.folder / "config.json").write_text(json.dumps({"vocab_size": size + more}))
+        (self.folder / "added_tokens.json").write_text(json.dumps({"<image>": size}))
         read = tk.load_tokenizer(self.folder)
         self.assertEqual(read.vocab_size, size + more)
         (marked,) = read.encode_marked(["the <image><|endoftext|>"])
