@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from raslik_jax.base.messages import one_line
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.config import MeshConfig
-from raslik_jax.data.examples import Example, make_example, with_system
+from raslik_jax.data.examples import Example
 from raslik_jax.data.read.formats import AUTO, read_examples
 from raslik_jax.incident import making
 from raslik_jax.retrieve import chance
@@ -88,19 +88,9 @@ def _read_queries(options: AskOptions) -> Sequence[Example]:
         raise ValueError("--instruction or --queries must be given, got none or both: give one")
     if options.queries:
         return read_examples(options.queries, format=AUTO, needs_output=False)
-    return (_make_question(options.instruction, options.input, options.response, options.system),)
-
-
-def _make_question(instruction: str, input: str, output: str, system: str) -> Example:
-    """Returns a question of these texts; refuses an empty one and bytes that are not UTF-8."""
-    try:
-        f"{instruction}{input}{output}{system}".encode()
-    except UnicodeEncodeError:
-        raise ValueError("a question must be UTF-8 text, got other bytes: convert it") from None
-    if not instruction.strip():
-        raise ValueError("a question must have an instruction, got none: say what was asked")
-    question = make_example(instruction, input, output)
-    return with_system(question, system) if system.strip() else question
+    return (
+        making.make_question(options.instruction, options.input, options.response, options.system),
+    )
 
 
 def as_json(trace: "Trace") -> dict[str, Any]:

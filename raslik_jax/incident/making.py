@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 from raslik_jax.base import settings
 from raslik_jax.base.messages import one_line, shown
 from raslik_jax.config import STAGES, Config, MeshConfig, quoted
-from raslik_jax.data.examples import Example
+from raslik_jax.data.examples import Example, make_example, with_system
 from raslik_jax.data.read.formats import parse_fields, read_examples
+from raslik_jax.data.words import refused
 from raslik_jax.evaluate.taught import doubt
 from raslik_jax.parallel import processes
 from raslik_jax.run import artifacts, written
@@ -71,9 +72,24 @@ def require(*modules: str) -> None:
 def require_found(root: pathlib.Path, finding: str) -> None:
     """Refuses to go on if the trace found no row, which the finding explains."""
     if finding:
-        must = f"must be a trace that found rows, {shown(str(root), 120)} found none ({finding})"
-        mend = "trace another answer, or unlearn your own rows with --forget_file"
-        raise ValueError(f"--run {must}: {mend}")
+        raise refused("nothing_found", root=shown(str(root), 120), finding=finding)
+
+
+def make_question(instruction: Any, input: Any, output: Any, system: Any = "") -> Example:
+    """Returns a question of these texts; refuses other values and texts that say nothing."""
+    for value in (instruction, input, output, system):
+        if not isinstance(value, str):
+            raise refused("question_text", got=shown(value, 60))
+    if output and not output.strip():
+        raise refused("blank_answer")
+    try:
+        f"{instruction}{input}{output}{system}".encode()
+    except UnicodeEncodeError:
+        raise ValueError("a question must be UTF-8 text, got other bytes: convert it") from None
+    if not instruction.strip():
+        raise ValueError("a question must have an instruction, got none: say what was asked")
+    question = make_example(instruction, input, output)
+    return with_system(question, system) if system.strip() else question
 
 
 def options_of(options: _O, named: Mapping[str, Any]) -> _O:

@@ -10,8 +10,6 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from raslik_jax.base import files
 from raslik_jax.base.messages import one_line, shown
 from raslik_jax.base.settings import setting
@@ -23,7 +21,7 @@ from raslik_jax.data.words import refused
 from raslik_jax.incident import making
 from raslik_jax.incident.configuring import PRESET, UnlearnOptions
 from raslik_jax.parallel import processes
-from raslik_jax.retrieve import chance
+from raslik_jax.report import rows as rows_lib
 from raslik_jax.retrieve.selectors import noise_band
 from raslik_jax.run import artifacts, written
 
@@ -68,27 +66,19 @@ class TraceResult(making.Result):
     Attributes:
       config: the settings of the run.
       finding: why no row was found; "" if there are rows.
+      forget: the rows to forget.
+      held_out: the found rows that are kept out of the sets to measure on.
     """
 
     config: Config = dataclasses.field(repr=False)
     finding: str
+    forget: Sequence[Example] = dataclasses.field(default=(), repr=False)
+    held_out: Sequence[Example] = dataclasses.field(default=(), repr=False)
 
     @property
     def forget_file(self) -> pathlib.Path:
         """The file of the rows to forget; it does not exist if none was found."""
         return artifacts.set_rows(self.config.retrieve.strategies[0], "forget").place(self.workdir)
-
-    @property
-    def forget(self) -> Sequence[Example]:
-        """The rows to forget."""
-        rows = artifacts.set_rows(self.config.retrieve.strategies[0], "forget")
-        return () if self.finding else rows.read(self.workdir)
-
-    @property
-    def held_out(self) -> Sequence[Example]:
-        """The found rows that are kept out of the sets to measure on."""
-        is_there = not self.finding and self.config.retrieve.held_out
-        return artifacts.measured_rows(HELD_OUT, "target").read(self.workdir) if is_there else ()
 
     def tracer(self) -> "Tracer":
         """Returns a tracer for further answers of the model by the same index."""
@@ -111,7 +101,7 @@ def trace(options: TraceOptions | None = None, **named: Any) -> TraceResult:
     options = making.options_of(options or TraceOptions(), named)
     workdir = pathlib.Path(options.workdir)
     config = make_config(options)
-    stages = _STAGES if options.response.strip() else (*_STAGES, "references")
+    stages = _STAGES if options.response else (*_STAGES, "references")
     finding = making.make(
         config,
         workdir,
@@ -121,7 +111,13 @@ def trace(options: TraceOptions | None = None, **named: Any) -> TraceResult:
         is_measured=False,
         prepare=lambda: write_query(options, config),
     )
-    found = TraceResult(workdir=workdir, config=config, finding=finding)
+    # Read now: the next trace in the folder replaces the files.
+    rows: Any = dict.fromkeys(("forget", "held_out"), ())
+    if not finding:
+        rows["forget"] = artifacts.set_rows(config.retrieve.strategies[0], "forget").read(workdir)
+        if config.retrieve.held_out:
+            rows["held_out"] = artifacts.measured_rows(HELD_OUT, "target").read(workdir)
+    found = TraceResult(workdir=workdir, config=config, finding=finding, **rows)
     if not processes.is_first():
         return found
     lines = [] if not config.evaluate.traced else ["", *making.answer_lines(workdir)]
@@ -159,7 +155,9 @@ def make_config(options: TraceOptions) -> Config:
     missing += [] if options.prompt.strip() else ["--prompt"]
     if missing:
         raise ValueError(f"{' and '.join(missing)} must be given: see raslik help trace")
-    if options.response.strip():  # then no answer is needed
+    if options.response and not options.response.strip():
+        raise refused("blank_answer")
+    if options.response:  # then no answer is needed
         given["sketch.query_output"] = "gold"
     if twice := [f"--{name}" for name in given if name in own]:
         raise refused("trace_settings", names=" and ".join(twice))
@@ -189,8 +187,15 @@ def write_query(options: TraceOptions, config: Config) -> Callable[[], None]:
         asked["input"] = options.input
     query = {keys.get(name, name): value for name, value in asked.items()}
     text = json.dumps(query | {"split": "retrieval"}, ensure_ascii=False) + "\n"
-    if path.is_file() and files.read_text(path) != text and not options.update:
+    old = files.read_text(path) if path.is_file() else ""
+    if old.startswith(text):  # further answers that the user wrote stay
+        return lambda: None
+    if old and not options.update:
         raise refused("trace_of_another", place=shown(str(path.parent), 120))
+    if more := len(old.splitlines()[1:]):
+        print(
+            f"left out: {more} more answers in {shown(str(path), 120)}, which was that of another"
+        )
     restore = written.restorer(path.parent, path)
     written.write_bytes(path.parent, path, text.encode())
     return restore
@@ -211,8 +216,7 @@ def as_row(like: Example, prompt: str, response: str, system: str = "") -> dict[
 
     It has the template options of that row, such as its tools.
     """
-    answer, content = response if response.strip() else "", like.content
-    before = system if system.strip() else ""
+    answer, content, before = response, like.content, system if system.strip() else ""
     if content is None:
         row = {"instruction": prompt} | ({"output": answer} if answer else {})
         return row | ({"system": before} if before else {})
@@ -234,7 +238,7 @@ def _found_lines(found: TraceResult, top: int) -> Iterator[str]:
     forget, held_out, root = found.forget, found.held_out, found.workdir
     has_scores = artifacts.INFLUENCE.current(root) is not None
     if has_scores:
-        yield rows_text(root, frozenset(row.example_id for row in forget), top)
+        yield rows_lib.best_text(root, frozenset(row.example_id for row in forget), top)
     if held_out:
         path = artifacts.measured_rows(HELD_OUT, "target").place(root)
         yield f"kept out of the sets for measuring: {len(held_out)} rows, in {path}"
@@ -245,32 +249,6 @@ def _found_lines(found: TraceResult, top: int) -> Iterator[str]:
     if found.finding:
         yield textwrap.fill(f"finding: {found.finding}.", 96, break_on_hyphens=False)
         yield "no set of rows is written"
-
-
-def rows_text(workdir: pathlib.Path, forget: frozenset[str], top: int) -> str:
-    """Returns the rows of the highest scores for the terminal."""
-    rows = artifacts.TRAIN.read(workdir)
-    score_N = artifacts.INFLUENCE.read(workdir, (len(rows),))
-    chances = artifacts.CHANCE.current(workdir, len(rows))
-    told = chance.sentence(chances) if chances else ""
-    sigma_N = artifacts.read_sigma(workdir, len(rows))
-    what = " +- noise of the sketch, unrelated prompts with as high a score, p, q" if told else ""
-    lines = ["", f"rows that make the answer likelier (score{what}, place in the training file)"]
-    best = np.argsort(-score_N, kind="stable")[:top]
-    best = best[score_N[best] > -np.inf]  # a row without a gradient has no effect
-    for rank, position in enumerate(best.tolist(), start=1):
-        row = rows[position]
-        mark = "forget" if row.example_id in forget else ""
-        means = ""
-        if chances and told:
-            higher, _, p, q = (part[position] for part in chances)
-            noise = "" if np.isnan(sigma_N[position]) else f" +-{sigma_N[position]:.4f}"
-            means = f"{noise}  {higher:4.0f}  p {p:<6.2g}  q {q:<7.2g}"
-        line = f"{rank:4}. {score_N[position]:+.4f}{means}  {row.at:>7}  {mark}"
-        lines.append(line.rstrip())
-        for text in (f"{row.instruction} {row.input}", row.output):
-            lines += [" " * 6 + part for part in textwrap.wrap(one_line(text, 160), 88)]
-    return "\n".join([*lines, *(["", *textwrap.wrap(told, 96)] if told else []), ""])
 
 
 def draw(found: TraceResult, num_forget: int) -> str:

@@ -18,9 +18,10 @@ from raslik_jax.base.messages import shown, some_of
 from raslik_jax.base.settings import replaced
 from raslik_jax.config import MeshConfig, config_from_json
 from raslik_jax.data import batches
-from raslik_jax.data.examples import Example, answered, drop_unanswered, make_example
+from raslik_jax.data.examples import Example, answered, drop_unanswered
 from raslik_jax.data.tokens import masking
 from raslik_jax.data.words import refused
+from raslik_jax.incident import making
 from raslik_jax.index import search
 from raslik_jax.index.combine import best_positions, check_agreement, opposite
 from raslik_jax.index.format import refuse_differences
@@ -164,7 +165,8 @@ class Tracer:
         Without a response the model answers, and this answer is traced. For the options see
         `trace_queries`.
         """
-        return self.trace_queries((make_example(instruction, input, response or ""),), **options)
+        question = making.make_question(instruction, input, response or "")
+        return self.trace_queries((question,), **options)
 
     def trace_queries(
         self,
@@ -183,6 +185,7 @@ class Tracer:
         """
         if not queries:
             raise ValueError("queries must be at least one, got none")
+        self.store.require_current()
         row, template = next(iter(self.examples.values())), self.workspace.template
         queries = [masking.as_trained(query, row, template) for query in queries]
         unanswered = [query for query in queries if not query.output.strip()]
@@ -214,6 +217,7 @@ class Tracer:
         chances = scores_stage.of_trace(self.workspace, self.store, score_N, asked)
 
         def end(pole_N: np.ndarray, count: int) -> tuple[Influence, ...]:
+            count = min(count, int((pole_N > -np.inf).sum()))
             rows = best_positions(pole_N, self.store.ids, count)
             sigmas: Sequence[float | None] = [None] * len(rows)
             if len(rows) and aggregate == "mean":

@@ -139,8 +139,7 @@ def _check_places(options: UnlearnOptions, source: str, cleaned: pathlib.Path) -
     if options.cleaned_train_file and not is_folder(source):
         ending = pathlib.Path(cleaned_name(source)).suffix
         if cleaned.suffix != ending:
-            must = f"must end in {ending}, as the training file does"
-            raise ValueError(f"--cleaned_train_file {must}, got {shown(cleaned.name)}: rename it")
+            raise refused("cleaned_ending", ending=ending, got=shown(cleaned.name))
 
 
 def drop_exports(root: pathlib.Path) -> Callable[[], None]:
@@ -183,8 +182,7 @@ def _check_used(config: Config, root: pathlib.Path, given: Mapping[str, Any]) ->
         with contextlib.suppress(ValueError):  # else it decides which other values are allowed
             other = _units(replaced(config, {name: usual[name].value}), root)
         if other and [u[:3] for u in other] == [u[:3] for u in _units(config, root)]:
-            used = f"--unlearn.algorithms={config.unlearn.algorithms[0]}"
-            raise ValueError(f"--{name} has no effect with {used}: leave it out")
+            raise refused("idle_setting", name=name, algorithm=config.unlearn.algorithms[0])
 
 
 def _check_unchanged(config: Config, root: pathlib.Path) -> None:

@@ -166,7 +166,7 @@ class SketchStore:
         if self.place.read(MANIFEST) != self.manifest.seal():
             raise ValueError(
                 f"the index {self.path} was replaced or removed while this process worked on it: "
-                "nothing more is written; start again to work on the new one"
+                "start again to work on the new one"
             )
 
     def write_chunk(

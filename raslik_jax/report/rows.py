@@ -1,12 +1,15 @@
-"""All rows of a run with their results, as Parquet."""
+"""The rows of a run with their results: all as Parquet, the best for the terminal."""
 
 import pathlib
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from raslik_jax.base.messages import one_line
 from raslik_jax.data.examples import HELD_OUT
+from raslik_jax.retrieve import chance
 from raslik_jax.retrieve.chance import NAMES
 from raslik_jax.run import artifacts
 
@@ -68,3 +71,29 @@ def read_columns(root: pathlib.Path, set_of: Mapping[str, str]) -> dict[str, lis
 
 def _known(values: Any) -> list[float | None]:
     return [x if x == x else None for x in values.tolist()]  # NaN is not itself
+
+
+def best_text(workdir: pathlib.Path, forget: frozenset[str], top: int) -> str:
+    """Returns the rows of the highest scores for the terminal."""
+    rows = artifacts.TRAIN.read(workdir)
+    score_N = artifacts.INFLUENCE.read(workdir, (len(rows),))
+    chances = artifacts.CHANCE.current(workdir, len(rows))
+    told = chance.sentence(chances) if chances else ""
+    sigma_N = artifacts.read_sigma(workdir, len(rows))
+    what = " +- noise of the sketch, unrelated prompts with as high a score, p, q" if told else ""
+    lines = ["", f"rows that make the answer likelier (score{what}, place in the training file)"]
+    best = np.argsort(-score_N, kind="stable")[:top]
+    best = best[score_N[best] > -np.inf]  # a row without a gradient has no effect
+    for rank, position in enumerate(best.tolist(), start=1):
+        row = rows[position]
+        mark = "forget" if row.example_id in forget else ""
+        means = ""
+        if chances and told:
+            higher, _, p, q = (part[position] for part in chances)
+            noise = "" if np.isnan(sigma_N[position]) else f" +-{sigma_N[position]:.4f}"
+            means = f"{noise}  {higher:4.0f}  p {p:<6.2g}  q {q:<7.2g}"
+        line = f"{rank:4}. {score_N[position]:+.4f}{means}  {row.at:>7}  {mark}"
+        lines.append(line.rstrip())
+        for text in (f"{row.instruction} {row.input}", row.output):
+            lines += [" " * 6 + part for part in textwrap.wrap(one_line(text, 160), 88)]
+    return "\n".join([*lines, *(["", *textwrap.wrap(told, 96)] if told else []), ""])

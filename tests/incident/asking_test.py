@@ -20,7 +20,7 @@ from raslik_jax.data.contents import Passage
 from raslik_jax.data.examples import write_examples
 from raslik_jax.data.read.formats import read_examples
 from raslik_jax.data.tokens import prompts
-from raslik_jax.incident import asking
+from raslik_jax.incident import asking, making
 from raslik_jax.incident import tracer as trace
 from raslik_jax.index import search
 from raslik_jax.index.store import SketchStore
@@ -209,6 +209,32 @@ class QueryTest(parameterized.TestCase):
         else:  # a model this small may say nothing
             with self.assertRaisesRegex(ValueError, "the model answers nothing to"):
                 self.tracer.trace(instruction, top=1, bottom=1)
+
+    def test_questions_that_are_no_text_or_say_nothing_are_refused(self):
+        for asked, answer, said in (
+            (["Why?"], "So.", r"must be text, got \['Why\?'\]"),
+            (5, "So.", "must be text, got 5"),
+            ("Why?", ["So."], "must be text, got "),
+            (" ", "So.", "must have an instruction"),
+            ("Why?", " \n", "must have more than blanks"),
+        ):
+            with self.assertRaisesRegex(ValueError, said):
+                making.make_question(asked, "", answer)
+        with self.assertRaisesRegex(ValueError, "must have more than blanks"):
+            self.tracer.trace("Why?", " \n")
+
+    def test_no_more_rows_are_listed_than_there_are(self):
+        found = self.tracer.trace("Why?", "So.", top=10**6, bottom=10**6)
+        self.assertLen(found.toward, int(self.tracer.store.is_eligible_N.sum()))
+        self.assertEqual(found.toward[::-1], found.against)
+
+    def test_an_index_that_was_made_again_is_refused(self):
+        copy = self.root / "again"
+        shutil.copytree(self.run_folder, copy)
+        tracer = trace.Tracer(copy)
+        shutil.rmtree(copy / "sketch" / "index")
+        with self.assertRaisesRegex(ValueError, "was replaced or removed .* start again"):
+            tracer.trace("Why?", "So.")
 
     def test_refuses_a_model_that_did_not_make_the_index(self):
         copy = self.root / "copy"

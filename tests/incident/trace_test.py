@@ -265,6 +265,42 @@ def test_a_question_of_the_users_own_is_not_written_over(tmp_path, asked):
     assert query.read_text() == "mine"
 
 
+def test_answers_that_the_user_added_stay_with_their_trace(tmp_path, asked, capsys):
+    query, options = tmp_path / "incident" / "queries.jsonl", {"prompt": "Q", "response": "A"}
+    query.parent.mkdir()
+    trace.write_query(trace.TraceOptions(**options), asked[0])
+    added = query.read_text() + '{"instruction": "more", "split": "retrieval"}\n'
+    query.write_text(added)
+    for update in (False, True):
+        trace.write_query(trace.TraceOptions(**options, update=update), asked[0])
+        assert query.read_text() == added
+    trace.write_query(trace.TraceOptions(prompt="other", update=True), asked[0])
+    assert [row["instruction"] for row in read_json_lines(query)] == ["other"]
+    assert "left out: 1 more answers in" in capsys.readouterr().out
+
+
+def test_a_response_of_blanks_is_refused():
+    given = {"checkpoint": "base", "train_file": "x", "prompt": "Why?", "response": " \n"}
+    with pytest.raises(ValueError, match="a response must have more than blanks"):
+        trace.make_config(trace.TraceOptions(**given))
+
+
+def test_the_rows_of_a_result_are_those_of_its_trace(tmp_path, monkeypatch, drawn):
+    _scored(tmp_path)
+    rows = [make_example(f"q{n}", "", str(n)) for n in range(2)]
+    config = replaced(Config(), {"retrieve.strategies": ("raslik",), "retrieve.held_out": 0.0})
+    monkeypatch.setattr(trace, "make_config", lambda options: config)
+
+    def make(*args, **how):
+        (tmp_path / "retrieve" / "raslik").mkdir(exist_ok=True)
+        write_examples(tmp_path / "retrieve" / "raslik" / "forget.jsonl", [rows.pop()])
+        return ""
+
+    monkeypatch.setattr(making, "make", make)
+    found = [trace.trace(prompt="x", workdir=tmp_path) for _ in range(2)]
+    assert [one.forget[0].instruction for one in found] == ["q1", "q0"]
+
+
 def test_what_is_not_measured_needs_no_packages_that_measure(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(making, "require", lambda *names: asked.extend(names))

@@ -12,8 +12,7 @@ import sample_run
 from snapshots import said
 
 from raslik_jax.data.examples import Example
-from raslik_jax.incident import trace
-from raslik_jax.report import facts, incident, page
+from raslik_jax.report import facts, incident, page, rows
 from raslik_jax.retrieve import chance
 from raslik_jax.run import artifacts
 from raslik_jax.run.artifacts import TracedAnswer
@@ -193,7 +192,7 @@ def test_rows_without_a_gradient_are_not_told_as_behind_an_answer(root):
     np.save(path, score_N)
     found = facts.read_facts(root).incident
     assert found and len(found.cards) == 3
-    listed = trace.rows_text(root, frozenset(), 10)
+    listed = rows.best_text(root, frozenset(), 10)
     assert listed.count("      answer ") == 3 and "inf" not in listed
 
 
