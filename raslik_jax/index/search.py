@@ -67,6 +67,8 @@ def center_queries(
     query_QK: Float[np.ndarray, "Q K"], mean_K: Float[np.ndarray, " K"] | None = None
 ) -> Queries:
     """Returns queries of any finite nonzero length less the mean if there is one."""
+    if np.ndim(query_QK) != 2 or not len(query_QK):
+        raise ValueError(f"queries must be [Q, K] with one or more, got shape {np.shape(query_QK)}")
     lengths_Q = np.linalg.norm(np.asarray(query_QK, np.float64), axis=1)
     bad = np.flatnonzero(~(np.isfinite(lengths_Q) & (lengths_Q > 0)))
     if len(bad):
@@ -118,6 +120,7 @@ def block_scores(
     """Returns the (centered) cosines of a block of rows with the queries; pure, for one device.
 
     Rows are those of `SketchStore.read_array` and `SketchStore.column`; those of length 0 score 0.
+    Rows that are not finite, or whose squares are not, score NaN.
     """
     stored_CK = jnp.asarray(stored_CK)
     # The rows stay the left operand in their dtype: a cast is 10 times slower.
@@ -136,10 +139,11 @@ def block_scores(
     shifted_CG = products_CM[:, :groups] - jnp.asarray(columns.offset_G)[None]
     mean_C = products_CM[:, groups]  # zeros when not centered
     centered_C = square_C - 2 * mean_C + columns.mean_square
-    is_some_C = centered_C > _RELATIVE_ZERO * (square_C + columns.mean_square)
-    root_C = jnp.sqrt(jnp.where(is_some_C, centered_C, 1.0))
-    score_CG = jnp.where(is_some_C[:, None], shifted_CG / root_C[:, None], 0.0)
-    return jnp.where(length_C[:, None] > 0, score_CG, 0.0)
+    is_mean_C = centered_C <= _RELATIVE_ZERO * (square_C + columns.mean_square)
+    root_C = jnp.sqrt(jnp.where(is_mean_C, 1.0, centered_C))
+    score_CG = jnp.where(is_mean_C[:, None], 0.0, shifted_CG / root_C[:, None])
+    score_CG = jnp.where(jnp.isfinite(root_C)[:, None], score_CG, jnp.nan)
+    return jnp.where(length_C[:, None] == 0, 0.0, score_CG)
 
 
 _jitted_block_scores = jax.jit(block_scores)
@@ -159,12 +163,15 @@ def centered_cosine(
 ) -> Float32[jax.Array, " N"]:
     """Returns the mean over queries of the (centered) cosine with every row.
 
-    The formula is that of this module (Algorithm 1, lines 3 and 4). A zero row scores 0. Rows are
-    float32 or bfloat16. `mean_K` is the mean of the unit rows, so rows should have a length near 1.
+    The formula is that of this module (Algorithm 1, lines 3 and 4). A zero row scores 0, and one
+    that is not finite NaN. Rows are bfloat16, or they become float32. `mean_K` is the mean of the
+    unit rows, so rows should have a length near 1.
     """
+    rows_NK = jnp.asarray(sketch_NK)
+    rows_NK = rows_NK if rows_NK.dtype.name in _TERMS else rows_NK.astype(jnp.float32)
     queries = center_queries(np.asarray(query_QK), mean_K)
-    columns = to_columns(queries, aggregate="mean", dtype=jnp.asarray(sketch_NK).dtype.name)
-    return row_cosines(sketch_NK, columns)[:, 0]
+    columns = to_columns(queries, aggregate="mean", dtype=rows_NK.dtype.name)
+    return row_cosines(rows_NK, columns)[:, 0]
 
 
 def score_store(

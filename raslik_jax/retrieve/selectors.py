@@ -4,7 +4,7 @@ By count or by threshold. `find_cut` finds the count by a gap in the scores. Num
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -45,7 +45,7 @@ def select_by_count(
     A score of minus infinity bars an example from that set. Ties are ordered by id, so the order of
     the rows changes nothing (Algorithm 1, line 5, with tau set by the counts).
     """
-    _check_scores(forget_N, retain_N, ids)
+    _check_scores({"forget ": forget_N, "retain ": retain_N}, ids)
     forget = best_positions(forget_N, ids, num_forget, "num_forget")
     left_N = retain_N.copy()
     left_N[forget] = -np.inf
@@ -84,7 +84,7 @@ def select_by_threshold(
     The paper's "Suggested thresholds" (Section 3.4) add z sigma_k of `noise.score_sigma` to each.
     It raises a ValueError if a set is empty or if an example passes both thresholds.
     """
-    _check_scores(forget_N, retain_N, ids)
+    _check_scores({"forget ": forget_N, "retain ": retain_N}, ids)
     # In float64, so that a threshold of .1 means .1 and not the float32 next to it.
     scores = [score_N.astype(np.float64) for score_N in (forget_N, retain_N)]
     thresholds = forget_threshold, retain_threshold
@@ -151,10 +151,12 @@ def noise_band(score_N: Float[np.ndarray, " N"], *, sigma: float = 0.0) -> tuple
     scores up to the edge are then taken as unrelated and give the next edge, until no score is
     added. Scores without a gap are all below the last edge.
 
-    Scores of minus infinity do not count. It raises a ValueError if fewer than ten are left.
+    Scores of minus infinity do not count. It raises a ValueError if fewer than ten are left, or for
+    scores that are not finite otherwise.
     """
     from scipy import special  # takes long to load
 
+    _check_scores({"": score_N}, range(len(score_N)))
     ranked_N = np.sort(score_N[score_N > -np.inf].astype(np.float64))
     if len(ranked_N) < 10:
         raise refused("few_scores", got=len(ranked_N))
@@ -224,9 +226,9 @@ def find_cut(score_N: Float[np.ndarray, " N"], *, sigma: float = 0.0) -> Cut:
 
 
 def _check_scores(
-    forget_N: Float[np.ndarray, " N"], retain_N: Float[np.ndarray, " N"], ids: Sequence[str]
+    scores: Mapping[str, Float[np.ndarray, " N"]], ids: Sequence[str] | range
 ) -> None:
-    for name, score_N in (("forget", forget_N), ("retain", retain_N)):
+    for name, score_N in scores.items():
         where = np.flatnonzero(np.isnan(score_N) | (score_N == np.inf))
         if len(where):
             value = "NaN" if np.isnan(score_N[where[0]]) else "infinite"

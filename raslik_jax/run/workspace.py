@@ -18,6 +18,7 @@ from raslik_jax.config import AUTO_TARGETS, Config
 from raslik_jax.data import batches, corpora, examples
 from raslik_jax.data.examples import Corpus, Example, answered
 from raslik_jax.data.tokens import encoding, masking, prompts, tokenization
+from raslik_jax.data.words import refused
 from raslik_jax.evaluate import choice, likelihood, rates
 from raslik_jax.evaluate.metrics import NonSf
 from raslik_jax.models import adapters, checkpoint, decode, sharding, storage
@@ -370,10 +371,8 @@ class Workspace:
         rooms = [decode.room(config, len(prompt)) for prompt in asked]
         least = min(rooms, default=limit)
         if least < 1:
-            row, size = rows[rooms.index(least)].example_id, most - least
-            must = f"must have at most {most - 1:,} tokens, as the model has {most:,} positions"
-            mend = "shorten it in --prompt or in the file of queries"
-            raise ValueError(f"the prompt of {shown(row)} {must}, got {size:,}: {mend}")
+            row = shown(rows[rooms.index(least)].example_id)
+            raise refused("prompt_long", row=row, limit=most - 1, most=most, got=most - least)
         if short := sum(room < limit for room in rooms):
             self.tell(
                 f"answers to {short:,} of {len(rows):,} prompts are cut at the model's last "

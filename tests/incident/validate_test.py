@@ -189,12 +189,14 @@ def test_scores_of_other_rows_are_refused(validated, tmp_path):
         "wide.jsonl": [{"id": name, "score": [0.5, 0.1]} for name in ids],
         "ragged.jsonl": [{"id": name, "score": [0.5] * (1 + n % 2)} for n, name in enumerate(ids)],
     }
+    texts["twice.jsonl"] = [{"id": name, "score": 0.5} for name in (*ids, ids[0])]
     for name, rows in texts.items():
         (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     np.save(tmp_path / "few.npy", np.zeros(3))
     np.save(tmp_path / "nan.npy", np.full(len(ids), np.nan))
     np.save(tmp_path / "raslik.npy", np.zeros(len(ids)))
-    for name in (*texts, "few.npy", "nan.npy", "raslik.npy"):
+    np.save(tmp_path / "one.npy", np.zeros(()))
+    for name in (*texts, "few.npy", "one.npy", "nan.npy", "raslik.npy"):
         with refused():
             _validate({"run": validated.workdir, "scores": (str(tmp_path / name),)})
 

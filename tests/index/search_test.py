@@ -203,6 +203,20 @@ class CenteredCosineTest(parameterized.TestCase):
         rows = correlated_rows(3, 64, seed=0)
         self.assertEqual(float(search.centered_cosine(rows, rows[1:], rows[0])[0]), 0.0)
 
+    def test_rows_that_are_not_finite_score_nan(self):
+        rows = np.array(correlated_rows(4, 64, seed=0))
+        rows[1, 3], rows[2, 5], rows[3] = np.nan, np.inf, 0
+        for mean_K in (None, rows[0] / 2):
+            found = np.asarray(search.centered_cosine(rows, rows[:1], mean_K))
+            self.assertEqual(np.isnan(found).tolist(), [False, True, True, False])
+            self.assertEqual(found[3], 0)
+        found = search.centered_cosine(rows[::3], rows[:1], rows.mean(axis=0))
+        self.assertTrue(np.isnan(found[0]))
+        found = search.centered_cosine(rows[::3].astype(np.float16), rows[:1])
+        np.testing.assert_allclose(found, [1, 0], atol=1e-3)
+        with self.assertRaisesRegex(ValueError, r"queries must be \[Q, K\] with one or more"):
+            search.centered_cosine(rows, rows[:0])
+
     def test_the_opposite_query_has_the_negated_scores(self):
         rows, query_QK = correlated_rows(30, 64, seed=0), correlated_rows(2, 64, seed=1)
         plus, minus = (search.centered_cosine(rows, sign * query_QK) for sign in (1, -1))

@@ -133,6 +133,13 @@ class RulesTest(parameterized.TestCase):
 class GapTest(parameterized.TestCase):
     """The number of examples that stand out, on distributions made for it."""
 
+    @parameterized.parameters(np.nan, np.inf)
+    def test_scores_that_are_not_finite_are_refused(self, value):
+        score_N = np.linspace(1, -1, 50)
+        score_N[7] = value
+        with self.assertRaisesRegex(ValueError, "scores must be finite, that of example 7 is "):
+            selectors.find_cut(score_N)
+
     def _scores(self, *, stand_out, seed=0, num=1000, at=0.4, near=0):
         """Noise around -.03, examples that stand out around `at`, near copies of a query at .9."""
         generator = np.random.default_rng(seed)

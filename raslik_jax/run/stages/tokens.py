@@ -137,7 +137,8 @@ def make_wished(workspace: Workspace, folder: pathlib.Path) -> None:
     sketch = sketch_lib.sketch_of_run(workspace)
     query_QK = sketch_lib.sketch_queries(workspace, sketch, [asked])
     score_N = search.score_store(store, query_QK, center=settings.center)[place_N]
-    bad_N = artifacts.INFLUENCE.read(workspace.root, (len(train),))
+    each_NQ = artifacts.EACH_INFLUENCE.current(workspace.root)  # if there are several answers
+    bad_N = artifacts.INFLUENCE.read(workspace.root) if each_NQ is None else each_NQ[:, 0]
     most = min(_WISHED, int((score_N > -np.inf).sum()))
     bare_N = np.full(len(train), -np.inf)
     favor_N = np.subtract(score_N, bad_N, out=bare_N, where=score_N > -np.inf)

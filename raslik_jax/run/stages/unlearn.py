@@ -14,6 +14,7 @@ import numpy as np
 from raslik_jax.base.axes import Tree
 from raslik_jax.data import batches
 from raslik_jax.data.tokens import encoding
+from raslik_jax.data.words import refused
 from raslik_jax.evaluate import stopping
 from raslik_jax.parallel import meshes
 from raslik_jax.run import artifacts, memory, probing
@@ -106,8 +107,7 @@ def require_rows(workspace: Workspace, name: str, sets: Sequence[encoding.Encode
     flag = "--unlearn.max_len" if own else "--corpus.max_len"
     for kind, rows in zip(needed, sets, strict=False):
         if not rows.ids:
-            must = f"examples to {kind} must have room for their answers in {own or whole} tokens"
-            raise ValueError(f"{must}, no example has room and {name} needs some: raise {flag}")
+            raise refused("no_answer_room", kind=kind, tokens=own or whole, name=name, flag=flag)
 
 
 def draw_pairs(

@@ -13,6 +13,7 @@ from raslik_jax.base.messages import shown, some_of
 from raslik_jax.data import batches
 from raslik_jax.data.examples import Example
 from raslik_jax.data.ordering import shuffled
+from raslik_jax.data.words import refused
 from raslik_jax.evaluate import counterfactual
 from raslik_jax.retrieve import bm25, strategies
 from raslik_jax.retrieve.strategies import STRATEGIES
@@ -108,19 +109,19 @@ def read_ranking(path: str, rows: Sequence[Example], num_queries: int) -> Rankin
     name, must = shown(path, 120), f"must have one score for each row, or {num_queries:,} of them"
     if pathlib.Path(path).suffix == ".npy":
         score = read_array(pathlib.Path(path))
-        if len(score) != len(rows):
-            must = f"must have a score for each of {len(rows):,} training rows"
-            raise ValueError(f"{name} {must}, got {len(score):,}: write them in the file's order")
+        if score.shape[:1] != (len(rows),):
+            raise refused("scores_by_place", name=name, rows=len(rows), got=score.shape)
     else:
         lines = read_json_lines(path, {"id": str, "score": (float, [float])}, mend="correct it")
         by_id = {line["id"]: line["score"] for line in lines}
         if missing := [row.example_id for row in rows if row.example_id not in by_id]:
-            must = f"must have a score for each of {len(rows):,} training rows, by its id"
-            raise ValueError(f"{name} {must}, it has none for {some_of(missing)}: add them")
+            raise refused("scores_by_id", name=name, rows=len(rows), lacking=some_of(missing))
+        if len(by_id) < len(lines):
+            raise refused("scores_twice", name=name, ids=len(by_id), lines=len(lines))
         sizes = {np.size(value) for value in by_id.values()}
         if len(sizes) > 1:
             raise ValueError(f"{name} {must}, got {some_of(sizes, quoted=False)}: correct it")
-        score = np.array([by_id[row.example_id] for row in rows])
+        score = np.array([np.ravel(by_id[row.example_id]) for row in rows])
     each_NQ = np.asarray(score, np.float64).reshape(len(rows), -1)
     if each_NQ.shape[1] not in (1, num_queries):
         raise ValueError(f"{name} {must}, got {each_NQ.shape[1]:,}: correct it")
@@ -148,8 +149,7 @@ class Validation:
         is_share = isinstance(design.top, float)
         self.top = max(1, round(design.top * self.count)) if is_share else int(design.top)
         if self.top >= self.count:
-            must = f"--top must leave some of the {self.count:,} rows that are trained on"
-            raise ValueError(f"{must}, got {self.top:,}: lower it")
+            raise refused("top_of_all", rows=self.count, got=self.top)
         # The same subsets for all seeds of the recipe.
         how: Any = {"share": design.share, "group": design.group, "seed": 0}
         subsets = counterfactual.draw_subsets(self.count, number=design.subsets, **how)
