@@ -296,7 +296,11 @@ def read_fields(config_class: Any, values: Mapping[str, Any]) -> Any:
     rest = {k: value for k, value in values.items() if k in fields or not is_harmless(k, value)}
     if "rope_parameters" in fields:
         default: Any = fields["rope_parameters"].default
-        rest["rope_parameters"] = read_rope(rest, default, source)
+        rope = rest["rope_parameters"] = read_rope(rest, default, source)
+        share = rope.partial_rotary_factor
+        reads = "partial_rotary_factor" in config_class.old_rope.values()
+        if share != default.partial_rotary_factor and not reads:
+            raise refused("partial_rope", source=source, got=share)
     return _build(config_class, rest, source)
 
 

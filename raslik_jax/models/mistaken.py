@@ -29,6 +29,7 @@ _ENDS = {
     r"\.(weight_scale|weight_scale_inv|input_scale|activation_scale|scale_weight)": "FP8",
     r"\.(scales|biases)": "MLX",
 }
+_PACKED = re.compile(r"(-unsloth)?(-bnb-[48]bit|-(gptq|awq|fp8)\b.*)$")
 _DTYPES = ("F8_E4M3", "F8_E5M2", "U8", "I8", "I32")
 
 
@@ -37,6 +38,38 @@ def base_name(folder: pathlib.Path) -> str:
     path = folder / storage.ADAPTER_CONFIG
     named = storage.read_json(path, {"base_model_name_or_path?": (str, None)})
     return named.get("base_model_name_or_path") or ""
+
+
+def describe_base(adapter: pathlib.Path, folder: pathlib.Path, name: str, revision: str) -> str:
+    """Returns a line if an adapter was trained on another base than the checkpoint; else "".
+
+    Names are compared by their last part without the name of a quantization. They prove nothing: a
+    folder or a mirror may have any name. So the line only shows the difference. `name` and
+    `revision` are those of the checkpoint, whose files are in the folder.
+    """
+    named = base_name(adapter)
+    shape = {"_name_or_path?": (str, None)}
+    own = storage.read_json(folder / "config.json", shape).get("_name_or_path")
+    if named and _bare_name(named) not in {_bare_name(one) for one in (name, own) if one}:
+        return (
+            f"the adapter says that it was trained on {shown(named, 80)}, and "
+            f"--backbone.checkpoint is {shown(name, 80)}. The shapes fit, but other weights make "
+            "another model"
+        )
+    of = storage.read_json(adapter / storage.ADAPTER_CONFIG, {"revision?": (str, None)})
+    asked = of.get("revision") or ""
+    if asked in ("", "main", revision) or pathlib.Path(name).is_dir():
+        return ""
+    got = f"the checkpoint is of {shown(revision, 60) if revision else 'the newest one'}"
+    return (
+        f"the adapter says that it was trained on revision {shown(asked, 60)} of its base, and "
+        f"{got}: give --backbone.revision"
+    )
+
+
+def _bare_name(name: str) -> str:
+    """Returns the last part of a model's name without the name of a quantization."""
+    return _PACKED.sub("", pathlib.PurePath(name).name.lower())
 
 
 def no_checkpoint(folder: pathlib.Path, lacking: str) -> ValueError:

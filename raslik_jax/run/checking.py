@@ -2,7 +2,6 @@
 
 import dataclasses
 import pathlib
-import re
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -35,7 +34,6 @@ from raslik_jax.run.workspace import (
     tokenizer_folders,
 )
 
-_PACKED = re.compile(r"(-unsloth)?(-bnb-[48]bit|-(gptq|awq|fp8)\b.*)$")
 # Those that retrieve, and those that need what was retrieved.
 _RETRIEVING = frozenset({"retrieve", "unlearn", "generate", "evaluate", "report"})
 
@@ -101,7 +99,8 @@ def check_model(config: Config) -> None:
         source = adapter_source(config)
         load_adopted(config, source, model_config)
         own = _check_own_tokenizer(config, model_config)
-        doubts = [_doubt_base(config, source, checkpoint_folder(config)), own]
+        named = config.backbone.checkpoint, config.backbone.revision
+        doubts = [mistaken.describe_base(source, checkpoint_folder(config), *named), own]
     else:
         decoder.abstract(model_config, lora_config_of(config, model_config))
         if config.references.base:
@@ -167,29 +166,6 @@ def _check_references_base(config: Config, model_config: decoder.ModelConfig) ->
     if differing:
         must = "must be what --backbone.checkpoint was fine-tuned from"
         raise ValueError(f"--references.base {must}, got {'; '.join(differing)}: correct it")
-
-
-def _doubt_base(config: Config, adapter: pathlib.Path, folder: pathlib.Path) -> str:
-    """Returns a line if an adapter and its checkpoint disagree on the name of the base.
-
-    Names are compared by their last part without the name of a quantization. They prove nothing: a
-    folder or a mirror may have any name. So the line only shows the difference.
-    """
-    named = mistaken.base_name(adapter)
-    shape = {"_name_or_path?": (str, None)}
-    own = storage.read_json(folder / "config.json", shape).get("_name_or_path")
-    name = config.backbone.checkpoint
-    if not named or _bare_name(named) in {_bare_name(one) for one in (name, own) if one}:
-        return ""
-    return (
-        f"the adapter says that it was trained on {shown(named, 80)}, and --backbone.checkpoint "
-        f"is {shown(name, 80)}. The shapes fit, but other weights make another model"
-    )
-
-
-def _bare_name(name: str) -> str:
-    """Returns the last part of a model's name without the name of a quantization."""
-    return _PACKED.sub("", pathlib.PurePath(name).name.lower())
 
 
 def is_measurable(config: Config, corpus: AnyCorpus) -> bool:

@@ -202,6 +202,7 @@ class RefusalTest(parameterized.TestCase):
         ("activation", {"hidden_act": "swish2"}, "hidden_act must be of"),
         ("size", {"intermediate_size": 0}, "must be positive, got {'intermediate_size': 0}"),
         ("odd_head", {"head_dim": 7}, "even head width"),
+        ("part_rotated", {"partial_rotary_factor": 0.5}, "must have partial_rotary_factor=1"),
         ("missing", {"vocab_size": None}, r"missing fields \(vocab_size\)"),
     )
     def test_a_config_that_may_mean_something_else_is_refused(self, change: dict, message: str):

@@ -7,7 +7,7 @@ from absl.testing import parameterized
 from checkpoint_cases import load, write_model
 from folders import FolderTest
 
-from raslik_jax.models import checkpoint
+from raslik_jax.models import checkpoint, mistaken
 
 _LINEAR = "gpt_neox.layers.0.attention.dense."
 _BYTES = np.zeros((512, 1), np.uint8)
@@ -62,3 +62,22 @@ class QuantizedTest(FolderTest):
         folder = write_model(self.folder / "model", "gpt_neox", tensors=tensors)
         for work in (checkpoint.check_weights, load):
             self.assert_refused(work, folder)
+
+
+class BaseTest(FolderTest):
+    @parameterized.parameters(
+        (None, "", False),
+        ("main", "", False),
+        ("step1000", "step1000", False),
+        ("step1000", "", True),
+        ("step1000", "step2000", True),
+    )
+    def test_an_adapter_of_another_revision_is_told(self, asked, revision, is_told):
+        named = {"base_model_name_or_path": "owner/base", "revision": asked}
+        (self.folder / "adapter_config.json").write_text(json.dumps(named))
+        folder = write_model(self.folder / "model", "gpt_neox")
+        for name, is_said in (("owner/base", is_told), (str(self.folder), False)):
+            (self.folder / "model" / "config.json").write_text('{"_name_or_path": "owner/base"}')
+            said = mistaken.describe_base(self.folder, folder, name, revision)
+            self.assertEqual("trained on revision 'step1000'" in said, is_said)
+            self.assertEqual(said != "", is_said)
