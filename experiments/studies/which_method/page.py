@@ -31,6 +31,7 @@ TITLES = {
     "hidden middle/all": "hidden, middle layer",
     "hidden end of prompt, not centered": "hidden, end of the prompt, as in the paper",
     _SUM: "sum of three cosines",
+    "ekfac": "bergson, EK-FAC",
     "bge-small": "bge-small",
     "BM25, answers": "BM25 with answers",
 }
@@ -51,6 +52,7 @@ _RECALLED = (
     DEFAULT,
     "next_token/all",
     "bergson",
+    "ekfac",
     "hidden last/all",
     "hidden middle/all",
     _SUM,
@@ -101,12 +103,13 @@ def recall_table() -> str:
     rows = []
     for name in _RECALLED:
         one, (gain, low, high) = found[name], found[name]["mrr_gain"]
-        cells = [f"{one[key]:.3f}" for key in ("mrr", "recall", "strict_recall")]
+        keys = ("mrr", "recall", "strict_recall", "strict_recall_50")
+        cells = [f"{one[key]:.3f}" if key in one else "-" for key in keys]
         less = "-" if name == DEFAULT else f"{gain:+.3f} [{low:+.3f}, {high:+.3f}]"
         spent = "" if one["seconds"] is None else f"{one['seconds']:.0f}"
         rows.append([TITLES[name], *cells, less, spent])
-    head = ["method", "MRR", "Recall@10", "strict Recall@10", "MRR less the default's", "seconds"]
-    return markdown_table(head, rows)
+    head = ["method", "MRR", "Recall@10", "strict Recall@10", "strict Recall@50"]
+    return markdown_table([*head, "MRR less the default's", "seconds"], rows)
 
 
 def gains_table() -> str:

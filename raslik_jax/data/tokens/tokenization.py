@@ -211,8 +211,8 @@ def _add_tokens(
     config = _read_beside("tokenizer_config.json", *folders)
     lists = (config.get(f"{kind}_special_tokens") for kind in ("additional", "extra"))
     listed = [one for names in lists if isinstance(names, list) for one in names]
-    names = [str(one.get("content") if isinstance(one, dict) else one) for one in listed]
-    if unknown := [name for name in names if name != image and backend.token_to_id(name) is None]:
+    wanted = [str(one.get("content") if isinstance(one, dict) else one) for one in listed]
+    if unknown := [name for name in wanted if name != image and backend.token_to_id(name) is None]:
         raise refused("token_listed", folder=shown(str(folders[0]), 120), got=some_of(unknown, 3))
 
 
@@ -356,8 +356,8 @@ def _special_tokens(*folders: pathlib.Path) -> dict[str, str]:
     """
     found: dict[str, Any] = {}
     for folder in reversed(folders):
-        names = ("special_tokens_map.json", "tokenizer_config.json")
-        of_map, config = (_read_beside(name, folder) for name in names)
+        of_map = _read_beside("special_tokens_map.json", folder)
+        config = _read_beside("tokenizer_config.json", folder)
         found |= of_map | config if "added_tokens_decoder" in config else config | of_map
     names = {key: v.get("content") if isinstance(v, dict) else v for key, v in found.items()}
     return {k: v for k, v in names.items() if k.endswith("_token") and isinstance(v, str)}
