@@ -206,9 +206,7 @@ def make_batch(encoded: Encoded, plan: BatchPlan, *, left: bool = False) -> Batc
             continue
         tokens = encoded.tokens[row]
         if len(tokens) > plan.length:
-            raise ValueError(
-                f"{encoded.ids[row]} must fit its plan of {plan.length} tokens, got {len(tokens)}"
-            )
+            raise refused("plan", row=encoded.ids[row], length=plan.length, got=len(tokens))
         first = plan.length - len(tokens) if left else 0
         tokens_BL[slot, first : first + len(tokens)] = tokens
         start = encoded.start_N[row]

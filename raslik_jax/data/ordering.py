@@ -8,6 +8,8 @@ import hashlib
 from collections.abc import Sequence
 from typing import TypeVar
 
+from raslik_jax.data.words import refused
+
 _Item = TypeVar("_Item")
 
 
@@ -25,8 +27,5 @@ def shuffled(items: Sequence[_Item], *, seed: int, label: str) -> list[_Item]:
 def take_first(rows: Sequence[_Item], number: int, *, kind: str) -> Sequence[_Item]:
     """Returns the first `number` rows; refuses too few rows of `kind`."""
     if not 0 <= number <= len(rows):
-        raise ValueError(
-            f"the number of {kind} rows must be between 0 and {len(rows)}, got {number}: change "
-            "the sizes of the corpus or of its query sets"
-        )
+        raise refused("number_of_rows", kind=kind, most=len(rows), got=number)
     return rows[:number]

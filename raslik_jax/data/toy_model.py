@@ -11,6 +11,7 @@ from raslik_jax.base.files import hash_file, read_json
 from raslik_jax.data.corpora.record import SharedSettings
 from raslik_jax.data.corpora.toy import make_toy_corpus
 from raslik_jax.data.examples import Corpus
+from raslik_jax.data.words import refused
 
 # The rows that the adapter was trained on, all of them among those of the demo.
 SIZES = SharedSettings(num_train=1000, num_targets=100, num_backbone=4000)
@@ -29,9 +30,7 @@ def model_folder() -> pathlib.Path:
     folder = _DATA / "toy_model"
     for name, digest in FILES.items():
         if hash_file(folder / name) != digest:
-            raise ValueError(
-                f"{folder / name} must have SHA-256 {digest[:8]}...: install the package again"
-            )
+            raise refused("toy_changed", file=folder / name, digest=digest[:8])
     return folder
 
 

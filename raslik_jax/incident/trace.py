@@ -188,11 +188,11 @@ def write_query(options: TraceOptions, config: Config) -> Callable[[], None]:
     query = {keys.get(name, name): value for name, value in asked.items()}
     text = json.dumps(query | {"split": "retrieval"}, ensure_ascii=False) + "\n"
     old = files.read_text(path) if path.is_file() else ""
-    if old.startswith(text):  # further answers that the user wrote stay
-        return lambda: None
-    if old and not options.update:
+    if old.split("\n", 1)[0].rstrip("\r") == text.rstrip("\n"):
+        text = old  # further answers that the user wrote stay
+    elif old and not options.update:
         raise refused("trace_of_another", place=shown(str(path.parent), 120))
-    if more := len(old.splitlines()[1:]):
+    elif more := len(old.splitlines()[1:]):
         print(
             f"left out: {more} more answers in {shown(str(path), 120)}, which was that of another"
         )

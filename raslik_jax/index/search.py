@@ -142,7 +142,7 @@ def block_scores(
     is_mean_C = centered_C <= _RELATIVE_ZERO * (square_C + columns.mean_square)
     root_C = jnp.sqrt(jnp.where(is_mean_C, 1.0, centered_C))
     score_CG = jnp.where(is_mean_C[:, None], 0.0, shifted_CG / root_C[:, None])
-    score_CG = jnp.where(jnp.isfinite(root_C)[:, None], score_CG, jnp.nan)
+    score_CG = jnp.where(jnp.isfinite(square_C + root_C)[:, None], score_CG, jnp.nan)
     return jnp.where(length_C[:, None] == 0, 0.0, score_CG)
 
 

@@ -56,9 +56,8 @@ def describe_base(adapter: pathlib.Path, folder: pathlib.Path, name: str, revisi
             f"--backbone.checkpoint is {shown(name, 80)}. The shapes fit, but other weights make "
             "another model"
         )
-    of = storage.read_json(adapter / storage.ADAPTER_CONFIG, {"revision?": (str, None)})
-    asked = of.get("revision") or ""
-    if asked in ("", "main", revision) or pathlib.Path(name).is_dir():
+    asked = storage.read_json(adapter / storage.ADAPTER_CONFIG, dict).get("revision")
+    if asked in (None, "", "main", revision) or pathlib.Path(name).is_dir():
         return ""
     got = f"the checkpoint is of {shown(revision, 60) if revision else 'the newest one'}"
     return (

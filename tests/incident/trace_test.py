@@ -13,7 +13,7 @@ from raslik_jax.data.examples import make_example, write_examples
 from raslik_jax.data.read.rows import FIELDS, FORMATS, Row, detect_format
 from raslik_jax.incident import configuring, making, trace, unlearn
 from raslik_jax.report import drawing, figures
-from raslik_jax.run import plan
+from raslik_jax.run import plan, written
 
 
 def _scored(folder, num=20):
@@ -269,11 +269,12 @@ def test_answers_that_the_user_added_stay_with_their_trace(tmp_path, asked, caps
     query, options = tmp_path / "incident" / "queries.jsonl", {"prompt": "Q", "response": "A"}
     query.parent.mkdir()
     trace.write_query(trace.TraceOptions(**options), asked[0])
-    added = query.read_text() + '{"instruction": "more", "split": "retrieval"}\n'
-    query.write_text(added)
+    added = query.read_text()[:-1] + '\r\n{"instruction": "more", "split": "retrieval"}'
+    query.write_bytes(added.encode())
     for update in (False, True):
         trace.write_query(trace.TraceOptions(**options, update=update), asked[0])
-        assert query.read_text() == added
+        assert query.read_bytes().decode() == added
+        assert written.verify(query.parent) == []
     trace.write_query(trace.TraceOptions(prompt="other", update=True), asked[0])
     assert [row["instruction"] for row in read_json_lines(query)] == ["other"]
     assert "left out: 1 more answers in" in capsys.readouterr().out

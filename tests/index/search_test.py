@@ -205,11 +205,13 @@ class CenteredCosineTest(parameterized.TestCase):
 
     def test_rows_that_are_not_finite_score_nan(self):
         rows = np.array(correlated_rows(4, 64, seed=0))
-        rows[1, 3], rows[2, 5], rows[3] = np.nan, np.inf, 0
+        rows[1, 3], rows[2, 5], rows[3] = np.nan, -np.inf, 0
         for mean_K in (None, rows[0] / 2):
             found = np.asarray(search.centered_cosine(rows, rows[:1], mean_K))
             self.assertEqual(np.isnan(found).tolist(), [False, True, True, False])
             self.assertEqual(found[3], 0)
+            large = search.centered_cosine(1e20 * rows[:1], rows[:1], mean_K)
+            self.assertTrue(np.isnan(large[0]))
         found = search.centered_cosine(rows[::3], rows[:1], rows.mean(axis=0))
         self.assertTrue(np.isnan(found[0]))
         found = search.centered_cosine(rows[::3].astype(np.float16), rows[:1])

@@ -192,7 +192,11 @@ def embed(
 
 
 def run_bergson(
-    workspace: Workspace, texts: Sequence[Example], folder: pathlib.Path, options: Any
+    workspace: Workspace,
+    texts: Sequence[Example],
+    folder: pathlib.Path,
+    options: Any,
+    dtype: str = "bfloat16",
 ) -> np.ndarray:
     """Returns the products of bergson's unit gradients of the mean loss of all tokens.
 
@@ -212,7 +216,7 @@ def run_bergson(
         shutil.copy(path, adapter)
     line = [options.python, HERE.parent / "speed" / "torch_program.py", "bergson"]
     line += [f"--model={adapter}", f"--rows={_write_lines(folder / 'ids.jsonl', ids)}"]
-    line += [f"--out={folder / 'out'}", "--dtype=bfloat16", "--size=0", "--projection=none"]
+    line += [f"--out={folder / 'out'}", f"--dtype={dtype}", "--size=0", "--projection=none"]
     subprocess.run([*map(str, line)], check=True)
     index = folder / "out" / "index"
     info = read_json(index / "info.json")

@@ -9,6 +9,7 @@ that is there is not made again. The measures go to recall.json in this folder.
 """
 
 import dataclasses
+import functools
 import json
 import pathlib
 import subprocess
@@ -107,7 +108,9 @@ def run_ekfac(
     return gram_MM
 
 
-PEERS = measure.PEERS | {"ekfac": ("python", run_ekfac)}
+# Not all processors have products of bfloat16.
+_BERGSON = functools.partial(measure.run_bergson, dtype="float32")
+PEERS = measure.PEERS | {"bergson": ("python", _BERGSON), "ekfac": ("python", run_ekfac)}
 
 
 def all_scores(run: cells.Run, out: pathlib.Path) -> Iterator[tuple[str, np.ndarray, float | None]]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from raslik_jax.base import files
 from raslik_jax.base.messages import shown, some_of
 from raslik_jax.data.read import pieces, sources
+from raslik_jax.data.words import refused
 
 # The file of a row within its source, "" for a single one, and the row's place in it.
 AtFile = tuple[str, int]
@@ -42,10 +43,7 @@ def write_without(source: str, target: pathlib.Path, places: Collection[AtFile])
                 text.writelines(rows if path.is_dir() else _kept_text(path, is_kept))
         if missing := sorted({*places} - found):
             at = (f"{name}:{place}".lstrip(":") for name, place in missing)
-            must = (
-                f"must have row {some_of(at, quoted=False)}, but the file has changed: trace again"
-            )
-            raise ValueError(f"{shown(source, 120)} {must}")
+            raise refused("file_changed", source=shown(source, 120), at=some_of(at, quoted=False))
         os.replace(made, target)
     return left
 

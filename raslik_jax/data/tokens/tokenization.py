@@ -181,22 +181,28 @@ def _begin(
 def _add_tokens(
     backend: Any, folders: Sequence[pathlib.Path], file: pathlib.Path, image: str | None
 ) -> None:
-    """Adds the tokens that other files add to the tokenizer.json `file`, but that of an image."""
+    """Adds the tokens that other files add to the tokenizer.json `file`, but that of an image.
+
+    As in transformers, ids of `file` stay in its folder. Names beyond the model's rows are text.
+    """
     import tokenizers
 
     added: dict[int, dict[str, Any]] = {}
+    num_rows = _read_beside("config.json", file.parent).get("vocab_size")
     for folder in reversed(folders):
-        for name, token in _read_beside("added_tokens.json", folder).items():
-            if isinstance(token, int):
-                added[token] = {"content": name, "special": True}
         config = _read_beside("tokenizer_config.json", folder)
         if config.get("split_special_tokens") is True:
             raise refused("split_special", folder=shown(str(folder), 120))
         known = config.get("added_tokens_decoder")
-        for token, one in known.items() if isinstance(known, dict) else ():
-            if token.isdecimal():
-                given = {"content": one, "special": True}
-                added[int(token)] = one if isinstance(one, dict) else given
+        if not isinstance(known, dict):  # then the file of older releases
+            older = _read_beside("added_tokens.json", folder)
+            known = {str(token): name for name, token in older.items() if isinstance(token, int)}
+        for token, one in ((int(key), one) for key, one in known.items() if key.isdecimal()):
+            fields = one if isinstance(one, dict) else {"content": one, "special": True}
+            is_known = backend.token_to_id(str(fields.get("content"))) is not None
+            is_out = isinstance(num_rows, int) and token >= num_rows
+            if folder != file.parent or not (is_known or is_out):
+                added[token] = fields
     for token, fields in sorted(added.items()):
         if (content := str(fields.get("content"))) == image:
             continue  # `read_backend` left it out, or has it
@@ -212,7 +218,8 @@ def _add_tokens(
     lists = (config.get(f"{kind}_special_tokens") for kind in ("additional", "extra"))
     listed = [one for names in lists if isinstance(names, list) for one in names]
     wanted = [str(one.get("content") if isinstance(one, dict) else one) for one in listed]
-    if unknown := [name for name in wanted if name != image and backend.token_to_id(name) is None]:
+    wanted = [name for name in wanted if name and name != image]
+    if unknown := [name for name in wanted if backend.token_to_id(name) is None]:
         raise refused("token_listed", folder=shown(str(folders[0]), 120), got=some_of(unknown, 3))
 
 

@@ -133,8 +133,19 @@ class LayersTest(FolderTest):
         self.write("tokenizer_config.json", {"eos_token": "<x>", "added_tokens_decoder": kinds})
         own = tk.load_tokenizer(self.own)
         self.assertEqual((own.eos_id, own.encode_marked(["<x>"])[0].ids), (first, [first]))
+        # As in transformers: the file's own ids, no older file, no names beyond the model's rows.
+        kinds |= {"7": {"content": "<bos>"}, str(first + 9): {"content": "<y>"}}
+        self.write("added_tokens.json", {"<pad>": first})
+        self.write("tokenizer_config.json", {"added_tokens_decoder": kinds})
+        self.write("config.json", {"vocab_size": first})
+        self.assertEqual(tk.load_tokenizer(self.own).vocab_size, first)
+        self.write("tokenizer_config.json", {})
+        self.assertEqual(tk.load_tokenizer(self.own).vocab_size, first)
+        self.write("config.json", {"vocab_size": first + 1})
+        self.assertEqual(tk.load_tokenizer(self.own).vocab_size, first + 1)
+        (self.own / "added_tokens.json").unlink()
         for name in ("additional_special_tokens", "extra_special_tokens"):
-            self.write("tokenizer_config.json", {name: ["a", {"content": "<x>"}]})
+            self.write("tokenizer_config.json", {name: ["a", "", {"content": "<x>"}]})
             with self.assertRaisesRegex(ValueError, "must have ids, got '<x>' without one"):
                 tk.load_tokenizer(self.own)
         self.write("tokenizer_config.json", {"split_special_tokens": True})
