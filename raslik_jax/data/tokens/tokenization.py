@@ -217,9 +217,9 @@ def _add_tokens(
     config = _read_beside("tokenizer_config.json", *folders)
     lists = (config.get(f"{kind}_special_tokens") for kind in ("additional", "extra"))
     listed = [one for names in lists if isinstance(names, list) for one in names]
-    wanted = [str(one.get("content") if isinstance(one, dict) else one) for one in listed]
-    wanted = [name for name in wanted if name and name != image]
-    if unknown := [name for name in wanted if backend.token_to_id(name) is None]:
+    contents = [str(one.get("content") if isinstance(one, dict) else one) for one in listed]
+    contents = [name for name in contents if name and name != image]
+    if unknown := [name for name in contents if backend.token_to_id(name) is None]:
         raise refused("token_listed", folder=shown(str(folders[0]), 120), got=some_of(unknown, 3))
 
 
