@@ -193,9 +193,8 @@ def write_query(options: TraceOptions, config: Config) -> Callable[[], None]:
     elif old and not options.update:
         raise refused("trace_of_another", place=shown(str(path.parent), 120))
     elif more := len(old.splitlines()[1:]):
-        print(
-            f"left out: {more} more answers in {shown(str(path), 120)}, which was that of another"
-        )
+        where = f"in {shown(str(path), 120)} that belong to the earlier trace"
+        print(f"left out: {more} more answers {where}")
     restore = written.restorer(path.parent, path)
     written.write_bytes(path.parent, path, text.encode())
     return restore
