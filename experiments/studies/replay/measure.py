@@ -18,7 +18,8 @@ groups: the losses of all rows that teach the behavior of the first prompt, or o
   ones, have a factor 1 - h.
 
 Results go to WORKDIR/results.json part by part, and the effects to WORKDIR/effects.npz. A stopped
-command goes on after the last part. --ekfac adds the top of EK-FAC to a run that ekfac.py scored.
+command goes on after the last part. --parts chooses some. --ekfac adds the top of EK-FAC to a run
+that ekfac.py scored.
 FOLDER/smollm2 is made by own_model/checkpoint.py.
 """
 
@@ -66,6 +67,8 @@ class Options(Settings):
     epochs: int = setting(3, "Epochs of every training.", low=1)
     queries: tuple[int, ...] = setting((0, 4, 8), "Prompts of a behavior, by position.")
     sets: int = setting(16, "Sets of each size.", low=3)
+    seed: int = setting(0, "Seed of the trainings, the sketch and the sets.", low=0)
+    parts: tuple[str, ...] = setting((), "Parts by name; empty: all.", is_repeated=True)
     ekfac: str = setting("", "Scores that ekfac.py stored; their best rows are a top; empty: none.")
     flags: tuple[str, ...] = setting((), "A further flag of the runs.", is_repeated=True)
     under_root: float = setting(
@@ -76,9 +79,9 @@ class Options(Settings):
     )
 
 
-def draw_sets(num_rows: int, size: int, number: int) -> list[np.ndarray]:
-    """Returns the rows of random sets of a size, which is the seed."""
-    draw = np.random.default_rng(size)
+def draw_sets(num_rows: int, size: int, number: int, seed: int) -> list[np.ndarray]:
+    """Returns the rows of random sets of a size."""
+    draw = np.random.default_rng((size, seed) if seed else size)
     return [draw.choice(num_rows, size, replace=False) for _ in range(number)]
 
 
@@ -88,12 +91,13 @@ def measure(options: Options, found: dict[str, Any], store: Callable[[Any], None
     Parts that `found` has are not made again.
     """
     root = pathlib.Path(options.workdir)
-    own = {name: getattr(options, name) for name in ("case", "model", "epochs", "flags")}
-    trainings = counterfactual.Options(workdir=str(root), **own)
+    own = {name: getattr(options, name) for name in ("case", "model", "epochs")}
+    flags = (*options.flags, f"--seed={options.seed}")
+    trainings = counterfactual.Options(workdir=str(root), flags=flags, **own)
     counterfactual.write_rows(trainings)
     trained = counterfactual.trace_answers(trainings).finetune
     recipe = {name: getattr(trained, name) for name in counterfactual._RECIPE}
-    settings = RetrainSettings(**recipe, epochs=float(options.epochs))
+    settings = RetrainSettings(**recipe, epochs=float(options.epochs), seed=options.seed)
     workspace = plan.open_run(root / "traced", "corpus", "finetune", "retrieve/influence")
     rows, base = retrain.encode_rows(workspace, settings), workspace.model.base
     num_steps, num_rows = count_steps(settings, len(rows.ids)), len(rows.ids)
@@ -124,7 +128,7 @@ def measure(options: Options, found: dict[str, Any], store: Callable[[Any], None
         seed=settings.seed,
         is_fixed=True,
     )
-    kept = root / "effects.npz"
+    kept = root / f"effects{options.seed or ''}.npz"
     if not kept.is_file():
         how: Any = {"num_steps": num_steps, "num_rows": num_rows, "bar": "effects"}
         begin = time.process_time()
@@ -173,7 +177,7 @@ def measure(options: Options, found: dict[str, Any], store: Callable[[Any], None
     }
 
     def of_sets(size: int) -> dict[str, Any]:
-        sets = draw_sets(num_rows, size, options.sets)
+        sets = draw_sets(num_rows, size, options.sets, options.seed)
         sums = {
             name: np.stack([-own_NQ[one].sum(axis=0) for one in sets]).tolist()
             for name, own_NQ in predictors.items()
@@ -200,8 +204,10 @@ def measure(options: Options, found: dict[str, Any], store: Callable[[Any], None
         "behavior": lambda: of_group(is_taught_N),
         "random": lambda: of_group(is_random_N),
     }
+    if unknown := set(options.parts) - set(parts):
+        raise ValueError(f"--parts must be of {', '.join(parts)}, got {', '.join(unknown)}")
     for name, make in parts.items():
-        if name not in found:
+        if name not in found and name in (options.parts or parts):
             found[name] = make()
             store(found)
 
@@ -210,8 +216,9 @@ def run(options: Options) -> None:
     """Measures and writes results.json."""
     path = pathlib.Path(options.workdir) / "results.json"
     stored = read_json(path) if path.is_file() else {}
-    own = stored.get(options.case, {})
-    measure(options, own, lambda found: write_json(path, stored | {options.case: found}))
+    case = f"{options.case} seed {options.seed}" if options.seed else options.case
+    own = stored.get(case, {})
+    measure(options, own, lambda found: write_json(path, stored | {case: found}))
     print(path.read_text(encoding="utf-8"))
 
 

@@ -146,6 +146,7 @@ def train_rows(
     *,
     max_len: int,
     epochs: int,
+    seed: int = _SEED,
 ) -> Workspace:
     """Returns the run with the adapter that is trained on rows; "queries" are others."""
     files = {
@@ -155,7 +156,7 @@ def train_rows(
     flags += ["--name=which_method", "--corpus.dataset=records"]
     flags += [] if "text" in parts["train"][0] else ["--corpus.template=chat"]
     flags += [f"--corpus.max_len={max_len}", f"--finetune.epochs={epochs}", *RECIPE]
-    return _make(root, [*flags, f"--backbone.checkpoint={model}"])
+    return _make(root, [*flags, f"--seed={seed}", f"--backbone.checkpoint={model}"])
 
 
 def pass_set(name: str, workspace: Workspace, out: pathlib.Path) -> None:

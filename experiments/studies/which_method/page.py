@@ -98,16 +98,20 @@ def _all() -> dict[str, str]:
 
 
 def recall_table() -> str:
-    """Returns the measures of bergson's task `recall` by method."""
-    found = {one["method"]: one for one in read_json(HERE / "recall.json")["methods"]}
+    """Returns the means over seeds of the measures of bergson's task `recall`, by method."""
+    seeds = read_json(HERE / "recall.json").values()
+    found = [{one["method"]: one for one in seed["methods"]} for seed in seeds]
+    default_Q = np.concatenate([seed[DEFAULT]["reciprocal"] for seed in found])
     rows = []
-    for name in (name for name in _RECALLED if name in found):
-        one, (gain, low, high) = found[name], found[name]["mrr_gain"]
+    for name in _RECALLED:
+        each = [seed[name] for seed in found]
         keys = ("mrr", "recall", "strict_recall", "strict_recall_50")
-        cells = [f"{one[key]:.3f}" if key in one else "-" for key in keys]
+        cells = [f"{np.mean([one[key] for one in each]):.3f}" for key in keys]
+        first_Q = np.concatenate([one["reciprocal"] for one in each])
+        gain, low, high = measure.paired_interval(first_Q - default_Q)
         less = "-" if name == DEFAULT else f"{gain:+.3f} [{low:+.3f}, {high:+.3f}]"
-        spent = "" if one["seconds"] is None else f"{one['seconds']:.0f}"
-        rows.append([TITLES[name], *cells, less, spent])
+        spent = [one["seconds"] for one in each if one["seconds"] is not None]
+        rows.append([TITLES[name], *cells, less, f"{np.mean(spent):.0f}" if spent else ""])
     head = ["method", "MRR", "Recall@10", "strict Recall@10", "strict Recall@50"]
     return markdown_table([*head, "MRR less the default's", "seconds"], rows)
 

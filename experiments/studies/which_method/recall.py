@@ -5,7 +5,7 @@
 
 rule.md says what is measured. BERGSON is a checkout of EleutherAI/bergson. Its own generator makes
 the facts, so both programs read the same texts. Each part leaves its files in --workdir, and a file
-that is there is not made again. The measures go to recall.json in this folder.
+that is there is not made again. The measures go to recall.json in this folder, by seed.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from experiments.studies.replay import ekfac
 from experiments.studies.which_gradient import cells
 from experiments.studies.which_gradient import measure as passes
 from experiments.studies.which_method import measure
-from raslik_jax.base.files import write_json
+from raslik_jax.base.files import read_json, write_json
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command
 from raslik_jax.data.examples import Example
@@ -41,7 +41,7 @@ RESULTS = measure.HERE / "recall.json"
 _GENERATE = """
 import json, sys
 from facts import fact_generator
-for row in fact_generator(4 * int(sys.argv[2]), path=sys.argv[1], seed=0):
+for row in fact_generator(4 * int(sys.argv[2]), path=sys.argv[1], seed=int(sys.argv[3])):
     print(json.dumps(row))
 """
 
@@ -56,11 +56,17 @@ class Options(Settings):
     python: str = setting("", "Python with bergson; empty: none.")
     workdir: str = setting("runs/which_method", "Where adapters, vectors and scores go.")
     people: int = setting(25, "People, with four facts each.", low=1)
+    seed: int = setting(0, "Seed of the facts and of the training.", low=0)
+
+    @property
+    def name(self) -> str:
+        """Returns how the files of this seed begin."""
+        return f"{NAME}_{self.seed}" if self.seed else NAME
 
 
-def generate(checkout: pathlib.Path, people: int) -> list[dict[str, Any]]:
+def generate(checkout: pathlib.Path, people: int, seed: int) -> list[dict[str, Any]]:
     """Returns the statements of bergson's generator, several for each fact."""
-    line = [sys.executable, "-c", _GENERATE, str(checkout / "data"), str(people)]
+    line = [sys.executable, "-c", _GENERATE, str(checkout / "data"), str(people), str(seed)]
     folder = checkout / "bergson" / "recall"
     if not (folder / "facts.py").is_file():
         raise ValueError(f"--facts must have bergson/recall/facts.py, got {checkout}: see --help")
@@ -75,14 +81,15 @@ def fact_of(row: Mapping[str, Any]) -> str:
 
 def train(options: Options) -> Workspace:
     """Returns the run with the adapter that is trained on the statements."""
-    rows = generate(pathlib.Path(options.facts).resolve(), options.people)
+    rows = generate(pathlib.Path(options.facts).resolve(), options.people, options.seed)
     asked = {fact_of(row): f"{row['question']} {row['answer']}" for row in rows}
     parts: dict[str, Sequence[Mapping[str, Any]]] = {
         "train": [{"text": row["fact"], "label": fact_of(row)} for row in rows],
         "queries": [{"text": t, "label": n, "split": "retrieval"} for n, t in asked.items()],
     }
-    root = pathlib.Path(options.workdir).resolve() / NAME
-    return measure.train_rows(root, parts, options.model, max_len=MAX_LEN, epochs=EPOCHS)
+    root = pathlib.Path(options.workdir).resolve() / options.name
+    how: Any = {"max_len": MAX_LEN, "epochs": EPOCHS, "seed": options.seed}
+    return measure.train_rows(root, parts, options.model, **how)
 
 
 def ranks(
@@ -141,7 +148,7 @@ def measure_run(run: cells.Run, out: pathlib.Path) -> dict[str, Any]:
         }
         found.append({"method": name, **{key: round(float(x), 4) for key, x in one.items()}})
         found[-1] |= {"mrr_gain": measure.paired_interval(1 / first_Q - base_Q)}
-        found[-1] |= {"seconds": seconds}
+        found[-1] |= {"seconds": seconds, "reciprocal": [round(1 / x, 4) for x in first_Q.tolist()]}
     return {
         "rows": len(run.labels),
         "queries": len(asked),
@@ -158,17 +165,19 @@ def main(options: Options) -> None:
     out = pathlib.Path(options.workdir).resolve()
     out.mkdir(parents=True, exist_ok=True)
     workspace = train(options)
-    if not (out / f"{NAME}.json").is_file():
+    if not (out / f"{options.name}.json").is_file():
         start = time.process_time()
         labels = [str(row.extra["label"]) for row in workspace.corpus.train]
         given = [
             passes.Traced(row, str(row.extra["label"]), True)
             for row in workspace.corpus.queries["retrieval"]
         ]
-        passes.store(workspace, given, labels, labels, out / NAME, measure.LOSSES, seconds=start)
-    measure.run_peers(NAME, workspace, out, options, PEERS)
-    run = next(one for one in cells.read_runs(out) if one.name == NAME)
-    write_json(RESULTS, measure_run(run, out) | {"pass_seconds": run.stored["seconds"]})
+        passes.store(workspace, given, labels, labels, out / options.name, measure.LOSSES, seconds=start)
+    measure.run_peers(options.name, workspace, out, options, PEERS)
+    run = next(one for one in cells.read_runs(out) if one.name == options.name)
+    measured = measure_run(run, out) | {"pass_seconds": run.stored["seconds"]}
+    stored = read_json(RESULTS) if RESULTS.is_file() else {}
+    write_json(RESULTS, stored | {str(options.seed): measured})
 
 
 if __name__ == "__main__":
