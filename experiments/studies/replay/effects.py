@@ -24,8 +24,8 @@ from raslik_jax.data.batches import DUMMY_ROW, Batch
 from raslik_jax.models.decoder import Decoder
 from raslik_jax.parallel import meshes
 from raslik_jax.train import loop, losses
-from raslik_jax.train.loop import Algorithm, State
 from raslik_jax.train.goals import Mean
+from raslik_jax.train.loop import Algorithm, State
 
 
 def weighted(decoder: Decoder, tx: optax.GradientTransformation, *, mean: Mean) -> Algorithm:

@@ -31,25 +31,18 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
-import optax
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
 from experiments.studies.counterfactual import measure as counterfactual
-from experiments.studies.replay import effects
+from experiments.studies.replay import training as replayed
 from raslik_jax.base.files import read_json, write_json
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command
-from raslik_jax.data import batches
 from raslik_jax.evaluate.ranking import auprc
-from raslik_jax.models import decoder
-from raslik_jax.parallel import meshes
 from raslik_jax.run import plan
-from raslik_jax.run.stages import retrain, validate
-from raslik_jax.run.stages.finetune import count_steps
-from raslik_jax.train import loop, losses
+from raslik_jax.run.stages import validate
 from raslik_jax.train.objectives import RetrainSettings
 
 LESS = (0.01, 0.1, 0.5, 1.0)
@@ -72,10 +65,7 @@ class Options(Settings):
     ekfac: str = setting("", "Scores that ekfac.py stored; their best rows are a top; empty: none.")
     flags: tuple[str, ...] = setting((), "A further flag of the runs.", is_repeated=True)
     under_root: float = setting(
-        1e-30,
-        "Number under the root of Adam's second moment. Without one the derivative at 0 is "
-        "infinite. So small a number changes no update.",
-        above=0,
+        replayed.UNDER_ROOT, "Number under the root of Adam's second moment.", above=0
     )
 
 
@@ -99,53 +89,18 @@ def measure(options: Options, found: dict[str, Any], store: Callable[[Any], None
     recipe = {name: getattr(trained, name) for name in counterfactual._RECIPE}
     settings = RetrainSettings(**recipe, epochs=float(options.epochs), seed=options.seed)
     workspace = plan.open_run(root / "traced", "corpus", "finetune", "retrieve/influence")
-    rows, base = retrain.encode_rows(workspace, settings), workspace.model.base
-    num_steps, num_rows = count_steps(settings, len(rows.ids)), len(rows.ids)
-    rate = loop.make_schedule(
-        settings.learning_rate, num_steps, kind=settings.schedule, warmup=settings.warmup
-    )
-    tx = optax.chain(
-        optax.clip_by_global_norm(settings.clip),
-        optax.adamw(rate, eps_root=options.under_root, weight_decay=settings.weight_decay),
-    )
-    # The attention by rows of a CPU has no second derivative under scan.
-    model = decoder.bind(workspace.model.graphdef, attention="xla")
     asked = [workspace.retrieval_queries()[place] for place in options.queries]
-    queries = workspace.encode(asked, "queries")
-    (whole,) = batches.plan_one_shape(queries, batch_tokens=1 << 16)
-    query_batch = batches.make_batch(queries, whole)
-
-    def values(params: Any, frozen: Any) -> jax.Array:
-        bound = losses.BoundModel(model, params, frozen)
-        return losses.nll_by_example(losses.Outputs(bound, query_batch))[: len(asked)]
-
-    algorithm = effects.weighted(model, tx, mean=settings.mean)
-    start = decoder.init_lora(workspace.model.graphdef, key=jax.random.key(settings.seed))
-    in_order = functools.partial(
-        batches.epoch_batches,
-        rows,
-        batch_size=settings.batch_size,
-        seed=settings.seed,
-        is_fixed=True,
-    )
+    training = replayed.make_training(workspace, settings, asked, under_root=options.under_root)
+    rows, num_rows = training.rows, len(training.rows.ids)
     kept = root / f"effects{options.seed or ''}.npz"
     if not kept.is_file():
-        how: Any = {"num_steps": num_steps, "num_rows": num_rows, "bar": "effects"}
         begin = time.process_time()
-        effect_NQ, last = effects.effects(algorithm, start, base, in_order, values, **how)
-        value_Q, spent = values(last.params, base), time.process_time() - begin
+        effect_NQ, last = training.effects()
+        value_Q, spent = training.values(last.params, training.base), time.process_time() - begin
         np.savez(kept, effect=effect_NQ, value=value_Q, seconds=spent)
     with np.load(kept) as stored:
         effect_NQ, value_Q, spent = (stored[name] for name in ("effect", "value", "seconds"))
-    step = jax.jit(lambda state, frozen, batch: algorithm.step(state, frozen, batch)[0])
-    ask = jax.jit(values)
-
-    def trained_with(factor_N: np.ndarray) -> np.ndarray:
-        state = algorithm.init(start)
-        for _, batch in zip(range(num_steps), in_order(0), strict=False):
-            factor_B = np.where(batch.row_B >= 0, factor_N[batch.row_B], 1.0).astype(np.float32)
-            state = step(state, base, meshes.place_rows((batch, factor_B)))
-        return np.asarray(ask(state.params, base))
+    trained_with = training.trainer()
 
     def change_without(place_R: np.ndarray) -> np.ndarray:
         return trained_with(~np.isin(np.arange(num_rows), place_R)) - value_Q

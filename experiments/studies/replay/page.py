@@ -73,7 +73,8 @@ def effects_table() -> str:
             slope = np.mean(found[group]["slope"])
             cells = [f"{np.mean(found[group]['change'][h]) / float(h):+.4f}" for h in _LESS]
             rows.append([_MODELS[case], group, f"{slope:+.4f}", *cells])
-    return markdown_table(["model", "rows", "predicted", *(f"h = {float(h):g}" for h in _LESS)], rows)
+    head = ["model", "rows", "predicted", *(f"h = {float(h):g}" for h in _LESS)]
+    return markdown_table(head, rows)
 
 
 def page_tables() -> Mapping[str, Callable[[], str]]:
