@@ -13,7 +13,7 @@ import pathlib
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
@@ -170,8 +170,29 @@ def stored_halves(rows: Any, number: int) -> list[np.ndarray]:
     return [np.sort(np.concatenate(one[: len(groups) // 2])) for one in drawn]
 
 
-def measure(options: "Options") -> dict[str, Any]:
-    """Returns the LDS of each candidate by kind of answer, its AUPRC, and seconds of the passes."""
+class Case(NamedTuple):
+    """The trained adapter, its rows and answers, and the stored trainings on halves.
+
+    Attributes:
+      is_mine_NQ: whether a row is of the behavior of an answer.
+      is_target: whether an answer is of a behavior.
+      kept: the rows of each half.
+      stored: the results of `counterfactual`.
+    """
+
+    workspace: Any
+    lora: Any
+    decoder: Any
+    rows: Any
+    asked: Any
+    is_mine_NQ: Any
+    is_target: list[bool]
+    kept: list[np.ndarray]
+    stored: Mapping[str, Any]
+
+
+def open_case(options: "Options") -> Case:
+    """Returns the case, whose adapter is trained and traced if it is not there."""
     own = halves.Options(
         case="smollm2", model=options.model, workdir=options.workdir, group=6, queries=15, epochs=2
     )
@@ -188,23 +209,30 @@ def measure(options: "Options") -> dict[str, Any]:
     if not np.array_equal(counts, np.array(stored["predicted"]["labels"])[: len(kept)]):
         raise ValueError("the halves must be those of the stored trainings, got others")
     lora, decoder = sketch_lib.sketched_adapter(workspace), workspace.sketch_model.decoder
+    return Case(workspace, lora, decoder, rows, asked, is_mine_NQ, is_target, kept, stored)
 
-    def gradients(of: Any, name: str, seed: int | None = None) -> Float[np.ndarray, "N P"]:
-        shift, targets, smoothing = PASSES[name]
-        encoded = workspace.encode(of, "rows", targets=targets)
-        loss = row_loss(decoder, shift, smoothing)
-        return row_gradients(workspace, lora, encoded, loss, seed)
 
+def gradients(case: Case, of: Any, name: str, seed: int | None = None) -> Any:
+    """Returns the whole gradients of rows or answers by a pass's name, [N, P]."""
+    shift, targets, smoothing = PASSES[name]
+    encoded = case.workspace.encode(of, "rows", targets=targets)
+    loss = row_loss(case.decoder, shift, smoothing)
+    return row_gradients(case.workspace, case.lora, encoded, loss, seed)
+
+
+def measure(options: "Options") -> dict[str, Any]:
+    """Returns the LDS of each candidate by kind of answer, its AUPRC, and seconds of the passes."""
+    case = open_case(options)
     found: dict[str, Kernel] = {}
     seconds: dict[str, float] = {}
     start = time.process_time()
-    drawn = [gradients(rows, "trained/response", seed) for seed in range(_DRAWS)]
+    drawn = [gradients(case, case.rows, "trained/response", seed) for seed in range(_DRAWS)]
     fisher_SP = np.concatenate(drawn)
     del drawn
     seconds["Fisher information"] = time.process_time() - start
     for name in PASSES:
         start = time.process_time()
-        rows_NP, asked_QP = gradients(rows, name), gradients(asked, name)
+        rows_NP, asked_QP = (gradients(case, one, name) for one in (case.rows, case.asked))
         seconds[name] = time.process_time() - start
         for kind, one in scores(rows_NP, asked_QP, None, 0.0).items():
             found[f"{name}, {kind}"] = one
@@ -213,11 +241,19 @@ def measure(options: "Options") -> dict[str, Any]:
             for damping in DAMPINGS:
                 for kind, one in scores(rows_NP, asked_QP, curved, damping).items():
                     found[f"{name}, {metric} {damping:g}, {kind}"] = one
-    found[f"{JOINT}, with BM25"] = joint(found[JOINT], bm25_scores(rows, asked))
+    found[f"{JOINT}, with BM25"] = joint(found[JOINT], bm25_scores(case.rows, case.asked))
+    return judge_scores(case, found, seconds)
+
+
+def judge_scores(
+    case: Case, found: Mapping[str, Kernel], seconds: Mapping[str, float]
+) -> dict[str, Any]:
+    """Returns the LDS of scores on the stored halves, what is reachable, and the AUPRC."""
+    stored, kept = case.stored, case.kept
     sums = {
         name: np.array([score[half].sum(axis=0) for half in kept]) for name, score in found.items()
     }
-    made = {"is_target": is_target, "nll": stored["nll"]}
+    made = {"is_target": case.is_target, "nll": stored["nll"]}
     methods = sums | {"raslik, stored": np.array(stored["predicted"]["raslik"])}
     methods |= {"BM25 with answers": np.array(stored["predicted"]["BM25, prompt and answer"])}
     lds = judged.judge(made | {"predicted": methods})
@@ -228,10 +264,13 @@ def measure(options: "Options") -> dict[str, Any]:
         kind: judged.ceiling(nll[:, is_kind], again[:, is_kind])
         for kind, is_kind in judged.kinds_of(made).items()
     }
+    areas = {
+        name: behavior_auprc(one, case.is_mine_NQ, case.is_target) for name, one in found.items()
+    }
     return {
         "lds": {name: dict(kinds) for name, kinds in lds.items()},
         "less": {name: dict(kinds) for name, kinds in less.items()},
-        "auprc": {name: behavior_auprc(one, is_mine_NQ, is_target) for name, one in found.items()},
+        "auprc": areas,
         "bound": bound,
         "processor_seconds": seconds,
     }

@@ -69,7 +69,7 @@ class Options(Settings):
     )
 
 
-def draw_sets(num_rows: int, size: int, number: int, seed: int) -> list[np.ndarray]:
+def draw_sets(num_rows: int, size: int, number: int, seed: int = 0) -> list[np.ndarray]:
     """Returns the rows of random sets of a size."""
     draw = np.random.default_rng((size, seed) if seed else size)
     return [draw.choice(num_rows, size, replace=False) for _ in range(number)]
