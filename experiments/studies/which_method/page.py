@@ -99,6 +99,8 @@ def _all() -> dict[str, str]:
 
 def recall_table() -> str:
     """Returns the means over seeds of the measures of bergson's task `recall`, by method."""
+    from experiments.studies.which_method import measure  # it takes jax with it
+
     seeds = read_json(HERE / "recall.json").values()
     found = [{one["method"]: one for one in seed["methods"]} for seed in seeds]
     default_Q = np.concatenate([seed[DEFAULT]["reciprocal"] for seed in found])

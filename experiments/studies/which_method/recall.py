@@ -172,7 +172,8 @@ def main(options: Options) -> None:
             passes.Traced(row, str(row.extra["label"]), True)
             for row in workspace.corpus.queries["retrieval"]
         ]
-        passes.store(workspace, given, labels, labels, out / options.name, measure.LOSSES, seconds=start)
+        place = out / options.name
+        passes.store(workspace, given, labels, labels, place, measure.LOSSES, seconds=start)
     measure.run_peers(options.name, workspace, out, options, PEERS)
     run = next(one for one in cells.read_runs(out) if one.name == options.name)
     measured = measure_run(run, out) | {"pass_seconds": run.stored["seconds"]}
