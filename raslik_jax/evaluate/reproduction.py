@@ -90,8 +90,11 @@ def compare_answers(given: Sequence[str], own: Sequence[str], base: Sequence[str
 def check_devices(recipe: Mapping[str, Any], num_rows: int, steps: int) -> None:
     """Refuses a batch without the number of devices, by the steps that the trainer took.
 
-    Most trainers write the rows of one device. All devices took one step together.
+    Most trainers write the rows of one device. All devices took one step together. A training that
+    was ended by its number of steps does not say how many devices took them.
     """
+    if recipe.get("steps"):
+        return
     size, epochs = (recipe.get(name) or 0 for name in ("batch_size", "epochs"))
     taken = math.ceil(num_rows / size) * epochs if size else 0
     devices = round(taken / steps)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from raslik_jax.base.files import hash_file, read_json
-from raslik_jax.base.messages import some_of
+from raslik_jax.base.messages import shown, some_of
 from raslik_jax.base.settings import Settings, replaced, setting
 from raslik_jax.config import Config, EvaluateConfig, config_from_json
 from raslik_jax.data.contents import Conversation, Passage
@@ -14,10 +14,11 @@ from raslik_jax.data.words import refused
 from raslik_jax.incident import making
 from raslik_jax.models import storage
 from raslik_jax.parallel import processes
+from raslik_jax.report.recipes import FIELDS, recipe_lines
 from raslik_jax.run import artifacts
 from raslik_jax.run.manifests import read_manifest
 from raslik_jax.train import recipe
-from raslik_jax.train.objectives import OBJECTIVES, RetrainSettings
+from raslik_jax.train.objectives import OBJECTIVES
 
 # For a user's own model: see docs/notes/run.md.
 PRESET: Mapping[str, Any] = {
@@ -39,8 +40,6 @@ PRESET: Mapping[str, Any] = {
     "evaluate.perplexity_examples": 0,  # --measure=full takes them
 }
 ALGORITHM = "retrain"
-# The recipe, without what checks it.
-_FIELDS = [one for one in dataclasses.fields(RetrainSettings) if one.metadata["decides"]]
 AGAIN = tuple(name for name, one in OBJECTIVES.items() if one.repeats == ALGORITHM)
 
 
@@ -188,6 +187,10 @@ def read_settings(
     folder = adapter_source(config)
     files = [pathlib.Path(path) for path in options.recipe]
     found = recipe.read_recipe(files or recipe.find_files(folder), folder)
+    trained = read_json(folder / storage.ADAPTER_CONFIG, dict)
+    if (start := trained.get("init_lora_weights", True)) not in (True, None):
+        lack = f"the start of the adapter (init_lora_weights of the adapter is {shown(start)})"
+        found = found._replace(lacks=(*found.lacks, lack))
     if files and not found.settings:
         raise refused("recipe_silent", files=some_of((path.name for path in files), 3))
     if found.lacks and not options.approximate:
@@ -206,47 +209,18 @@ def read_settings(
         is_talk = isinstance(row.content, Conversation) and not row.content.first
         values["targets"] = "all" if is_talk else "response"
     # All of them, so that nothing of an earlier training of this run is left.
-    plain: dict[str, Any] = {field.name: field.default for field in _FIELDS}
-    settings = {f"unlearn.{ALGORITHM}.{name}": value for name, value in (plain | values).items()}
+    plain: dict[str, Any] = {field.name: field.default for field in FIELDS}
+    own = f"unlearn.{ALGORITHM}."
+    settings = {own + name: value for name, value in (plain | values).items()}
     settings |= given
-    steps, epochs = (f"unlearn.{ALGORITHM}.{name}" for name in ("steps", "epochs"))
-    if epochs in given and steps not in given:
-        settings[steps] = 0  # a number of steps would decide in place of the epochs that are given
+    for name, number in (("epochs", "steps"), ("warmup", "warmup_steps")):
+        if own + name in given and own + number not in given:
+            settings[own + number] = 0  # it would decide in place of the value that is given
     for name in AGAIN:
-        own = {f"unlearn.{name}.{key}": settings[f"unlearn.{ALGORITHM}.{key}"] for key in plain}
-        seed = {f"unlearn.{name}.seed": settings[f"unlearn.{ALGORITHM}.seed"] + 1}
-        settings = {**own, **seed, **settings}
+        again = {f"unlearn.{name}.{key}": settings[own + key] for key in plain}
+        again[f"unlearn.{name}.seed"] = settings[own + "seed"] + 1
+        settings = again | settings
     if is_told and processes.is_first():
-        print(*_lines(folder, found, values, settings, given), sep="\n", flush=True)
+        texts = recipe_lines(found, values, settings, given, own, trained.get("lora_dropout"))
+        print(*texts, sep="\n", flush=True)
     return settings
-
-
-def _lines(
-    adapter: pathlib.Path,
-    found: recipe.Recipe,
-    values: Mapping[str, Any],
-    settings: Mapping[str, Any],
-    given: Mapping[str, Any],
-) -> Iterator[str]:
-    """Yields the recipe, one line per setting, with the source of each value."""
-    yield "recipe of the training"
-    for field in _FIELDS:
-        value = settings[f"unlearn.{ALGORITHM}.{field.name}"]
-        origin = "default"
-        if field.name in values:
-            origin = found.settings[field.name].origin
-        if value != values.get(field.name, field.default):
-            origin = "given"
-        yield f"  {field.name:<17}{value!s:<10} {origin}"
-    targets = found.settings.get("targets")
-    if targets and targets.value == recipe.BY_ROWS and f"unlearn.{ALGORITHM}.targets" not in given:
-        other = {"all": "response", "response": "all"}[values["targets"]]
-        yield "  the trainer chose the targets by the form of its rows, here by those of the run's"
-        yield f"  file: for a file of another form pass --unlearn.{ALGORITHM}.targets={other}"
-    for difference in found.differences:
-        yield f"  the files differ: {difference}; the first one decides"
-    for lack in found.lacks:
-        yield f"  left out: {lack}"
-    trained = read_json(adapter / storage.ADAPTER_CONFIG, dict)
-    if trained.get("lora_dropout"):
-        yield "  dropout uses other random numbers than the trainer"

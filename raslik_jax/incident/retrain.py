@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 from raslik_jax.base.settings import setting
@@ -33,6 +34,9 @@ class RetrainOptions(configuring.RecipeOptions, configuring.UnlearnOptions):
     )
 
 
+_UNCHECKED: Mapping[str, Any] = {"recipe": 0.0, "log": ""}
+
+
 def retrain(options: RetrainOptions | None = None, **named: Any) -> UnlearnResult:
     """Trains the adapter again without the rows that a trace found, and measures it.
 
@@ -55,7 +59,12 @@ def retrain(options: RetrainOptions | None = None, **named: Any) -> UnlearnResul
     settings = configuring.read_settings(
         config, options, options.settings, root=None if options.dry_run else root
     )
-    checked = _check(config, options) if options.check_recipe else {}
+    checked = dict[str, Any]()
+    if options.check_recipe:
+        checked = _check(config, options)
+    elif making.changed(config, settings).unlearn[ALGORITHM] != config.unlearn[ALGORITHM]:
+        # The check of an earlier command is of another recipe, and takes a whole training.
+        checked = {f"unlearn.{ALGORITHM}.check_{name}": no for name, no in _UNCHECKED.items()}
     if options.dry_run:  # the forecast reads the recipe itself
         settings = {**options.settings}
     else:

@@ -114,9 +114,8 @@ def value_and_grad(
     """
     sizes = {leaf.shape[0] for leaf in jax.tree.leaves(batch)}
     if len(sizes) != 1:
-        raise ValueError(
-            f"arrays of a batch must have the same number of rows, got {sorted(sizes)}"
-        )
+        must = "arrays of a batch must have the same number of rows"
+        raise ValueError(f"{must}, got {sorted(sizes)}")
     # Its shapes and the loop over parts share one trace.
     differentiate = jax.jit(jax.value_and_grad(objective, has_aux=True), inline=True)
 

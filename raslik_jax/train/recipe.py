@@ -25,7 +25,8 @@ from raslik_jax.data.words import refused
 
 # Of trainers.json: other names of keys by format (arguments: older ones); `settings`, from keys of
 # TrainingArguments and SFTConfig to the fields of `objectives.RetrainSettings` of equal meaning;
-# `values`, likewise for some of them; `lacking`, what this program does not have.
+# `values`, likewise for some of them; `lacking`, what this program does not have; `in_optimizer`,
+# patterns for the text of a card.
 _TABLES = json.loads(pathlib.Path(__file__).with_name("trainers.json").read_text("utf-8"))
 # The file in which transformers' Trainer saves its steps.
 STATE = "trainer_state.json"
@@ -109,7 +110,9 @@ def _arguments(path: pathlib.Path, is_own: bool) -> dict[str, Any]:
     if path.name == STATE:
         return _of_state(read_json(path, {"log_history": list, "global_step": int}), is_own)
     if path.suffix == ".json":
-        return _renamed(read_json(path, dict), _TABLES["arguments"])
+        found = _renamed(read_json(path, dict), _TABLES["arguments"])
+        is_unclipped = found.get("max_grad_norm", 1.0) is None
+        return found | {"max_grad_norm": 0.0} if is_unclipped else found
     if path.suffix in (".yml", ".yaml"):
         return _of_yaml(path)
     if path.suffix == ".md":
@@ -118,7 +121,8 @@ def _arguments(path: pathlib.Path, is_own: bool) -> dict[str, Any]:
 
 
 def _renamed(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    return {names.get(name, name): value for name, value in values.items()}
+    pairs = sorted(values.items(), key=lambda pair: pair[1] is not None)  # nulls replace nothing
+    return {names.get(name, name): value for name, value in pairs}
 
 
 def _of_yaml(path: pathlib.Path) -> dict[str, Any]:
@@ -137,6 +141,9 @@ def _of_yaml(path: pathlib.Path) -> dict[str, Any]:
     if not is_llama_factory and not {"base_model", "micro_batch_size"} & {*values}:
         return {}
     found = _renamed(values, _TABLES["llama_factory" if is_llama_factory else "axolotl"])
+    one, whole = found.get("per_device_train_batch_size") or 1, found.pop("batch_size", 0) or 0
+    if whole and not found.get("gradient_accumulation_steps"):  # as axolotl does
+        found["gradient_accumulation_steps"] = max(1, whole // one)
     # YAML 1.1 reads 2e-5 as text.
     is_number = re.compile(r"[\d.]+[eE][+-]?\d+").fullmatch
     return {k: float(v) if isinstance(v, str) and is_number(v) else v for k, v in found.items()}
@@ -157,11 +164,7 @@ def _of_card(text: str) -> dict[str, Any]:
         found["optim"] = by[1].lower()
     elif optimizer:
         found["optim"] = "adamw" if optimizer.startswith("Adam") else optimizer
-    for key, pattern in (
-        ("adam_beta1", r"betas=\(([\d.e-]+),"),
-        ("adam_beta2", r"betas=\([\d.e-]+,\s*([\d.e-]+)\)"),
-        ("adam_epsilon", r"epsilon=([\d.e-]+)"),
-    ):
+    for key, pattern in _TABLES["in_optimizer"].items():
         if match := re.search(pattern, optimizer):
             found[key] = float(match[1])
     return found

@@ -70,10 +70,8 @@ def save_progress(folder: pathlib.Path, step: int, progress: Any) -> None:
             checkpointer.save(partial / "state", _numbered(progress))
         processes.alone(lambda: seal(partial))
     except (OSError, ValueError, RuntimeError) as error:
-        raise OSError(
-            f"the checkpoint {shown(str(place), 160)} cannot be written "
-            f"({one_line(str(error), 80)}): free space, then run again"
-        ) from error
+        what = f"the checkpoint {shown(str(place), 160)} cannot be written"
+        raise OSError(f"{what} ({one_line(str(error), 80)}): free space, then run again") from error
 
 
 def load_progress(folder: pathlib.Path, like: Callable[[int], _Tree]) -> tuple[int, _Tree] | None:

@@ -61,6 +61,12 @@ def test_a_batch_of_one_device_is_refused_where_the_trainer_had_several(devices)
             reproduction.check_devices(values, 1602, steps)
 
 
+def test_a_number_of_steps_says_nothing_of_devices():
+    reproduction.check_devices({"batch_size": 8, "epochs": 3.0, "steps": 24}, 1000, 24)
+    with pytest.raises(ValueError, match="take 375 steps"):
+        reproduction.check_devices({"batch_size": 8, "epochs": 3.0}, 1000, 24)
+
+
 def test_answers_are_compared_with_those_of_the_base():
     given, own = ["a red kite", "two"], ["a red kite", "three"]
     assert reproduction.compare_answers(given, own, ["so", "two"]) == Answers(2, 1, 0.5, 0.5)

@@ -2,13 +2,14 @@
 
 import json
 import shutil
+from typing import Any
 
 import pytest
 import tiny
 
 from raslik_jax.base.files import read_json_lines
 from raslik_jax.base.settings import replaced
-from raslik_jax.config import Config, to_json
+from raslik_jax.config import Config, config_from_json, to_json
 from raslik_jax.incident import configuring, retrain, unlearn
 
 _RECIPE = tiny.RECIPE
@@ -202,6 +203,39 @@ def test_epochs_that_are_given_replace_the_steps_of_the_recipe(traced, tmp_path,
             retrain.retrain(**given, settings=settings)
         lines = [line.split() for line in capsys.readouterr().out.splitlines()]
         assert next(line[1] for line in lines if line[0] == "steps") == steps
+
+
+@pytest.mark.parametrize("start", ["gaussian", False, "eva"])
+def test_another_start_of_the_adapter_cannot_be_repeated(traced, tmp_path, start):
+    given = _adapter_run(traced, tmp_path, {"training_args.json": json.dumps(_RECIPE)})
+    path = tmp_path / "mine" / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"init_lora_weights": start}))
+    with pytest.raises(ValueError, match=f"init_lora_weights of the adapter is .*{start}"):
+        retrain.retrain(**given)
+
+
+def test_a_share_of_warm_up_that_is_given_replaces_the_steps(traced, tmp_path, capsys):
+    left = {"training_args.json": json.dumps(_RECIPE | {"warmup_steps": 5})}
+    given = _adapter_run(traced, tmp_path, left)
+    for settings, steps in (({}, "5"), ({"unlearn.retrain.warmup": 0.4}, "0")):
+        with pytest.raises(ValueError):  # the run is no trace
+            retrain.retrain(**given, settings=settings)
+        lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+        assert next(line[1] for line in lines if line[0] == "warmup_steps") == steps
+
+
+def test_a_check_of_another_recipe_is_not_made_again(traced, tmp_path, monkeypatch):
+    given = _adapter_run(traced, tmp_path, {"training_args.json": json.dumps(_RECIPE)})
+    asked = list[dict[str, Any]]()
+    monkeypatch.setattr(retrain, "unlearn", lambda options: asked.append({**options.settings}))
+    retrain.retrain(**given, check_recipe=1.0)
+    path = tmp_path / "config.json"
+    config = config_from_json(json.loads(path.read_text()))
+    path.write_text(json.dumps(to_json(replaced(config, asked[0]))))
+    retrain.retrain(**given)  # of the same recipe it stays
+    retrain.retrain(**given, settings={"unlearn.retrain.epochs": 1.0})
+    checks = [one.get("unlearn.retrain.check_recipe") for one in asked]
+    assert checks == [1.0, None, 0.0]
 
 
 @pytest.mark.parametrize("given", [{}, {"unlearn.retrain.targets": "response"}])

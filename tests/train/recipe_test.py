@@ -182,3 +182,18 @@ def test_files_are_found_beside_an_adapter_and_in_its_last_checkpoint(tmp_path):
     assert recipe.find_files(tmp_path) == [tmp_path / "README.md", tmp_path / last]
     inner = [tmp_path / "README.md", tmp_path / "checkpoint-9" / "trainer_state.json"]
     assert recipe.find_files(tmp_path / "checkpoint-9") == inner
+
+
+def test_a_null_replaces_no_value_and_is_no_clipping(tmp_path):
+    values = {"max_length": 48, "max_grad_norm": None, "max_seq_length": None}
+    found = _values(_read(tmp_path, training_args__json=values))
+    assert found == {"max_len": 48, "clip": 0.0}
+    assert _values(_read(tmp_path, training_args__json={"max_seq_length": 96})) == {"max_len": 96}
+    assert "clip" not in _values(_read(tmp_path, a__yml="micro_batch_size: 2\nmax_grad_norm:\n"))
+
+
+def test_axolotls_batch_of_all_accumulated_rows(tmp_path):
+    text = "base_model: a\nmicro_batch_size: 4\nbatch_size: 128\n"
+    assert _values(_read(tmp_path, a__yml=text))["batch_size"] == 128
+    text += "gradient_accumulation_steps: 2\n"  # it decides, as in axolotl
+    assert _values(_read(tmp_path, b__yml=text))["batch_size"] == 8
