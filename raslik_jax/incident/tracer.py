@@ -147,10 +147,9 @@ class Tracer:
 
     def answer(self, queries: Sequence[Example]) -> tuple[Example, ...]:
         """Returns the queries with the fine-tuned model's greedy answers as their outputs."""
-        model = self.workspace.with_adapter(self.workspace.finetuned)
         longest = self.workspace.config.corpus.max_len
         plan = functools.partial(batches.plan_coarsely, max_len=longest)
-        outputs = self.workspace.generate(model, queries, "answers", plan=plan)
+        outputs = self.workspace.own_answers(queries, "answers", plan=plan)
         return tuple(answered(*pair) for pair in zip(queries, outputs, strict=True))
 
     def sketch(self, queries: Sequence[Example]) -> Float32[np.ndarray, "Q K"]:

@@ -103,12 +103,12 @@ def _outcome_lines(root: pathlib.Path, config: Config, variant: artifacts.Varian
     """Yields lines about the outcome: traced answers, those to held-out prompts, and the rule's."""
     from raslik_jax.run.workspace import Workspace
 
-    epoch = Workspace(root, config).epochs(*variant)[-1]
+    workspace = Workspace(root, config)
+    epoch = workspace.epochs(*variant)[-1]
     way = "retraining" if OBJECTIVES[variant.algorithm].retrains else "unlearning"
     yield from (f"\nbefore {way}", *making.answer_lines(root))
     yield from (f"\nafter {way}", *making.answer_lines(root, epoch, variant))
-    held_out = artifacts.measured_rows(HELD_OUT, "target")
-    if config.retrieve.held_out and (asked := held_out.read(root)):
+    if config.retrieve.held_out and (asked := workspace.evaluation_queries()[0]):
         before = artifacts.answers("finetuned").read(root)
         after = artifacts.answers(epoch, variant).read(root)
         yield f"\n{len(asked)} held-out prompts of such rows, before and after"
@@ -187,8 +187,11 @@ def _check_used(config: Config, root: pathlib.Path, given: Mapping[str, Any]) ->
 
 def _check_unchanged(config: Config, root: pathlib.Path) -> None:
     """Refuses rows or a model that changed since the trace, which found other rows then."""
-    from raslik_jax.run import units  # it takes jax with it
+    from raslik_jax.run import units, workspace  # they take jax with them
 
+    is_hub = (source := train_file(config)).startswith("hub:")  # it has no file to compare
+    if is_hub and not workspace.Workspace(root, config).has_rows_of_today():
+        raise refused("hub_changed", source=source)
     run = units.Plan(root, _units(config, root))
     for name in ("corpus", "finetune"):
         old = read_manifest(root / name)
@@ -207,8 +210,8 @@ def _clean(
     """
     sets = {name: artifacts.set_rows(strategy, name) for name in ("forget", "retain")}
     if config.retrieve.held_out:
-        for kind in ("target", "normal"):
-            sets[f"held-out {kind}"] = artifacts.measured_rows(HELD_OUT, kind)
+        kinds = ("target", "normal")
+        sets |= {f"held-out {kind}": artifacts.measured_rows(HELD_OUT, kind) for kind in kinds}
     rows = {name: part.read(root) for name, part in sets.items()}
     # Rows that were kept out of the sets to measure on were found all the same.
     named = (row for name in ("forget", "held-out target") for row in rows.get(name, ()))

@@ -99,6 +99,8 @@ def resolve_folder(
         # A tokenizer fetched earlier leaves a snapshot without weights, a download that was killed
         # one without some of them.
         if (cached / weights).is_file() if weights else _is_whole(cached):
+            if revision is None:
+                _tell_cached(name, cached.name)
             return cached
         names = {path.name for path in cached.iterdir()}
     reason: BaseException | None = None
@@ -116,6 +118,13 @@ def resolve_folder(
     at = f" at revision {revision!r}" if revision else ""
     said = (str(reason).strip().splitlines() or [type(reason).__name__])[0]
     raise refused("hub_model", name=name, at=at, said=said) from reason
+
+
+@functools.cache
+def _tell_cached(name: str, commit: str) -> None:
+    """Prints once which commit is read where the hub is not asked for a newer one."""
+    line = f"    {name}: commit {commit[:12]} of the local cache, which may be older than the hub's"
+    print(f"{line}: give a revision to choose", file=sys.stderr)
 
 
 @functools.cache

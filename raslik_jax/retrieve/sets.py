@@ -60,11 +60,12 @@ def hold_out(
 ) -> HeldOut:
     """Returns the examples that are kept out of the sets.
 
-    Held-out targets are a share of the forget set: at least one, and from 16 examples on at least
-    10 or half of them. They are drawn by prompt: the remaining set has none of their prompts. A set
-    of one prompt stays whole, and so does a traced prompt. The same number of normal examples is
-    drawn from the lower half of the scores: at least 16, but at most a tenth of all examples. Each
-    has another prompt, which is not in the forget set. If no row has a prompt, nothing is held out.
+    Held-out targets have a share of the prompts of the forget set: at least one, and from 16 on at
+    least 10 or half of them. All rows of a drawn prompt are held out, at most that share of the set
+    or half of it. A set of one prompt stays whole, and so does a traced prompt. Normal examples are
+    as many as the drawn prompts, at least 16 but at most a tenth of all examples. They are from the
+    lower half of the scores, and each has another prompt, which is not in the forget set. If no row
+    has a prompt, nothing is held out.
     """
     if not can_be_asked(rows):
         return HeldOut([], [], [])
@@ -75,13 +76,15 @@ def hold_out(
     groups: dict[tuple[str, str], list[int]] = {}
     for position in forget:
         groups.setdefault(prompts[position], []).append(position)
-    most, least = held_out_sizes(share, len(forget), len(rows))
-    target = list[int]()
+    most, least = held_out_sizes(share, len(groups), len(rows))
+    room = max(held_out_sizes(share, len(forget), len(rows))[0], len(forget) // 2)
+    target, count = list[int](), 0
     for prompt in shuffled([*groups], seed=seed, label="held-out targets"):
         together = len(target) + len(groups[prompt])
-        if prompt not in kept and together <= most and together < len(forget):
+        if prompt not in kept and count < most and together <= min(room, len(forget) - 1):
             target += groups[prompt]
-    number = max(len(target), least)
+            count += 1
+    number = max(count, least)
     taken, normal = {*groups, *kept}, list[int]()
     far = np.flatnonzero(score_N <= np.median(score_N[score_N > -np.inf]))
     far = far[score_N[far] > -np.inf]

@@ -17,6 +17,7 @@ from raslik_jax.data.batches import num_steps_of
 from raslik_jax.data.read import formats
 from raslik_jax.data.tokens import tokenization
 from raslik_jax.data.tokens.encoding import Encoded
+from raslik_jax.data.words import refused
 from raslik_jax.evaluate.robustness import ROBUSTNESS
 from raslik_jax.models import checkpoint, decoder, mistaken, presets, storage
 from raslik_jax.models.adapter_targets import MERGE
@@ -48,11 +49,8 @@ def model_of(config: Config) -> tuple[str, decoder.ModelConfig]:
         return name, checkpoint.read_config(name)
     preset = presets.preset_of(name)
     if preset is None:
-        raise ValueError(
-            "without its files --backbone.checkpoint must be a published model of known sizes "
-            f"({some_of(sorted(presets.MODEL_PRESETS), 6, quoted=False)}), got {shown(name)}: "
-            "fetch it and name its folder"
-        )
+        known = some_of(sorted(presets.MODEL_PRESETS), 6, quoted=False)
+        raise refused("preset", known=known, got=shown(name))
     at = f" at {settings.revision}" if settings.revision else ""
     return f"{name}{at}, shapes of the preset {preset}", presets.MODEL_PRESETS[preset]
 
@@ -84,11 +82,7 @@ def check_mesh(config: Config, devices: int, *, stages: Sequence[str]) -> None:
         sizes["finetune"] = config.finetune.batch_size
     for stage, size in sizes.items():
         if stage in stages and size < devices:
-            raise ValueError(
-                f"--{stage}.batch_size must be at least the devices that share a batch, "
-                f"{devices}, got {size}: raise it, or set --mesh.data to a divisor of all "
-                f"devices, at most {size}"
-            )
+            raise refused("batch_devices", stage=stage, devices=devices, got=size)
 
 
 def check_model(config: Config) -> None:

@@ -83,11 +83,10 @@ def prepare() -> None:
 
     It raises a ValueError if XLA's CUDA compiler is not installed.
     """
+    from raslik_jax.data.words import refused
+
     if importlib.util.find_spec("jax_cuda12_plugin") is None:
-        raise ValueError(
-            "XLA's CUDA compiler must be installed to compile for a GPU: pip install --no-deps "
-            f"{' '.join(wheels())}"
-        )
+        raise refused("gpu_compiler", wheels=" ".join(wheels()))
     # The CPU stays the default; the plugin does not ask a driver for devices.
     os.environ["JAX_PLATFORMS"] = ""
     if "jax" in sys.modules:  # it has read the variable

@@ -19,6 +19,7 @@ from raslik_jax.base.progress import say
 from raslik_jax.data.examples import Example
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.data.tokens import encoding
+from raslik_jax.data.words import refused
 from raslik_jax.evaluate import likelihood, rates, stopping, verdict
 from raslik_jax.evaluate.likelihood import NotFinite
 from raslik_jax.run import artifacts
@@ -246,10 +247,7 @@ class Prober:
             kept.rename(last)
             say(f"    the model after step {step:,} is kept")
         elif not last.is_dir():  # where it is, a process was killed after the line above
-            raise ValueError(
-                f"the model of step {step} must be in {kept.name}, got none: move "
-                f"{self._folder} away and run again"
-            )
+            raise refused("probed_model", step=step, name=kept.name, folder=self._folder)
         self._remove_but("")
 
 

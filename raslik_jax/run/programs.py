@@ -21,6 +21,7 @@ from raslik_jax.config import Config, FinetuneConfig, UnlearnConfig
 from raslik_jax.data import batches
 from raslik_jax.data.alpaca_lengths import load_alpaca_lengths
 from raslik_jax.data.tokens.encoding import Encoded
+from raslik_jax.data.words import refused
 from raslik_jax.models import decoder, quantize, sharding
 from raslik_jax.parallel import meshes
 from raslik_jax.retrieve import sets
@@ -183,9 +184,7 @@ class Program(NamedTuple):
         found, seconds = made.memory_analysis(), time.monotonic() - start
         if found is None:
             backend = jax.default_backend()
-            raise ValueError(
-                f"{backend} must report the memory of programs, it does not: give --nocompile"
-            )
+            raise refused("program_memory", backend=backend)
         held = found.argument_size_in_bytes + found.output_size_in_bytes + found.temp_size_in_bytes
         return Compiled(made.as_text() or "", int(held - found.alias_size_in_bytes), seconds)
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from raslik_jax.base.files import RESUME, clear_left, read_json, sync, unwritten, write_json
 from raslik_jax.base.messages import shown, some_of
 from raslik_jax.config import STAGES
+from raslik_jax.data.words import refused
 from raslik_jax.parallel import processes
 from raslik_jax.run import artifacts, manifests
 from raslik_jax.run.manifests import MANIFEST, STARTED, Hashes, Manifest, content_hash
@@ -249,10 +250,7 @@ def _read_visible(folder: pathlib.Path, key: str) -> Manifest:
         found = manifests.read_manifest(folder)
         if found is None or found["key"] != key:  # or half of an older state
             place = shown(str(folder), 160)
-            raise ValueError(
-                f"all processes must see the same --workdir, {place} is missing in one: "
-                "share the folder"
-            )
+            raise refused("shared_workdir", place=place)
         return found
 
     return processes.when_visible(read)

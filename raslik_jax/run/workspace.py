@@ -260,8 +260,8 @@ class Workspace:
         targets: encoding.Targets = "response",
     ) -> encoding.Encoded:
         """Returns examples as token ids with the last answer as target; else as `cut`."""
-        name = self.template_name
-        whole = encoding.encode(rows, self.tokenizer, template=name, only_last=True)
+        whole = encoding.encode(rows, self.tokenizer, template=self.template_name, only_last=True)
+        self.tell(encoding.describe_dropped(whole, what))
         return self.cut(whole, what, targets=targets)
 
     def tell(self, line: str) -> None:
@@ -269,6 +269,11 @@ class Workspace:
         if line and line not in self._told:
             self._told.add(line)
             print(f"    {line}", file=sys.stderr)
+
+    def has_rows_of_today(self) -> bool:
+        """Returns whether the source of the training rows still has them, read again."""
+        today = self.config.corpus.load(seed=self.config.seed).train
+        return [row.example_id for row in today] == [row.example_id for row in self.corpus.train]
 
     def retrieval_queries(self) -> tuple[Example, ...]:
         """Returns the queries of retrieval, each with its traced output.
@@ -288,12 +293,20 @@ class Workspace:
         return kept
 
     def evaluation_queries(self) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
-        """Returns the target and the normal queries that measure the run."""
+        """Returns the target and the normal queries that measure the run.
+
+        Held-out rows with one prompt are asked once, because greedy answers to it are equal.
+        """
         split, queries = self.query_split, self.corpus.queries
         if split == examples.HELD_OUT:
             made = (artifacts.measured_rows(split, kind) for kind in ("target", "normal"))
             target, normal = (rows.read(self.root) for rows in made)
-            return target, normal
+            how: Any = {"max_len": self.config.corpus.max_len, "template": self.template_name}
+            prompts = encoding.encode_prompts(target, self.tokenizer, **how)
+            first: dict[tuple[int, ...], Example] = {}
+            for prompt, row in zip(prompts, target, strict=True):
+                first.setdefault(tuple(prompt), row)
+            return tuple(first.values()), normal
         return queries[f"{split}_target"], queries[f"{split}_normal"]
 
     @property
@@ -324,6 +337,15 @@ class Workspace:
     ) -> list[str]:
         """Returns the texts of `answer`."""
         return [text for text, _ in self.answer(model, rows, what, **how)]
+
+    def own_answers(self, rows: Sequence[Example], what: str, **how: Any) -> list[str]:
+        """Returns the fine-tuned model's greedy answers; says how many are cut."""
+        found = self.answer(self.with_adapter(self.finetuned), rows, what, **how)
+        if cut := sum(not has_ended for _, has_ended in found):
+            limit = self.config.references.max_new_tokens
+            line = f"{cut:,} of {len(found):,} own answers are cut at {limit} tokens and traced as "
+            self.tell(f"{line}if they ended there: raise --references.max_new_tokens")
+        return [text for text, _ in found]
 
     def answer(
         self,
@@ -448,10 +470,7 @@ def queries_to_answer(queries: Sequence[Example], query_output: str) -> tuple[Ex
         return tuple(queries)
     unanswered = tuple(query for query in queries if not query.output.strip())
     if unanswered and query_output == "gold":
-        names = some_of(query.example_id for query in unanswered)
-        raise ValueError(
-            f"--sketch.query_output=gold needs outputs, got none for {names}: give them"
-        )
+        raise refused("gold", names=some_of(query.example_id for query in unanswered))
     return unanswered
 
 

@@ -8,9 +8,10 @@ from raslik_jax.base import files
 from raslik_jax.base.settings import SettingsError, replaced
 from raslik_jax.config import Config, to_json
 from raslik_jax.data.examples import make_example, write_examples
+from raslik_jax.data.read import sources
 from raslik_jax.incident import configuring, exporting, making, unlearn
 from raslik_jax.report import rows as rows_lib
-from raslik_jax.run import manifests
+from raslik_jax.run import artifacts, manifests
 from raslik_jax.run.plan import plan_units
 from raslik_jax.run.workspace import Workspace
 
@@ -108,6 +109,29 @@ def test_a_training_file_that_changed_loses_no_wrong_rows(work, tmp_path, monkey
         unlearn.unlearn(run=str(work[0]), out=str(tmp_path / "clean"))
     assert len(made) == (when == "while")
     assert not (work[0] / "cleaned_train.jsonl").exists()
+
+
+def test_a_hub_dataset_that_changed_loses_no_wrong_rows(work, tmp_path, monkeypatch):
+    rows = [{"instruction": f"q{n}", "output": "a"} for n in range(3)]
+    monkeypatch.setattr(sources, "_hub_rows", lambda source: iter(rows))
+    asked = tmp_path / "asked.jsonl"
+    asked.write_text('{"instruction": "q", "output": "a", "split": "retrieval"}\n')
+    source = {"corpus.records.train_file": "hub:me/rows", "corpus.records.queries_file": str(asked)}
+    config = replaced(unlearn.make_config(None), source)
+    monkeypatch.setattr(unlearn, "make_config", lambda options: config)
+    read = config.corpus.load(seed=0).train
+    artifacts.TRAIN.write(work[0] / "corpus", read)
+    manifest = files.read_json(work[0] / "corpus" / "manifest.json")
+    (unit,) = (
+        one for one in plan_units(config, Workspace(work[0], config)) if one.name == "corpus"
+    )
+    manifest["files"] = {what: files.hash_file(path) for what, path in unit.files.items()}
+    files.write_json(work[0] / "corpus" / "manifest.json", manifest)
+    unlearn._check_unchanged(config, work[0])
+    rows.insert(0, {"instruction": "new", "output": "a"})
+    with pytest.raises(ValueError, match="hub:me/rows must have the rows of the trace"):
+        unlearn.unlearn(run=str(work[0]), out=str(tmp_path / "clean"))
+    assert work[1] == []
 
 
 def test_a_run_that_was_copied_or_moved_asks_what_it_has_traced(work):

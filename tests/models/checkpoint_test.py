@@ -1,6 +1,8 @@
 """Checkpoints and adapters: nothing lost on a round trip, everything that does not fit is named."""
 
+import contextlib
 import functools
+import io
 import json
 import os
 import pathlib
@@ -347,7 +349,11 @@ class BadCheckpointTest(FolderTest):
             with self.assertRaisesRegex(ValueError, "nor whole in the local hub cache.*no network"):
                 storage.resolve_folder("a/b")
             (cached / "model-2-of-2.safetensors").write_bytes(b"")
-            self.assertEqual(storage.resolve_folder("a/b"), cached)
+            with contextlib.redirect_stderr(io.StringIO()) as said:
+                for _ in range(2):
+                    self.assertEqual(storage.resolve_folder("a/b"), cached)
+                storage.resolve_folder("a/b", revision="v1")
+            self.assertEqual(said.getvalue().count("a/b: commit cached of the local cache"), 1)
 
     def test_a_folder_without_a_config_is_refused(self):
         folder = write_model(self.folder, "llama")

@@ -90,8 +90,8 @@ class HoldOutTest(parameterized.TestCase):
     def test_a_share_of_the_prompts_to_forget_and_as_many_far_from_them(self):
         rows = self._rows([f"q{i // 2}" for i in range(400)])
         found = self._hold_out(rows, list(range(80)))
-        self.assertLen(found.target, 20)
-        self.assertLen(found.normal, 20)
+        self.assertLen(found.target, 20)  # a quarter of the 40 prompts, with both of their rows
+        self.assertLen(found.normal, 16)
         self.assertContainsSubset(found.target, range(80))
         self.assertContainsSubset(found.normal, range(200, 400))
         asked = {rows[i].instruction for i in (*found.target, *found.normal)}
@@ -111,6 +111,18 @@ class HoldOutTest(parameterized.TestCase):
         found = self._hold_out(self._rows(map(str, range(400))), list(range(num_forget)))
         self.assertLen(found.target, num_held)
         self.assertLessEqual(verdict.needed(), 8)
+
+    def test_copies_of_a_prompt_are_one_prompt_to_ask(self):
+        """Twenty prompts of five rows each: ten prompts measure, not two."""
+        rows = self._rows([f"bad{i % 20}" for i in range(100)] + [str(i) for i in range(300)])
+        found = self._hold_out(rows, list(range(100)), share=0.2)
+        self.assertLen(found.target, 50)
+        self.assertLen({rows[i].instruction for i in found.target}, 10)
+        # One prompt of most rows stays: half of the rows are left to forget.
+        rows = self._rows(["many"] * 60 + [str(i) for i in range(340)])
+        found = self._hold_out(rows, list(range(100)), share=0.2)
+        self.assertNotIn("many", {rows[i].instruction for i in found.target})
+        self.assertLen(found.target, 10)
 
     def test_one_prompt_and_the_traced_one_stay_whole(self):
         rows = self._rows(["who are you?"] * 8 + [str(i) for i in range(92)])

@@ -13,12 +13,14 @@ import pytest
 from absl.testing import parameterized
 from support import tiny_model_config
 
+from raslik_jax.base.settings import replaced
 from raslik_jax.config import Config, SketchConfig
 from raslik_jax.data import examples
-from raslik_jax.data.contents import Passage
+from raslik_jax.data.contents import Conversation, Passage
 from raslik_jax.data.examples import answered
 from raslik_jax.data.tokens import tokenization
 from raslik_jax.models import decode
+from raslik_jax.run import artifacts
 from raslik_jax.run.stages import generate
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.train.losses import BoundModel
@@ -59,10 +61,14 @@ class RetrievalQueriesTest(parameterized.TestCase):
         workspace = self._workspace("given", {"a": "bad", "b": ""})
         workspace.finetuned = {}
         workspace.with_adapter = lambda lora: BoundModel(linear_decoder.ADAPTED, lora, {})
-        workspace.generate = lambda model, rows, what: [f"to {row.example_id}" for row in rows]
-        generate.make_retrieval_answers(workspace, workspace.root)
+        workspace.answer = lambda model, rows, what: [
+            (f"to {row.example_id}", False) for row in rows
+        ]
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            generate.make_retrieval_answers(workspace, workspace.root)
         text = (workspace.root / "finetuned.jsonl").read_text()
         self.assertEqual(json.loads(text), {"id": "b", "output": "to b"})
+        self.assertIn("1 of 1 own answers are cut at 128 tokens", said.getvalue())
         given = self._workspace("given", {"a": "bad"})  # has no model at all
         generate.make_retrieval_answers(given, given.root)
         self.assertEqual((given.root / "finetuned.jsonl").read_text(), "")
@@ -76,6 +82,30 @@ class RetrievalQueriesTest(parameterized.TestCase):
             (said,) = workspace.generate(BoundModel(linear_decoder.ADAPTED, {}, {}), [query], "")
         traced = workspace.encode([answered(query, said)])
         self.assertEqual(traced.tokens[0].tolist()[-len(ids) - 1 :], [*ids, 0])
+
+    def test_a_thought_that_the_template_leaves_out_is_told_of_every_query(self):
+        workspace = self._workspace("given", {})
+        source = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}\n{% endfor %}"
+        workspace.tokenizer = workspace.tokenizer._replace(chat_template=source)
+        workspace.template_name = "chat"
+        talk = Conversation(({"role": "user", "content": "sky"},))
+        query = answered(_query("a", "")._replace(content=talk), "<think>is it</think>blue")
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            workspace.encode([query], "queries")
+        self.assertIn("leaves out the thought in 1 of 1 queries", said.getvalue())
+
+    def test_held_out_rows_with_one_prompt_are_asked_once(self):
+        workspace = self._workspace("given", {})
+        rows = [_query(name, "x") for name in "aab"]
+        rows = [row._replace(example_id=f"{n}") for n, row in enumerate(rows)]
+        folder = workspace.root / "retrieve" / "sizes"
+        folder.mkdir(parents=True)
+        for kind in ("target", "normal"):
+            artifacts.measured_rows(examples.HELD_OUT, kind).write(folder, rows)
+        workspace.config = replaced(workspace.config, {"retrieve.held_out": 0.2})
+        target, normal = workspace.evaluation_queries()
+        self.assertEqual([row.example_id for row in target], ["0", "2"])
+        self.assertLen(normal, 3)
 
     def test_queries_with_an_empty_answer_are_left_out_and_told_once(self):
         workspace = self._workspace("own", {"a": "", "b": ""}, {"a": "\n", "b": "own"})

@@ -77,11 +77,9 @@ def mask_rows(
     pairs = zip(rows, masked, strict=True)
     empty = [row for row, one in pairs if not (row.is_muted or one.is_target.any())]
     if empty:
+        mend = "correct or remove these rows, or the {% generation %} of the chat template"
         raise ValueError(
-            listed_problems(
-                [f"{_place(row)} has no learned token" for row in empty],
-                "correct or remove these rows, or the {% generation %} of the chat template",
-            )
+            listed_problems([f"{_place(row)} has no learned token" for row in empty], mend)
         )
     return [_last_only(one) for one in masked] if only_last else masked
 
@@ -116,9 +114,9 @@ def read_answers(
     """Returns a model's answers as texts; rows with these answers have the same ids again.
 
     A frame or a chat template separates answer and prompt, and blanks around an answer are left
-    out. A passage continues directly, mostly with a blank. Decoders of SentencePiece drop that
-    blank at the beginning of a text. Its answer is therefore the text of both without the text of
-    the prompt, with the names of special tokens.
+    out. In a chat an answer has the names of special tokens, such as that of a tool call. A passage
+    continues directly, mostly with a blank. Decoders of SentencePiece drop that blank at the
+    beginning of a text. Its answer is the text of both, without that of the prompt, with the names.
 
     Args:
       rows: the questions, of any format.
@@ -128,8 +126,9 @@ def read_answers(
 
     def read(row: Example, prompt: Sequence[int], answer: Sequence[int]) -> str:
         if not isinstance(content_of(row), Passage):
-            text = tokenizer.decode(answer)
-            return text if template.has_form(row) and template.is_bare else text.strip()
+            is_form = template.has_form(row)
+            text = tokenizer.decode(answer) if is_form else tokenizer.decode_marked(answer)
+            return text if is_form and template.is_bare else text.strip()
         before, whole = map(tokenizer.decode_marked, (prompt, [*prompt, *answer]))
         if whole.startswith(before):
             return whole.removeprefix(before)

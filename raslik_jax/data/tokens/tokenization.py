@@ -247,12 +247,13 @@ def save_tokenizer(path: str | os.PathLike[str], tokenizer: Tokenizer) -> None:
     folder = pathlib.Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     config = {
+        **tokenizer.special_tokens,
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": tokenizer.backend.id_to_token(tokenizer.eos_id),
         "pad_token": tokenizer.backend.id_to_token(tokenizer.pad_id),
     }
     if tokenizer.chat_template:
-        config |= {**tokenizer.special_tokens, **config, "chat_template": tokenizer.chat_template}
+        config["chat_template"] = tokenizer.chat_template
     files.write_text(folder / "tokenizer.json", tokenizer.backend.to_str())
     files.write_json(folder / "tokenizer_config.json", config)
 

@@ -99,7 +99,8 @@ UNITS = (
         # 4: of an answer that a conversation begins with, what the template writes before it is no
         #    target; templates are given no key that holds null.
         # 5: rows have one of three contents, and loss flags. 6: answers are found by marks.
-        writes={"rows": 6},
+        # 7: the tokenizer has all names that a chat template of a file reads.
+        writes={"rows": 7},
         is_alone=True,
         work=lambda run: Work(500.0 * run.sizes.train),
     ),

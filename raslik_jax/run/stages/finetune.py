@@ -15,6 +15,7 @@ import optax
 from raslik_jax.config import Config
 from raslik_jax.data import batches
 from raslik_jax.data.tokens import encoding
+from raslik_jax.data.words import refused
 from raslik_jax.models import checkpoint, decoder, gpt_neox
 from raslik_jax.run import artifacts, memory
 from raslik_jax.run.programs import REMAT, AbstractRun, Program, Shapes, Work
@@ -197,9 +198,7 @@ def make_backbone(workspace: Workspace, folder: pathlib.Path) -> None:
     rows = artifacts.corpus_tokens("backbone").read(workspace.root)
     encoded = workspace.cut(rows, "backbone examples").with_answers()
     if not encoded.ids:
-        raise ValueError(
-            "the corpus must have pretraining examples, it has none: name a --backbone.checkpoint"
-        )
+        raise refused("no_pretraining")
     model_config = shape_of(config, vocab_size=workspace.tokenizer.vocab_size)
     graphdef, _, base = decoder.create(
         model_config, None, key=jax.random.key(config.seed), dtype=jnp.float32

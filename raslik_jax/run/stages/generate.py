@@ -169,10 +169,7 @@ def make_retrieval_answers(workspace: Workspace, folder: pathlib.Path) -> None:
     """Writes the greedy answers of the fine-tuned model to queries without an output."""
     queries = workspace.corpus.queries["retrieval"]
     rows = queries_to_answer(queries, workspace.config.sketch.query_output)
-    outputs: Sequence[str] = []
-    if rows:
-        model = workspace.with_adapter(workspace.finetuned)
-        outputs = workspace.generate(model, rows, "queries")
+    outputs = workspace.own_answers(rows, "queries") if rows else ()
     answers = {row.example_id: text for row, text in zip(rows, outputs, strict=True)}
     artifacts.OWN_ANSWERS.write(folder, answers)
     print(f"    the model answers {len(rows):,} of {len(queries):,} queries. The others have one")

@@ -254,7 +254,7 @@ UNITS = (
         make_sizes,
         lambda case: _of_sizes(case)[0],
         lambda case: _of_sizes(case)[1],
-        writes={"sizes": 3},
+        writes={"sizes": 4},
         is_alone=True,
     ),
     Recipe(

@@ -18,6 +18,7 @@ from raslik_jax.data.examples import Example, Exchange, asked_after, exchange_of
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.data.tokens import encoding
 from raslik_jax.data.tokens.encoding import Encoded
+from raslik_jax.data.words import refused
 from raslik_jax.evaluate.robustness import ROBUSTNESS
 from raslik_jax.evaluate.robustness.record import Asked, Reading, make_reading
 from raslik_jax.evaluate.robustness.relearn import KINDS
@@ -217,10 +218,7 @@ class Bench:
         by_id = {row.example_id: row for row in rows}
         drawn = self._draw([by_id[name] for name in able.ids], f"{kind} rows", number)
         if not drawn:
-            raise ValueError(
-                f"--evaluate.robustness=relearn needs {kind} rows, got none: every training "
-                "example is to be forgotten or kept out; leave it out"
-            )
+            raise refused("relearn_rows", kind=kind)
         return able.named([row.example_id for row in drawn])
 
     def _read(self, model: BoundModel) -> Reading:

@@ -17,6 +17,7 @@ from raslik_jax.base.progress import progress
 from raslik_jax.data import batches
 from raslik_jax.data.examples import Example, learned_part
 from raslik_jax.data.tokens import encoding, prompts, tokenization
+from raslik_jax.data.words import refused
 from raslik_jax.index import build, search
 from raslik_jax.index.format import INDEX_FORMAT
 from raslik_jax.index.store import SketchStore
@@ -179,10 +180,7 @@ def _create(folder: pathlib.Path, described: Mapping[str, Any]) -> None:
         if not is_there:
             raise
         problem = str(error).rpartition(": ")[0]
-        raise ValueError(
-            f"{problem}. Batches depend on the kind of device: use the device that began the "
-            f"index, or move {folder} away and run again"
-        ) from error
+        raise refused("other_batches", problem=problem, folder=folder) from error
 
 
 def open_index(workspace: Workspace) -> tuple[SketchStore, np.ndarray]:

@@ -142,6 +142,15 @@ class AnswersTest(parameterized.TestCase):
         self.assertEqual(traced.tokens[0].tolist(), [*asked[0], *ids, tokenizer.eos_id])
         self.assertEqual(traced.start_N.tolist(), [len(asked[0])])
 
+    def test_a_call_in_a_chat_keeps_its_special_token(self):
+        source = "{% for m in messages %}{{ m.content }} {% endfor %}"
+        tokenizer = _tokenizer(source)
+        call = f"{_WORDS[1]} {_WORDS[5]}"
+        (row,) = _rows("messages", {"messages": _messages(_WORDS[6], call)})
+        asked, said = [[6]], [[1, 5]]
+        (text,) = read_answers([row], asked, said, tokenizer, find_template("chat", tokenizer))
+        self.assertEqual(text, call)
+
     @parameterized.product(kind=("bytes", "metaspace", "llama"), input=("", "blue"))
     def test_a_question_to_texts_is_a_text(self, kind, input):
         tokenizer, (row,) = _pieces(kind), _rows("text", {"text": "The sky is blue"})

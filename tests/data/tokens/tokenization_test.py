@@ -60,6 +60,11 @@ class LayersTest(FolderTest):
         text = content if isinstance(content, str) else json.dumps(content)
         (self.own / name).write_text(text)
 
+    def test_a_copy_keeps_the_names_that_a_template_of_a_file_reads(self):
+        tk.save_tokenizer(self.own, self.tokenizer._replace(chat_template=""))
+        copy = tk.load_tokenizer(self.own)
+        self.assertEqual((copy.special_tokens["bos_token"], copy.chat_template), ("<bos>", ""))
+
     def test_nothing_of_its_own_is_the_base(self):
         own, base, differs = self.read()
         self.assertEqual(own[1:], base[1:])
