@@ -134,20 +134,25 @@ def validated_table() -> str:
     return "\n\n".join(map(render_markdown, parts))
 
 
-def read_curvature() -> dict[str, Any]:
-    """Returns the stored results of the study `curvature`."""
+def read_curvature(name: str = "results") -> dict[str, Any]:
+    """Returns stored results of the study `curvature`: of gradients, or of other ways."""
     found: dict[str, Any] = json.loads(
-        (_HERE.parent / "curvature" / "results.json").read_text("utf-8")
+        (_HERE.parent / "curvature" / f"{name}.json").read_text("utf-8")
     )
     return found
 
 
 def curvature_table(*, is_whole: bool = False) -> str:
     """Returns the scores of gradients with and without a curvature, from those of `curvature`."""
-    found, rows = read_curvature(), []
-    for name, kinds in found["lds"].items():
-        if name not in (found["auprc"] if is_whole else _SHOWN):
+    both = [(read_curvature(), _SHOWN), (read_curvature("others"), _OTHERS)]
+    parts = ((found, name) for found, shown in both for name in found["lds"] if name in shown)
+    if is_whole:
+        parts = ((found, name) for found, _ in both for name in found["lds"])
+    rows = []
+    for found, name in parts:
+        if name not in found["auprc"]:
             continue
+        kinds = found["lds"][name]
         area = f"{found['auprc'][name]:.3f}"
         more = {kind: _negated(one) for kind, one in found["less"].get(name, {}).items()}
         than = format_interval(more["all"], "+.2f", "+.2f") if more else "-"
@@ -169,6 +174,8 @@ _SHOWN = (
     "smoothed/response, own moment 0.1, product",
     "smoothed/response, Fisher 0.1, product, with BM25",
 )
+# Those of others.json, which are of an adapter that was trained once more.
+_OTHERS = ("EK-FAC", "EK-FAC, with the default")
 
 
 def _negated(one: Interval) -> Interval:

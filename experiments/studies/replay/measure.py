@@ -173,7 +173,13 @@ def run(options: Options) -> None:
     stored = read_json(path) if path.is_file() else {}
     case = f"{options.case} seed {options.seed}" if options.seed else options.case
     own = stored.get(case, {})
-    measure(options, own, lambda found: write_json(path, stored | {case: found}))
+
+    def store(found: dict[str, Any]) -> None:
+        # Another process may have stored parts in the meantime.
+        now = read_json(path) if path.is_file() else {}
+        write_json(path, now | {case: now.get(case, {}) | found})
+
+    measure(options, own, store)
     print(path.read_text(encoding="utf-8"))
 
 

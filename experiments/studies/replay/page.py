@@ -14,6 +14,7 @@ from raslik_jax.report.tables import format_interval
 _SIZES, _LESS = (10, 1), ("0.01", "0.1", "0.5", "1.0")
 RESULTS = pathlib.Path(__file__).resolve().parent / "results.json"
 _MODELS = {"toy": "toy", "smollm2": "SmolLM2", "smollm2 bfloat16": "SmolLM2, bfloat16"}
+_MODELS |= {"smollm2 seed 1": "SmolLM2, seed 1"}
 _METHODS = {"replay": "replay", "raslik": "RASLIK's scores", "bm25": "BM25 with answers"}
 _METHODS |= {"ekfac": "EK-FAC (bergson)"}
 _RESAMPLES = 2000
