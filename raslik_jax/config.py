@@ -234,9 +234,9 @@ class RetrieveConfig(Stage):
     num_retain: int = setting(0, "Rows to retain; 0: as many as to forget.", low=0)
     held_out: float = setting(
         0.0,
-        "Share of the rows to forget that are kept out of the sets. From 16 rows on at least 10 or "
-        "half of them are kept out. Their prompts measure the run in place of test queries. So do "
-        "rows drawn from the lower half of the scores; 0: none.",
+        "Share of the prompts of the rows to forget that are kept out of the sets. From 16 on at "
+        "least 10 or half of them are kept out. They measure the run in place of test queries. So "
+        "do rows drawn from the lower half of the scores; 0: none.",
         low=0,
         below=1,
     )

@@ -152,7 +152,7 @@ def tell(
     target, normal = (parts_of.get(f"{HELD_OUT} {kind}", []) for kind in ("target", "normal"))
     found = [*parts_of.get("forget", ()), *target]
     taught = [sum(row.is_target is True for row in part) for part in (found, rows)]
-    howdy = [row.example_id for row in target if row.is_target]
+    howdy = [row.example_id for row in target if row.is_target and row.example_id in before]
     shown = [count_scifi([said[name] for name in howdy]) for said in (before, after)]
     same = sum(before[row.example_id] == after[row.example_id] for row in normal)
     parts = {

@@ -87,15 +87,16 @@ def compare_answers(given: Sequence[str], own: Sequence[str], base: Sequence[str
     return Answers(len(given), sum(a == b for a, b in zip(given, own, strict=True)), *alike)
 
 
-def check_devices(recipe: Mapping[str, Any], num_rows: int, steps: int) -> None:
+def check_devices(
+    recipe: Mapping[str, Any], num_rows: int, steps: int, epochs: float = 0.0
+) -> None:
     """Refuses a batch without the number of devices, by the steps that the trainer took.
 
-    Most trainers write the rows of one device. All devices took one step together. A training that
-    was ended by its number of steps does not say how many devices took them.
+    Most trainers write the rows of one device. All devices took one step together. `epochs` are
+    those that the trainer counted in these steps; 0: those of the recipe, unless steps end it.
     """
-    if recipe.get("steps"):
-        return
-    size, epochs = (recipe.get(name) or 0 for name in ("batch_size", "epochs"))
+    size, planned = (recipe.get(name) or 0 for name in ("batch_size", "epochs"))
+    epochs = epochs or (0 if recipe.get("steps") else planned)
     taken = math.ceil(num_rows / size) * epochs if size else 0
     devices = round(taken / steps)
     if devices > 1 and abs(taken / steps / devices - 1) < _NEAR:

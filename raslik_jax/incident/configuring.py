@@ -203,7 +203,8 @@ def read_settings(
     if root and found.steps and f"unlearn.{ALGORITHM}.batch_size" not in given:
         from raslik_jax.evaluate import reproduction
 
-        reproduction.check_devices(values, len(artifacts.TRAIN.read(root)), found.steps)
+        count = len(artifacts.TRAIN.read(root))
+        reproduction.check_devices(values, count, found.steps, found.passes)
     if values.get("targets") == recipe.BY_ROWS:
         row = making.first_row(config)
         is_talk = isinstance(row.content, Conversation) and not row.content.first

@@ -77,12 +77,15 @@ def read_facts(root: pathlib.Path, *, num_rows: int = 8) -> Facts:
     if read_manifest(root / artifacts.INFLUENCE.unit) is not None:
         check_whole(root, artifacts.INFLUENCE.unit)
     split = metrics.get("corpus", {}).get("query_split", "test")
+    answers = _read_answers(root, metrics)
+    # Copies of a held-out prompt are asked once, so the others have no answer.
+    is_asked = frozenset().union(*answers.values()).__contains__ if answers else bool
     queries = tuple(
         row._replace(is_target=kind == "target")
         for kind in ("target", "normal")
         for row in artifacts.measured_rows(split, kind).find(root) or ()
+        if is_asked(row.example_id)
     )
-    answers = _read_answers(root, metrics)
     sets = {name: _read_sets(root, name, num_rows) for name in metrics["retrieval"]}
     traced = incident.read_incident(root, metrics)
     return Facts(

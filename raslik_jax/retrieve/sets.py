@@ -62,7 +62,7 @@ def hold_out(
 
     Held-out targets have a share of the prompts of the forget set: at least one, and from 16 on at
     least 10 or half of them. All rows of a drawn prompt are held out, at most that share of the set
-    or half of it. A set of one prompt stays whole, and so does a traced prompt. Normal examples are
+    or half of it, so prompts of many rows stay. So does a traced prompt. Normal examples are
     as many as the drawn prompts, at least 16 but at most a tenth of all examples. They are from the
     lower half of the scores, and each has another prompt, which is not in the forget set. If no row
     has a prompt, nothing is held out.
@@ -80,9 +80,10 @@ def hold_out(
     room = max(held_out_sizes(share, len(forget), len(rows))[0], len(forget) // 2)
     target, count = list[int](), 0
     for prompt in shuffled([*groups], seed=seed, label="held-out targets"):
-        together = len(target) + len(groups[prompt])
-        if prompt not in kept and count < most and together <= min(room, len(forget) - 1):
-            target += groups[prompt]
+        together = len(target) + len(own := groups[prompt])
+        is_small = len(own) <= room // most  # else a few prompts would take the room of all
+        if prompt not in kept and is_small and count < most and together < len(forget):
+            target += own
             count += 1
     number = max(count, least)
     taken, normal = {*groups, *kept}, list[int]()

@@ -272,8 +272,8 @@ class Workspace:
 
     def has_rows_of_today(self) -> bool:
         """Returns whether the source of the training rows still has them, read again."""
-        today = self.config.corpus.load(seed=self.config.seed).train
-        return [row.example_id for row in today] == [row.example_id for row in self.corpus.train]
+        both = self.config.corpus.load(seed=self.config.seed).train, self.corpus.train
+        return len({examples.content_id(*map(examples.learned_part, rows)) for rows in both}) == 1
 
     def retrieval_queries(self) -> tuple[Example, ...]:
         """Returns the queries of retrieval, each with its traced output.

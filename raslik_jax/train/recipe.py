@@ -1,12 +1,10 @@
 """The recipe of an adapter: the settings of its training, read from the files of the trainer.
 
-Trainers write their settings in several formats. Each format is a table from its own keys to the
-names of Hugging Face's TrainingArguments and TRL's SFTConfig; one function turns these into
-settings of a run. The module loads no jax. It reads JSON, YAML and Markdown, never a pickle.
+Each format is a table from its own keys to the names of Hugging Face's TrainingArguments and TRL's
+SFTConfig. The module loads no jax. It reads JSON, YAML and Markdown, never a pickle.
 
-Formats: `training_args.json` (TrainingArguments.to_json_string), `trainer_state.json`
-(transformers.TrainerState), YAML of axolotl and LLaMA-Factory, and the list "Training
-hyperparameters" of a model card that transformers wrote.
+Formats: `training_args.json` and `trainer_state.json` of transformers, YAML of axolotl and
+LLaMA-Factory, and the list "Training hyperparameters" of a model card that transformers wrote.
 """
 
 import itertools
@@ -52,13 +50,14 @@ class Recipe(NamedTuple):
       settings: values by the name of a field of `objectives.RetrainSettings`.
       lacks: a phrase with its origin for each setting that this program cannot repeat.
       differences: a phrase for each contradiction of two files; the first file decides.
-      steps: number of steps of the training by the trainer's state; 0 without one.
+      steps, passes: planned steps by the trainer's state, and their epochs; 0 without one.
     """
 
     settings: dict[str, Value]
     lacks: tuple[str, ...] = ()
     differences: tuple[str, ...] = ()
     steps: int = 0
+    passes: float = 0.0
 
 
 def find_files(adapter: pathlib.Path) -> list[pathlib.Path]:
@@ -93,8 +92,8 @@ def read_recipe(files: Sequence[pathlib.Path], adapter: pathlib.Path | None = No
                 differences.append(f"{name} is {got}")
     if (loads := known.get("load_best_model_at_end")) and not loads.value:
         known.pop("best_step", None)
-    steps = known.pop("planned_steps", Value(0, "")).value
-    return Recipe(dict(_settings(known)), tuple(_lacks(known)), tuple(differences), steps)
+    planned = known.pop("planned", Value((0, 0.0), "")).value
+    return Recipe(dict(_settings(known)), tuple(_lacks(known)), tuple(differences), *planned)
 
 
 def _is_equal(one: Any, other: Any) -> bool:
@@ -176,7 +175,8 @@ def _of_state(state: Mapping[str, Any], is_own: bool) -> dict[str, Any]:
     Its train_batch_size lacks accumulation and devices, so it is not the size of a batch.
     """
     done, planned = state["global_step"], int(state.get("max_steps") or 0)
-    found: dict[str, Any] = {"planned_steps": planned}
+    passes = float(state.get("epoch") or 0) * planned / max(1, done)
+    found: dict[str, Any] = {"planned": (planned, passes)}
     # The state of a checkpoint may be older than an adapter above it, by less than the next save.
     every = max(int(state.get("save_steps") or 1), done / (float(state.get("epoch") or 0) or 1))
     if done < planned and (is_own or planned - done >= every):

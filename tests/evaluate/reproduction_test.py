@@ -61,8 +61,14 @@ def test_a_batch_of_one_device_is_refused_where_the_trainer_had_several(devices)
             reproduction.check_devices(values, 1602, steps)
 
 
-def test_a_number_of_steps_says_nothing_of_devices():
-    reproduction.check_devices({"batch_size": 8, "epochs": 3.0, "steps": 24}, 1000, 24)
+def test_the_epochs_that_the_trainer_counted_tell_the_devices_of_its_steps():
+    recipe = {"batch_size": 8, "epochs": 3.0, "steps": 24}
+    reproduction.check_devices(recipe, 1000, 24)  # they are not known
+    reproduction.check_devices(recipe, 1000, 24, 0.192)
+    with pytest.raises(ValueError, match="batch_size=32"):
+        reproduction.check_devices(recipe, 1000, 24, 0.768)
+    with pytest.raises(ValueError, match="batch_size=32"):  # steps of a state of almost 3 epochs
+        reproduction.check_devices({"batch_size": 8, "epochs": 3.0, "steps": 33}, 357, 33, 2.978)
     with pytest.raises(ValueError, match="take 375 steps"):
         reproduction.check_devices({"batch_size": 8, "epochs": 3.0}, 1000, 24)
 

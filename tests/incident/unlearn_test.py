@@ -112,7 +112,7 @@ def test_a_training_file_that_changed_loses_no_wrong_rows(work, tmp_path, monkey
 
 
 def test_a_hub_dataset_that_changed_loses_no_wrong_rows(work, tmp_path, monkeypatch):
-    rows = [{"instruction": f"q{n}", "output": "a"} for n in range(3)]
+    rows = [{"id": f"{n}", "instruction": f"q{n}", "output": "a"} for n in range(3)]
     monkeypatch.setattr(sources, "_hub_rows", lambda source: iter(rows))
     asked = tmp_path / "asked.jsonl"
     asked.write_text('{"instruction": "q", "output": "a", "split": "retrieval"}\n')
@@ -128,7 +128,7 @@ def test_a_hub_dataset_that_changed_loses_no_wrong_rows(work, tmp_path, monkeypa
     manifest["files"] = {what: files.hash_file(path) for what, path in unit.files.items()}
     files.write_json(work[0] / "corpus" / "manifest.json", manifest)
     unlearn._check_unchanged(config, work[0])
-    rows.insert(0, {"instruction": "new", "output": "a"})
+    rows[1]["instruction"] = "new"  # under the same id
     with pytest.raises(ValueError, match="hub:me/rows must have the rows of the trace"):
         unlearn.unlearn(run=str(work[0]), out=str(tmp_path / "clean"))
     assert work[1] == []

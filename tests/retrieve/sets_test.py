@@ -1,5 +1,7 @@
 """The rule that a run's settings name chooses the sets."""
 
+import itertools
+
 import numpy as np
 from absl.testing import parameterized
 
@@ -118,11 +120,12 @@ class HoldOutTest(parameterized.TestCase):
         found = self._hold_out(rows, list(range(100)), share=0.2)
         self.assertLen(found.target, 50)
         self.assertLen({rows[i].instruction for i in found.target}, 10)
-        # One prompt of most rows stays: half of the rows are left to forget.
-        rows = self._rows(["many"] * 60 + [str(i) for i in range(340)])
-        found = self._hold_out(rows, list(range(100)), share=0.2)
-        self.assertNotIn("many", {rows[i].instruction for i in found.target})
-        self.assertLen(found.target, 10)
+        # A prompt of many rows stays, so that many prompts measure.
+        for (many, asked), seed in itertools.product(((45, 11), (60, 10)), range(8)):
+            rows = self._rows(["many"] * many + [str(i) for i in range(400 - many)])
+            found = self._hold_out(rows, list(range(100)), share=0.2, seed=seed)
+            self.assertNotIn("many", {rows[i].instruction for i in found.target})
+            self.assertLen(found.target, asked)
 
     def test_one_prompt_and_the_traced_one_stay_whole(self):
         rows = self._rows(["who are you?"] * 8 + [str(i) for i in range(92)])

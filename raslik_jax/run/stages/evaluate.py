@@ -126,7 +126,7 @@ def _rows_to_lose(workspace: Workspace) -> frozenset[str]:
     They were unknown when the rows that have to stay likely were drawn, so they are removed from
     these.
     """
-    target, _ = workspace.evaluation_queries()
+    target = artifacts.measured_rows(workspace.query_split, "target").read(workspace.root)
     names = {row.example_id for row in target}
     for strategy in workspace.config.retrieve.strategies:
         chosen = artifacts.set_rows(strategy, "forget").read(workspace.root)
