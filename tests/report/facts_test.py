@@ -30,6 +30,15 @@ class ReadRunTest(FolderTest):
         self.assertEqual([q.is_target for q in run.queries], [True] * 5 + [False] * 5)
         self.assertEqual(run.queries[1][1:3], ("What is 1?", "here"))
 
+    def test_copies_of_a_prompt_that_were_not_asked_are_no_queries(self):
+        of_targets = artifacts.measured_rows("test", "target")
+        rows = of_targets.read(self.root)
+        copies = [*rows, rows[0]._replace(example_id="copy")]
+        of_targets.save(of_targets.place(self.root), copies)
+        found = [row.example_id for row in facts.read_facts(self.root).queries[:6]]
+        self.assertEqual(found[:5], [row.example_id for row in rows])
+        self.assertNotIn("copy", found)
+
     def test_sets_lie_where_their_rows_have_their_scores(self):
         ranked = np.sort(facts.read_facts(self.root).explorer.score_N)
         # The best row is held out, and the rows to retain are the third and the fifth lowest.
