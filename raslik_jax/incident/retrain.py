@@ -34,7 +34,10 @@ class RetrainOptions(configuring.RecipeOptions, configuring.UnlearnOptions):
     )
 
 
-_UNCHECKED: Mapping[str, Any] = {"recipe": 0.0, "log": ""}
+_UNCHECKED: Mapping[str, Any] = {
+    f"unlearn.{ALGORITHM}.check_recipe": 0.0,
+    f"unlearn.{ALGORITHM}.check_log": "",
+}
 
 
 def retrain(options: RetrainOptions | None = None, **named: Any) -> UnlearnResult:
@@ -64,7 +67,7 @@ def retrain(options: RetrainOptions | None = None, **named: Any) -> UnlearnResul
         checked = _check(config, options)
     elif making.changed(config, settings).unlearn[ALGORITHM] != config.unlearn[ALGORITHM]:
         # The check of an earlier command is of another recipe, and takes a whole training.
-        checked = {f"unlearn.{ALGORITHM}.check_{name}": no for name, no in _UNCHECKED.items()}
+        checked = {**_UNCHECKED}
     if options.dry_run:  # the forecast reads the recipe itself
         settings = {**options.settings}
     else:

@@ -62,10 +62,10 @@ def hold_out(
 
     Held-out targets have a share of the prompts of the forget set: at least one, and from 16 on at
     least 10 or half of them. All rows of a drawn prompt are held out, at most that share of the set
-    or half of it, so prompts of many rows stay. So does a traced prompt. Normal examples are
-    as many as the drawn prompts, at least 16 but at most a tenth of all examples. They are from the
-    lower half of the scores, and each has another prompt, which is not in the forget set. If no row
-    has a prompt, nothing is held out.
+    or half of it. Prompts of many rows stay, and so do the traced one and that of a set of one
+    prompt. Normal examples are as many as the drawn prompts, at least 16 but at most a tenth of all
+    examples. They are from the lower half of the scores, and each has another prompt, which is not
+    in the forget set. If no row has a prompt, nothing is held out.
     """
     if not can_be_asked(rows):
         return HeldOut([], [], [])

@@ -27,7 +27,7 @@ from raslik_jax.run.recipes import Case, Recipe, distant_variants, variants_of
 from raslik_jax.run.workspace import Workspace, judge_of, non_sf_by_rule, queries_to_answer
 from raslik_jax.train.losses import BoundModel
 
-# 3 has the nats of every token but the ends. 4: see below.
+# 3: the nats of every token but the ends. 4: answers in a chat have their special tokens.
 TRACED_FORMAT = {"traced": 4}
 # 3: answers in a chat have their special tokens. 2: answers to texts have their blanks.
 ANSWERS_FORMAT = {"answers": 3}
