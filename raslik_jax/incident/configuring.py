@@ -166,6 +166,15 @@ def train_file(config: Config) -> str:
     return str(config.corpus.own.train_file)
 
 
+def check_hub_rows(config: Config, root: pathlib.Path) -> None:
+    """Refuses a hub dataset that changed since its rows were read; it has no file to compare."""
+    from raslik_jax.run.workspace import Workspace  # it takes jax with it
+
+    source = train_file(config)
+    if source.startswith("hub:") and not Workspace(root, config).has_rows_of_today():
+        raise refused("hub_changed", source=source)
+
+
 def read_settings(
     config: Config,
     options: RecipeOptions,

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from raslik_jax.base import files
 from raslik_jax.base.messages import one_line, shown
 from raslik_jax.base.settings import setting
-from raslik_jax.config import Config
+from raslik_jax.config import Config, to_json
 from raslik_jax.data.contents import Conversation
 from raslik_jax.data.examples import HELD_OUT, Example, as_record
 from raslik_jax.data.read.formats import parse_fields, read_examples
 from raslik_jax.data.words import refused
 from raslik_jax.incident import making
-from raslik_jax.incident.configuring import PRESET, UnlearnOptions
+from raslik_jax.incident.configuring import PRESET, UnlearnOptions, check_hub_rows
 from raslik_jax.parallel import processes
 from raslik_jax.report import rows as rows_lib
 from raslik_jax.retrieve.selectors import noise_band
@@ -175,6 +175,10 @@ def write_query(options: TraceOptions, config: Config) -> Callable[[], None]:
     """
     own: Any = config.corpus.own
     path, keys = pathlib.Path(own.queries_file), parse_fields(own.fields)
+    if artifacts.TRAIN.is_there(path.parent):
+        earlier = artifacts.CONFIG.read(path.parent)["corpus"]
+        if earlier == to_json(config)["corpus"]:  # else the rows are read again
+            check_hub_rows(config, path.parent)
     row = making.first_row(config)
     if options.system.strip():
         _check_system(config, read_examples(own.train_file, fields=keys, format=own.format))

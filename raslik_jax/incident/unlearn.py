@@ -14,7 +14,7 @@ from raslik_jax.config import STAGES, Config, config_from_json, to_json
 from raslik_jax.data.examples import HELD_OUT
 from raslik_jax.data.read.cleaning import cleaned_name, is_folder, write_without
 from raslik_jax.data.words import refused
-from raslik_jax.incident import making
+from raslik_jax.incident import configuring, making
 from raslik_jax.incident.configuring import AGAIN, PRESET, UnlearnOptions, make_config, train_file
 from raslik_jax.parallel import processes
 from raslik_jax.report import rows as rows_lib
@@ -187,11 +187,9 @@ def _check_used(config: Config, root: pathlib.Path, given: Mapping[str, Any]) ->
 
 def _check_unchanged(config: Config, root: pathlib.Path) -> None:
     """Refuses rows or a model that changed since the trace, which found other rows then."""
-    from raslik_jax.run import units, workspace  # they take jax with them
+    from raslik_jax.run import units  # it takes jax with it
 
-    is_hub = (source := train_file(config)).startswith("hub:")  # it has no file to compare
-    if is_hub and not workspace.Workspace(root, config).has_rows_of_today():
-        raise refused("hub_changed", source=source)
+    configuring.check_hub_rows(config, root)
     run = units.Plan(root, _units(config, root))
     for name in ("corpus", "finetune"):
         old = read_manifest(root / name)

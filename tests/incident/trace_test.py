@@ -5,15 +5,16 @@ import json
 import numpy as np
 import pytest
 
-from raslik_jax.base.files import read_json_lines
+from raslik_jax.base.files import read_json_lines, write_json
 from raslik_jax.base.settings import SettingsError, replaced
-from raslik_jax.config import Config, MeshConfig
+from raslik_jax.config import Config, MeshConfig, to_json
 from raslik_jax.data import toy_model
 from raslik_jax.data.examples import make_example, write_examples
+from raslik_jax.data.read import sources
 from raslik_jax.data.read.rows import FIELDS, FORMATS, Row, detect_format
 from raslik_jax.incident import configuring, making, trace, unlearn
 from raslik_jax.report import drawing, figures
-from raslik_jax.run import plan, written
+from raslik_jax.run import artifacts, plan, written
 
 
 def _scored(folder, num=20):
@@ -278,6 +279,24 @@ def test_answers_that_the_user_added_stay_with_their_trace(tmp_path, asked, caps
     trace.write_query(trace.TraceOptions(prompt="other", update=True), asked[0])
     assert [row["instruction"] for row in read_json_lines(query)] == ["other"]
     assert "left out: 1 more answers in" in capsys.readouterr().out
+
+
+def test_a_hub_dataset_that_changed_is_not_traced_by_its_earlier_rows(tmp_path, monkeypatch):
+    rows = [{"id": f"{n}", "instruction": f"q{n}", "output": "a"} for n in range(3)]
+    monkeypatch.setattr(sources, "_hub_rows", lambda source: iter(rows))
+    own = {"train_file": "hub:me/rows", "queries_file": str(tmp_path / "queries.jsonl")}
+    own = configuring.PRESET | {f"corpus.records.{name}": path for name, path in own.items()}
+    own |= {"backbone.checkpoint": str(tmp_path / "no" / "model"), "backbone.adapter": "x"}
+    config, options = replaced(Config(), own), trace.TraceOptions(prompt="Q", response="A")
+    trace.write_query(options, config)
+    write_json(tmp_path / "config.json", to_json(config))
+    (tmp_path / "corpus").mkdir()
+    artifacts.TRAIN.write(tmp_path / "corpus", config.corpus.load(seed=0).train)
+    trace.write_query(options, config)
+    rows[1]["instruction"] = "new"  # under the same id
+    with pytest.raises(ValueError, match="hub:me/rows must have the rows of the trace"):
+        trace.write_query(options, config)
+    trace.write_query(options, replaced(config, {"corpus.max_len": 64}))  # all are read again
 
 
 def test_a_response_of_blanks_is_refused():
