@@ -120,8 +120,11 @@ def test_a_state_gives_the_schedule_of_its_rates(kind, warmup, shift, tmp_path):
         ("neat_packing", True),
         ("loss_type", "dft"),
         ("train_sampling_strategy", "group_by_length"),
+        ("truncation_mode", "keep_end"),
+        ("loss_scale", "last_round"),
         ("lr_scheduler_kwargs", {"num_cycles": 2}),
         ("cosine_min_lr_ratio", 0.1),
+        ("optim_args", "eps=1e-4"),
         ("val_set_size", 0.05),
         ("split_dataset_ratio", 0.1),
         ("auto_find_batch_size", True),
@@ -193,6 +196,12 @@ def test_a_null_replaces_no_value_and_is_no_clipping(tmp_path):
     assert found == {"max_len": 48, "clip": 0.0}
     assert _values(_read(tmp_path, training_args__json={"max_seq_length": 96})) == {"max_len": 96}
     assert "clip" not in _values(_read(tmp_path, a__yml="micro_batch_size: 2\nmax_grad_norm:\n"))
+
+
+def test_the_devices_of_all_machines_count(tmp_path):
+    values = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    found = _read(tmp_path, training_args__json=values | {"global_world_size": 3}).settings
+    assert found["batch_size"].value == 24 and "one device" not in found["batch_size"].origin
 
 
 def test_axolotls_batch_of_all_accumulated_rows(tmp_path):
