@@ -152,14 +152,19 @@ def curvature_table(*, is_whole: bool = False) -> str:
     for found, name in parts:
         if name not in found["auprc"]:
             continue
-        kinds = found["lds"][name]
-        area = f"{found['auprc'][name]:.3f}"
-        more = {kind: _negated(one) for kind, one in found["less"].get(name, {}).items()}
-        than = format_interval(more["all"], "+.2f", "+.2f") if more else "-"
-        cells = [format_interval(kinds[kind], ".2f", ".2f") for kind in ("all", "target")]
-        rows.append([name, *cells, than, area])
+        cells = []
+        for part in (found, found.get("two trainings")):
+            kinds = part["lds"][name] if part else {}
+            less = part["less"].get(name) if part else None
+            cells += [
+                format_interval(kinds[kind], ".2f", ".2f") if kinds else "-"
+                for kind in (("all", "target") if part is found else ("all",))
+            ]
+            cells.append(format_interval(_negated(less["all"]), "+.2f", "+.2f") if less else "-")
+        title = _OTHERS[name] if found is both[1][0] and not is_whole else name
+        rows.append([title, *cells, f"{found['auprc'][name]:.3f}"])
     head = ["gradient, metric, score", "all answers", "of a behavior", "more than the default"]
-    return markdown_table([*head, "AUPRC"], rows)
+    return markdown_table([*head, "two trainings: all", "more", "AUPRC"], rows)
 
 
 # The rows of the page: those of the rule with the damping that it chose.
@@ -174,8 +179,15 @@ _SHOWN = (
     "smoothed/response, own moment 0.1, product",
     "smoothed/response, Fisher 0.1, product, with BM25",
 )
-# Those of others.json, which are of an adapter that was trained once more.
-_OTHERS = ("EK-FAC", "EK-FAC, with the default")
+# Those of others.json, which are of an adapter that was trained once more, and their titles.
+_OTHERS = {
+    "unshifted/all, cosine": "the default, second adapter",
+    "BM25 with answers": "BM25, prompt and answer",
+    "EK-FAC": "EK-FAC",
+    "unlearned answer": "unlearned answer",
+    "EK-FAC, with the default": "EK-FAC, with the default",
+    "unlearned answer, with the default": "unlearned answer, with the default",
+}
 
 
 def _negated(one: Interval) -> Interval:

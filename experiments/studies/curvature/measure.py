@@ -256,10 +256,7 @@ def judge_scores(
     made = {"is_target": case.is_target, "nll": stored["nll"]}
     methods = sums | {"raslik, stored": np.array(stored["predicted"]["raslik"])}
     methods |= {"BM25 with answers": np.array(stored["predicted"]["BM25, prompt and answer"])}
-    lds = judged.judge(made | {"predicted": methods})
-    less = judged.judge(made | {"predicted": methods}, DEFAULT)
-    again = np.array(stored["again"])
-    nll = np.array(stored["nll"])
+    nll, again = np.array(stored["nll"]), np.array(stored["again"])
     bound = {
         kind: judged.ceiling(nll[:, is_kind], again[:, is_kind])
         for kind, is_kind in judged.kinds_of(made).items()
@@ -267,13 +264,35 @@ def judge_scores(
     areas = {
         name: behavior_auprc(one, case.is_mine_NQ, case.is_target) for name, one in found.items()
     }
-    return {
-        "lds": {name: dict(kinds) for name, kinds in lds.items()},
-        "less": {name: dict(kinds) for name, kinds in less.items()},
+    return _compared(made | {"predicted": methods}) | {
+        "two trainings": judge_means(made | {"predicted": methods}, nll, again),
         "auprc": areas,
         "bound": bound,
         "processor_seconds": seconds,
     }
+
+
+def _compared(made: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the LDS of all methods by kind of answer, and that of the default less theirs."""
+    both = {"lds": judged.judge(made), "less": judged.judge(made, DEFAULT)}
+    return {
+        part: {name: dict(kinds) for name, kinds in found.items()} for part, found in both.items()
+    }
+
+
+def judge_means(made: Mapping[str, Any], nll_SQ: Kernel, again_SQ: Kernel) -> dict[str, Any]:
+    """Returns the LDS where two trainings of each half give its nats; {} without the second ones.
+
+    The bound is the correlation that a prediction free of error would have.
+    """
+    if nll_SQ.shape != again_SQ.shape:
+        return {}
+    mean_SQ, noise_SQ = (nll_SQ + again_SQ) / 2, (nll_SQ - again_SQ) / 2
+    bound = {}
+    for kind, is_kind_Q in judged.kinds_of(made).items():
+        share_Q = (noise_SQ**2).mean(axis=0) / mean_SQ.var(axis=0, ddof=1)
+        bound[kind] = float(np.sqrt(max(0.0, 1 - share_Q[is_kind_Q].mean())))
+    return _compared({**made, "nll": mean_SQ.tolist()}) | {"bound": bound}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
