@@ -92,13 +92,3 @@ def as_lines(messages: Sequence[Mapping[str, Any]]) -> str:
     if len(messages) == 1 and messages[0]["role"] == "user":
         return text_of(messages[0])
     return "\n".join(f"{message['role']}: {text_of(message)}" for message in messages)
-
-
-def without_nulls(value: Any) -> Any:
-    """Returns a value of JSON without the keys that hold null, at any depth.
-
-    Parquet and saved datasets give each object the keys of all others; TRL leaves these out.
-    """
-    if isinstance(value, Mapping):
-        return {key: without_nulls(part) for key, part in value.items() if part is not None}
-    return [without_nulls(part) for part in value] if isinstance(value, list) else value

@@ -267,8 +267,7 @@ def what_it_says(record: Mapping[str, Any], fields: Mapping[str, str] = {}) -> t
     """
     row = Row(record, _field_keys(fields))
     try:
-        format = record.get("row_format") or detect_format(row)
-        found = FORMATS[str(format)].read(row, False)
+        found = FORMATS[str(record.get("row_format") or detect_format(row))].read(row, False)
     except (KeyError, ValueError):
         return ()
     asked, more, answer = map(str, record.get("row_texts") or found[1:4])

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from raslik_jax.base.files import parse_json
 from raslik_jax.base.messages import shown, some_of
-from raslik_jax.data.contents import Conversation, Passage, text_of, without_nulls
+from raslik_jax.data.contents import Conversation, Passage, text_of
 from raslik_jax.data.examples import Example, example_of
 from raslik_jax.data.read.pieces import MEDIA
 from raslik_jax.data.words import by_word, flag_of, load_words, refused
@@ -170,8 +170,7 @@ def _read_completion(row: Row, needs_output: bool) -> Example:
     _system_of(row, map(text_of, asked), _IN_PROMPT)
     if muted and len(muted) < sum(message["role"] == "assistant" for message in said):
         raise row.problem("completion", "have equal loss flags, some are 0 and others 1")
-    options = _options_of(row)
-    talk = Conversation((*asked, *said), len(asked), bool(said), not said, options)
+    talk = Conversation((*asked, *said), len(asked), bool(said), not said, _options_of(row))
     return example_of(talk, is_muted=bool(muted))
 
 
@@ -233,8 +232,7 @@ def _messages_of(
     """Returns a field's messages, and the positions of the assistant's with a loss flag of 0."""
     turns = [value] if isinstance(value, dict) else value
     if not isinstance(turns, list):
-        must = "be a list of messages with role and content, or from and value"
-        raise row.problem(name, must)
+        raise row.problem(name, "be a list of messages with role and content, or from and value")
     messages = [_message(turn, place) for place, turn in enumerate(turns, start=first)]
     flags = [_is_counted(turn, place) for place, turn in enumerate(turns, start=first)]
     pairs = enumerate(zip(messages, flags, strict=True))
@@ -323,15 +321,16 @@ def _system_of(row: Row, texts: Iterable[str], must: str, *, is_own: bool = Fals
 
 
 def _options_of(row: Row) -> dict[str, Any]:
-    """Returns a row's further input for the template, as TRL reads it."""
-    tools, kwargs = row.get("tools") or [], row.get("chat_template_kwargs") or {}
+    """Returns a row's further input for the template; an empty list of tools is one, as in TRL."""
+    kwargs, given = row.get("chat_template_kwargs") or {}, row.get("tools")
+    tools = given or []
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise row.problem("tools", "be a list of tools, or one as JSON")
     if not isinstance(kwargs, dict):
         raise row.problem("chat_template_kwargs", "be an object")
     if row.get("conversations"):  # LLaMA-Factory's
         tools = [{"type": "function", "function": t} if "name" in t else t for t in tools]
-    return without_nulls({"tools": tools} | kwargs if tools else kwargs)
+    return kwargs if given in (None, "") else {"tools": tools} | kwargs
 
 
 # columns that no reader follows ------------------------------------------------------------------

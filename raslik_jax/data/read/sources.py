@@ -176,8 +176,7 @@ def _shard_of(path: pathlib.PurePath) -> re.Match[str] | None:
 
 def _order(path: pathlib.PurePath) -> list[tuple[int, int, str]]:
     """Returns the key by which files are in the order of the numbers in their names."""
-    parts = re.split(r"(\d+)", str(path))
-    return [(1, int(p), p) if p.isdigit() else (0, 0, p) for p in parts]
+    return [(1, int(p), p) if p.isdigit() else (0, 0, p) for p in re.split(r"(\d+)", str(path))]
 
 
 def _check_shards(paths: Sequence[pathlib.Path], where: str) -> None:

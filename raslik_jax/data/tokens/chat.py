@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from raslik_jax.base import bounded
 from raslik_jax.base.messages import one_line, shown
-from raslik_jax.data.contents import Conversation, text_of, without_nulls
+from raslik_jax.data.contents import Conversation, text_of
 from raslik_jax.data.words import refused
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -183,8 +183,8 @@ class _Writer(NamedTuple):
 
         Each part has messages and says whether the header of an answer follows.
         """
-        # Templates write None where a key is there.
-        said = [(without_nulls([*messages]), begins_answer) for messages, begins_answer in parts]
+        # Templates write None where a message has the key.
+        said = [([{k: v for k, v in m.items() if v is not None} for m in ms], a) for ms, a in parts]
         try:
             return bounded.call(
                 _render, self.source, said, tells_spans, self.given, what="the chat template"
@@ -192,8 +192,7 @@ class _Writer(NamedTuple):
         except bounded.OverLimit:
             raise
         except ValueError as error:
-            why = one_line(str(error), 120)
-            raise refused("conversation_refused", error=why) from error
+            raise refused("conversation_refused", error=one_line(str(error), 120)) from error
 
     def read(self, messages: _Said) -> _Marked:
         """Returns the text of marked messages without the marks."""

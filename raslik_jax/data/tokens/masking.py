@@ -227,8 +227,7 @@ def _last_only(masked: Masked) -> Masked:
     """Returns a row in which the last run of targets counts."""
     at = np.flatnonzero(masked.is_target)
     start = at[np.flatnonzero(np.diff(at, prepend=-1) > 1)[-1]] if len(at) else 0
-    is_last = np.arange(len(masked.ids)) >= start
-    return masked._replace(is_target=masked.is_target & is_last)
+    return masked._replace(is_target=masked.is_target & (np.arange(len(masked.ids)) >= start))
 
 
 def _tokens_of(encoding: Any, start: int, end: int) -> tuple[int, int]:

@@ -22,6 +22,8 @@ _HEEDING = tuple(
     for name in ("Llama", "CodeLlama", "Gemma", "Cohere", "GPTNeoX")
     for suffix in ("", "Fast")
 )
+# Special tokens of transformers that are one token in a text if the vocabulary has them.
+_SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
 
 class Tokenizer(NamedTuple):
@@ -136,7 +138,7 @@ def load_tokenizer(path: str | os.PathLike[str], *others: pathlib.Path) -> Token
     file, backend = read_backend(path, *others)
     place = folders.index(file.parent)
     special = _special_tokens(*folders)
-    _add_tokens(backend, folders[: place + 1], file, special.get("image_token"))
+    _add_tokens(backend, folders[: place + 1], file, special)
     eos = special.get("eos_token") or END_OF_TEXT
     found = (token for token in _PAD_CANDIDATES if backend.token_to_id(token) is not None)
     pad = special.get("pad_token") or next(found, eos)
@@ -179,16 +181,22 @@ def _begin(
 
 
 def _add_tokens(
-    backend: Any, folders: Sequence[pathlib.Path], file: pathlib.Path, image: str | None
+    backend: Any, folders: Sequence[pathlib.Path], file: pathlib.Path, special: dict[str, str]
 ) -> None:
     """Adds the tokens that other files add to the tokenizer.json `file`, but that of an image.
 
-    As in transformers, ids of `file` stay in its folder. Names beyond the model's rows are text.
+    As in transformers, ids of `file` stay in its folder, and flags come from the decoder. A special
+    token of the vocabulary is one token in a text. Names beyond the model's rows are text.
     """
     import tokenizers
 
+    def add(fields: Mapping[str, Any]) -> None:
+        names = ("special", "lstrip", "rstrip", "single_word", "normalized")
+        kept = {name: bool(fields[name]) for name in names if name in fields}
+        backend.add_tokens([tokenizers.AddedToken(str(fields.get("content")), **kept)])
+
     added: dict[int, dict[str, Any]] = {}
-    num_rows = _read_beside("config.json", file.parent).get("vocab_size")
+    image, model = special.get("image_token"), _read_beside("config.json", file.parent)
     for folder in reversed(folders):
         config = _read_beside("tokenizer_config.json", folder)
         if config.get("split_special_tokens") is True:
@@ -200,16 +208,16 @@ def _add_tokens(
         for token, one in ((int(key), one) for key, one in known.items() if key.isdecimal()):
             fields = one if isinstance(one, dict) else {"content": one, "special": True}
             is_known = backend.token_to_id(str(fields.get("content"))) is not None
-            is_out = isinstance(num_rows, int) and token >= num_rows
-            if folder != file.parent or not (is_known or is_out):
+            is_out = isinstance(rows := model.get("vocab_size"), int) and token >= rows
+            if folder == file.parent and is_known:
+                add(fields) if isinstance(one, dict) else None
+            elif folder != file.parent or not is_out:
                 added[token] = fields
     for token, fields in sorted(added.items()):
         if (content := str(fields.get("content"))) == image:
             continue  # `read_backend` left it out, or has it
         if backend.token_to_id(content) is None:
-            names = ("special", "lstrip", "rstrip", "single_word", "normalized")
-            kept = {name: bool(fields[name]) for name in names if name in fields}
-            backend.add_tokens([tokenizers.AddedToken(content, **kept)])
+            add(fields)
         if (got := backend.token_to_id(content)) != token:
             own, found = (shown(str(path), 120) for path in (folders[0], file))
             ids = {"token": shown(content), "id": token, "got": got}
@@ -221,6 +229,9 @@ def _add_tokens(
     contents = [name for name in contents if name and name != image]
     if unknown := [name for name in contents if backend.token_to_id(name) is None]:
         raise refused("token_listed", folder=shown(str(folders[0]), 120), got=some_of(unknown, 3))
+    kinds = {one.content: one for one in backend.get_added_tokens_decoder().values()}
+    names = {*contents, *(special.get(name, "") for name in _SPECIAL)} & backend.get_vocab().keys()
+    backend.add_special_tokens([kinds.get(name, name) for name in sorted(names)])
 
 
 def describe_difference(own: Tokenizer, base: Tokenizer) -> str:
@@ -354,7 +365,7 @@ def _chat_template(folder: pathlib.Path) -> str:
     default = texts.get("default", "")
     if not (default and "tool_use" in texts):
         return default
-    return f"{{% if tools %}}{texts['tool_use']}{{% else %}}{default}{{% endif %}}"
+    return f"{{% if tools is not none %}}{texts['tool_use']}{{% else %}}{default}{{% endif %}}"
 
 
 def _special_tokens(*folders: pathlib.Path) -> dict[str, str]:
@@ -367,5 +378,7 @@ def _special_tokens(*folders: pathlib.Path) -> dict[str, str]:
         of_map = _read_beside("special_tokens_map.json", folder)
         config = _read_beside("tokenizer_config.json", folder)
         found |= of_map | config if "added_tokens_decoder" in config else config | of_map
+    more = found.get("extra_special_tokens")  # transformers 5 gives their names to templates
+    found |= more if isinstance(more, dict) else {}
     names = {key: v.get("content") if isinstance(v, dict) else v for key, v in found.items()}
     return {k: v for k, v in names.items() if k.endswith("_token") and isinstance(v, str)}

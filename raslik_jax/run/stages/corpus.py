@@ -98,9 +98,9 @@ UNITS = (
         #    ids. 3: queries to texts are texts, and ids that are all learned have no prompt.
         # 4: of an answer that a conversation begins with, what the template writes before it is no
         #    target; templates are given no key that holds null.
-        # 5: rows have one of three contents, and loss flags. 6: answers are found by marks.
-        # 7: the tokenizer has all names that a chat template of a file reads.
-        writes={"rows": 7},
+        # 5: rows have one of three contents, and loss flags. 6: answers are found by marks. 7: the
+        #    tokenizer has names that templates read. 8: nulls of JSON, empty tools, special tokens.
+        writes={"rows": 8},
         is_alone=True,
         work=lambda run: Work(500.0 * run.sizes.train),
     ),

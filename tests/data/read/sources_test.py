@@ -159,7 +159,7 @@ Say.,"He said ""no"".",false,talk
         self.assertEqual([first.instruction, second.instruction], ["q", "\u00e4"])
         expected = {"note": "k", "when": "2026-01-02T00:00:00+00:00", "cost": 1.5}
         expected |= {"many": "12345678901234567.125", "map": {"k": 1}}
-        self.assertEqual(first.extra, expected | {"parts": [{"role": None, "raw": ["z"]}]})
+        self.assertEqual(first.extra, expected | {"parts": [{"raw": ["z"]}]})
         self.assertEqual(second.extra, {"cost": 2, "parts": []})
         for name, bad in (
             ("output", pa.array([b"a", b"\xff"], binary)),

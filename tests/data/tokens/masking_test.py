@@ -462,15 +462,23 @@ class ToolsTest(parameterized.TestCase):
         rows = _rows("messages", record)
         self.assertEqual(_shown(rows, _tokenizer(source)), ["ho be <u> hi <e> <a> NO <E>"])
 
-    def test_keys_that_hold_null_are_none_however_deep(self):
+    def test_nulls_of_calls_and_tools_are_written_and_those_of_messages_are_not(self):
         source = "{{ tools|tojson }}{{ messages[0].tool_calls|tojson }} " + _PLAIN
         call = {"name": "f", "arguments": {"a": 1, "b": None}}
         record = {"messages": _messages("hi", "no"), "tools": [{"name": "f", "x": {"b": None}}]}
-        record["messages"][0]["tool_calls"] = [call]
+        record["messages"][0] |= {"tool_calls": [call], "name": None}
         (row,) = _rows("messages", record)
+        source = "{{ 'name' in messages[0] }}" + source
         text = render(ChatTemplate(source, {}), content_of(row)).text
-        calls = '[{"name": "f", "arguments": {"a": 1}}]'
-        self.assertTrue(text.startswith(f'[{{"name": "f", "x": {{}}}}]{calls} <u> hi'), text)
+        calls = '[{"name": "f", "arguments": {"a": 1, "b": null}}]'
+        expected = f'False[{{"name": "f", "x": {{"b": null}}}}]{calls} <u> hi'
+        self.assertTrue(text.startswith(expected), text)
+
+    def test_an_empty_list_of_tools_is_none_of_a_row_without_tools(self):
+        source = "{{ 'no' if tools is none else 'ho' }} " + _PLAIN
+        rows = [{"messages": _messages("hi", "no"), "tools": tools} for tools in ([], "[]", None)]
+        shown = [_shown(_rows("messages", row), _tokenizer(source))[0] for row in rows]
+        self.assertEqual([text.split()[0] for text in shown], ["ho", "ho", "no"])
 
     def test_messages_and_tools_that_the_template_leaves_out_are_said(self):
         source = _PLAIN.replace("for m in messages", "for m in messages if m.role in roles")

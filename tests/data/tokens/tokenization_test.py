@@ -18,6 +18,12 @@ _TEXTS = ["the cat sat on the mat", "the dog sat on the cat", "a cat and a dog"]
 _TOKENIZER = tk.train_bpe(_TEXTS, vocab_size=300)
 
 
+def _by_transformers(folder):
+    import transformers  # it takes long to load
+
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
 class BpeTest(parameterized.TestCase):
     @given(st.text(st.characters(exclude_categories=["Cs"])))
     def test_any_text_survives(self, text):
@@ -94,7 +100,8 @@ class LayersTest(FolderTest):
         own, *_ = self.read()
         template = chat.ChatTemplate(own.chat_template, {})
         messages = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
-        for options, text in (({}, "plain"), ({"tools": [{"name": "f"}]}, "TOOLS")):
+        of_tools = ({"tools": tools} for tools in ([{"name": "f"}], []))
+        for options, text in (({}, "plain"), *((one, "TOOLS") for one in of_tools)):
             self.assertEqual(
                 chat._Writer.of(template, Conversation(messages, options=options)).write(
                     (messages, False)
@@ -156,6 +163,41 @@ class LayersTest(FolderTest):
         self.write("tokenizer_config.json", {"split_special_tokens": True})
         with self.assertRaisesRegex(ValueError, "split_special_tokens=true"):
             tk.load_tokenizer(self.own)
+
+    @parameterized.parameters("file", "decoder", "list")
+    def test_a_special_token_of_the_vocabulary_alone_is_one_token(self, listed):
+        tk.save_tokenizer(self.own, self.tokenizer)
+        state = json.loads((self.own / "tokenizer.json").read_text())
+        token = state["model"]["vocab"]["<bos>"] = state["added_tokens"].pop()["id"]
+        self.write("tokenizer.json", state)
+        config = {
+            "file": {"eos_token": "<bos>"},
+            "decoder": {"added_tokens_decoder": {str(token): {"content": "<bos>"}}},
+            "list": {"extra_special_tokens": ["<bos>"]},
+        }[listed]
+        self.write("tokenizer_config.json", config)
+        own = tk.load_tokenizer(self.own)
+        self.assertEqual(own.encode_marked(["a<bos>"])[0].ids[-1], token)
+        self.assertEqual(token in own.encode("a<bos>"), listed == "decoder")
+        theirs = _by_transformers(self.own)
+        self.assertEqual(theirs("a<bos>")["input_ids"], own.encode_marked(["a<bos>"])[0].ids)
+
+    def test_flags_of_the_config_replace_those_of_the_file_as_in_transformers(self):
+        tk.save_tokenizer(self.own, self.tokenizer)
+        token = self.tokenizer.backend.token_to_id("<bos>")
+        for flags in ({"rstrip": True, "special": True}, {"lstrip": True}, {"special": False}):
+            kinds = {str(token): {"content": "<bos>", **flags}}
+            self.write("tokenizer_config.json", {"added_tokens_decoder": kinds})
+            own, text = tk.load_tokenizer(self.own), "a <bos>\n b"
+            theirs = _by_transformers(self.own)
+            ids = own.encode_marked([text])[0].ids
+            self.assertEqual(theirs(text)["input_ids"], ids)
+            self.assertEqual(own.decode(ids), theirs.decode(ids, skip_special_tokens=True))
+
+    def test_templates_know_the_names_of_transformers_5(self):
+        tk.save_tokenizer(self.own, self.tokenizer)
+        self.write("tokenizer_config.json", {"extra_special_tokens": {"image_token": "<i>"}})
+        self.assertEqual(tk.load_tokenizer(self.own).special_tokens["image_token"], "<i>")
 
     @parameterized.parameters("added_tokens.json", "tokenizer_config.json")
     def test_tokens_that_are_added_without_a_tokenizer_json_are_known(self, name):
