@@ -192,10 +192,10 @@ def _check_unchanged(config: Config, root: pathlib.Path) -> None:
     configuring.check_hub_rows(config, root)
     run = units.Plan(root, _units(config, root))
     for name in ("corpus", "finetune"):
-        old = read_manifest(root / name)
-        for what, path in run.units[name].files.items() if old else ():
-            if old and old["files"].get(what) != run.hashes.of_content(path):
-                raise refused("trace_changed", path=shown(str(path), 120))
+        old, now = read_manifest(root / name), run.units[name].files  # one may be gone, or new
+        for what, path in {**dict.fromkeys(old["files"]), **now}.items() if old else ():
+            if old and (not path or old["files"].get(what) != run.hashes.of_content(path)):
+                raise refused("trace_changed", path=shown(str(path or what), 120))
 
 
 def _clean(

@@ -90,6 +90,19 @@ def test_a_row_that_is_named_but_too_long_to_be_unlearned_is_not_in_the_cleaned_
     assert [line[17:19] for line in cleaned.read_text().splitlines()] == ["q2"]
 
 
+def test_a_training_file_that_is_gone_loses_no_rows_of_the_others(work, tmp_path):
+    path = work[0] / "corpus" / "manifest.json"
+    manifest = files.read_json(path)
+    unlearn._check_unchanged(unlearn.make_config(None), work[0])
+    manifest["files"] |= {"train_file/more.jsonl": "0" * 64}
+    files.write_json(path, manifest)
+    with pytest.raises(
+        ValueError, match="train_file/more.jsonl' must be unchanged since the trace"
+    ):
+        unlearn.unlearn(run=str(work[0]), out=str(tmp_path / "clean"))
+    assert work[1] == []
+
+
 @pytest.mark.parametrize("when", ["before", "while"])
 def test_a_training_file_that_changed_loses_no_wrong_rows(work, tmp_path, monkeypatch, when):
     train, made = tmp_path / "train.jsonl", work[1]
