@@ -66,6 +66,7 @@ class RetrainSettings(ObjectiveSettings):
         0, "Rows in memory at a time; 0: all.", low=0, divides="batch_size"
     )
     max_len: int = setting(0, "Most tokens of a row; 0: --corpus.max_len.", zero_or=8)
+    long_rows: Literal["cut", "drop"] = setting("cut", "Cut or drop rows above --max_len.")
     targets: Literal["response", "all"] = setting("response", "Tokens whose loss counts.")
     mean: Mean = setting("tokens", "Mean over all tokens of a step, or over its rows.")
     weight_decay: float = setting(0.0, "Weight decay.", low=0)
@@ -82,10 +83,7 @@ class RetrainSettings(ObjectiveSettings):
         decides=False,
     )
     check_log: str = setting(
-        "",
-        "File trainer_state.json with losses for --check_recipe.",
-        is_path=True,
-        decides=False,
+        "", "File trainer_state.json with losses for --check_recipe.", is_path=True, decides=False
     )
 
 

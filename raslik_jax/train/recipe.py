@@ -21,8 +21,8 @@ from raslik_jax.base.files import read_json, read_text
 from raslik_jax.base.messages import shown, some_of
 from raslik_jax.data.words import refused
 
-# Of trainers.json: other names of keys by format (arguments: older ones); `settings`, from keys of
-# TrainingArguments and SFTConfig to the fields of `objectives.RetrainSettings` of equal meaning;
+# Of trainers.json: other names of keys by format (arguments: older ones); `defaults` of formats;
+# `settings`, from keys of TrainingArguments and SFTConfig to fields of RetrainSettings;
 # `values`, likewise for some of them; `lacking`, what this program does not have; `in_optimizer`,
 # patterns for the text of a card.
 _TABLES = json.loads(pathlib.Path(__file__).with_name("trainers.json").read_text("utf-8"))
@@ -110,8 +110,7 @@ def _arguments(path: pathlib.Path, is_own: bool) -> dict[str, Any]:
         return _of_state(read_json(path, {"log_history": list, "global_step": int}), is_own)
     if path.suffix == ".json":
         found = _renamed(read_json(path, dict), _TABLES["arguments"])
-        is_unclipped = found.get("max_grad_norm", 1.0) is None
-        return found | {"max_grad_norm": 0.0} if is_unclipped else found
+        return found | {"max_grad_norm": 0.0} if found.get("max_grad_norm", 1.0) is None else found
     if path.suffix in (".yml", ".yaml"):
         return _of_yaml(path)
     if path.suffix == ".md":
@@ -139,7 +138,8 @@ def _of_yaml(path: pathlib.Path) -> dict[str, Any]:
     is_llama_factory = bool({"finetuning_type", "cutoff_len", "lora_target"} & {*values})
     if not is_llama_factory and not {"base_model", "micro_batch_size"} & {*values}:
         return {}
-    found = _renamed(values, _TABLES["llama_factory" if is_llama_factory else "axolotl"])
+    kind = "llama_factory" if is_llama_factory else "axolotl"
+    found = _TABLES["defaults"][kind] | _renamed(values, _TABLES[kind])
     one, whole = found.get("per_device_train_batch_size") or 1, found.pop("batch_size", 0) or 0
     if whole and not found.get("gradient_accumulation_steps"):  # as axolotl does
         found["gradient_accumulation_steps"] = max(1, whole // one)

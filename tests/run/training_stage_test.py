@@ -180,6 +180,17 @@ class TrainingStageTest(FolderTest):
         self.assertLen(log, 10)
         self.assertLess(log[-1], log[0])
 
+    def test_rows_above_the_length_are_cut_or_dropped(self):
+        workspace = _workspace(self.root, unlearn=_UNLEARN)
+        lengths_N = workspace.train_rows.lengths_N
+        most = int(np.median(lengths_N))
+        for kind, number in (("cut", len(lengths_N)), ("drop", int((lengths_N <= most).sum()))):
+            settings = RetrainSettings(max_len=most, long_rows=kind, targets="all")
+            found = retrain_stage.encode_rows(workspace, settings)
+            self.assertLen(found.ids, number)
+            self.assertEqual(found.lengths_N.max(), most)
+        self.assertLess(number, len(lengths_N))
+
     def test_a_recipe_is_checked_against_the_adapter_that_it_gave(self):
         own = RetrainSettings(learning_rate=1e-2, epochs=2.0, batch_size=4, check_recipe=1.0)
         log = self.root / "trainer_state.json"

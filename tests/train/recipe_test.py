@@ -47,7 +47,7 @@ def test_axolotl(tmp_path):
     found = _read(tmp_path, config__yml=_AXOLOTL)
     expected = {"learning_rate": 2e-4, "weight_decay": 0.0, "warmup": 0.1, "max_len": 2048}
     expected |= {"epochs": 1, "schedule": "cosine", "micro_batch_size": 2, "batch_size": 4}
-    assert _values(found) == expected | {"targets": "response"}
+    assert _values(found) == expected | {"targets": "response", "long_rows": "drop"}
     lacks = [text.split(" (")[0].split(" is ")[0] for text in found.lacks]
     assert lacks == ["packing", "config.yml: optim"]
 
@@ -118,6 +118,8 @@ def test_a_state_gives_the_schedule_of_its_rates(kind, warmup, shift, tmp_path):
     ("name", "value"),
     [
         ("neat_packing", True),
+        ("use_dft_loss", True),
+        ("relora_steps", 100),
         ("loss_type", "dft"),
         ("train_sampling_strategy", "group_by_length"),
         ("truncation_mode", "keep_end"),
@@ -209,3 +211,14 @@ def test_axolotls_batch_of_all_accumulated_rows(tmp_path):
     assert _values(_read(tmp_path, a__yml=text))["batch_size"] == 128
     text += "gradient_accumulation_steps: 2\n"  # it decides, as in axolotl
     assert _values(_read(tmp_path, b__yml=text))["batch_size"] == 8
+
+
+def test_long_rows_of_axolotl_are_dropped_unless_it_cuts_them(tmp_path):
+    text = "base_model: a\nmicro_batch_size: 4\n"
+    assert _values(_read(tmp_path, a__yml=text))["long_rows"] == "drop"
+    text += "excess_length_strategy: "
+    assert _values(_read(tmp_path, b__yml=text + "truncate\n"))["long_rows"] == "cut"
+    (lack,) = _read(tmp_path, c__yml=text + "raise\n").lacks
+    assert "excess_length_strategy is 'raise'" in lack
+    values = _values(_read(tmp_path, d__yml="cutoff_len: 8\nper_device_train_batch_size: 4\n"))
+    assert "long_rows" not in values

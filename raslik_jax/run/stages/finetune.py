@@ -235,8 +235,7 @@ def count_pretraining(run: AbstractRun) -> Work:
     algorithm = pretraining(run.config, decoder.bind(graphdef))
     bare = run.forward._replace(token=run.forward.token - 2 * run.num_params)
     how: Any = {"shapes": run.drawn(settings.batch_size, settings.steps), "model": bare}
-    program = run.training("backbone", algorithm, base, {}, passes=3, **how)
-    return Work(run.base_bytes, [program])
+    return Work(run.base_bytes, [run.training("backbone", algorithm, base, {}, passes=3, **how)])
 
 
 UNITS = (

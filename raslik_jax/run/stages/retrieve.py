@@ -58,8 +58,7 @@ def make_sizes(workspace: Workspace, folder: pathlib.Path) -> None:
     if sizes is None or (settings.held_out and not own):
         chosen = _select_by_influence(workspace, num_targets, folder)
         sizes = len(chosen.forget), len(chosen.retain)
-    is_ended = (folder / artifacts.SIZES_FINDING.file).is_file()
-    if settings.held_out and not is_ended:
+    if settings.held_out and not (folder / artifacts.SIZES_FINDING.file).is_file():
         for name in own[:1]:
             request = request_of(workspace, name, is_eligible_N, (0, 0))
             _, chosen = strategies_lib.choose(STRATEGIES[name], request)

@@ -197,8 +197,7 @@ def make_chance(workspace: Workspace, folder: pathlib.Path) -> None:
     store, _, queries = sketch_lib.ask_index(workspace)
     found, facts = _compare(workspace, score_N, queries.gram_QQ)
     artifacts.CHANCE.write(folder, found)
-    sigma_N = _noise_of_best(workspace, store, score_N, queries)
-    artifacts.SIGMA.write(folder, sigma_N)
+    artifacts.SIGMA.write(folder, _noise_of_best(workspace, store, score_N, queries))
     artifacts.CHANCE_SUMMARY.write(folder, {**facts, **chance.count_finds(found)._asdict()})
     unrelated = facts["prompts"] - facts["related"]
     told = chance.sentence(found) or (
