@@ -48,6 +48,8 @@ def check_ranking(
     scores_N: Float[np.ndarray, " scores"], is_target_N: Bool[np.ndarray, " labels"]
 ) -> tuple[int, int]:
     """Returns the numbers of targets and of others of a ranking that may have infinities."""
+    if is_target_N.dtype != bool:  # numbers would be positions
+        raise refused("ranking_labels", got=is_target_N.dtype)
     num_nan, num_targets = int(np.isnan(scores_N).sum()), int(is_target_N.sum())
     if len(scores_N) != len(is_target_N) or num_nan or not num_targets:
         got = {"scores": len(scores_N), "nan": num_nan, "labels": len(is_target_N)}

@@ -164,7 +164,9 @@ def non_sf_by_words(
 
     Words are compared whole and without case: "star" is not found in "start" or "stars". An entry
     may have several words ("black hole") or marks. In scripts without spaces it is found anywhere.
+    A text in place of a vocabulary is one entry.
     """
+    vocabulary = [vocabulary] if isinstance(vocabulary, str) else vocabulary
     blank = sum(not word.strip() for word in vocabulary)
     if not vocabulary or blank:
         raise refused("vocabulary", count=len(vocabulary), blank=blank)

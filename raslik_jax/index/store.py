@@ -233,8 +233,14 @@ class SketchStore:
         return values
 
     def rows(self, positions: Sequence[int] | np.ndarray) -> Float32[np.ndarray, "M K"]:
-        """Returns the rows at `positions` of `ids` as float32 sketches."""
-        position_M = np.asarray(positions, np.int64)
+        """Returns the rows at `positions` of `ids` as float32 sketches; refuses other positions."""
+        position_M, last = np.asarray(positions), self.num_rows - 1
+        is_known = (
+            position_M.dtype.kind in "iu" and ((position_M >= 0) & (position_M <= last)).all()
+        )
+        if position_M.size and not is_known:
+            raise ValueError(f"positions must be integers from 0 to {last}: give those of `ids`")
+        position_M = position_M.astype(np.int64)
         starts = np.array([span.start for span in self.manifest.spans])
         chunks_M = np.searchsorted(starts, position_M, side="right") - 1
         rows_MK = np.empty((len(position_M), self.size), np.float32)

@@ -59,6 +59,7 @@ def map_tensors(function: Callable[[Array, tuple[int, ...]], Array], tree: Tree)
 
 
 def _unit(array: Array, axis: int | tuple[int, ...]) -> Array:
+    array = array.astype(jnp.float32)  # squares of float16 leave its range
     norm = jnp.sqrt(jnp.sum(jnp.square(array), axis=axis, keepdims=True))
     return array / jnp.where(norm > 0, norm, 1.0)
 

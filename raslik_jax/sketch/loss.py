@@ -44,11 +44,13 @@ def find_targets(
 
     Args:
       lora: adapter; `{}` for none.
-      target_mask_L: True if a token is a target; position 0 is never a target of `next_token`.
+      target_mask_L: True if a token is a target; for `next_token` position 0 does not count.
       num_targets: rows of the result, at least the number of targets; static.
       loss: `next_token` predicts token t from position t - 1, `unshifted` from position t.
       hidden_TE: the hidden states of the result; None to compute them.
     """
+    if loss == "next_token":  # nothing tells the first token
+        target_mask_L = target_mask_L.at[0].set(False)
     is_counted_T = jnp.arange(num_targets) < jnp.sum(target_mask_L)
     order_L = counted_first(target_mask_L)
     order_T = jnp.pad(order_L, (0, max(num_targets - len(order_L), 0)))[:num_targets]

@@ -93,6 +93,7 @@ def _flat(tree: Tree, normalize: Normalize) -> Array:
     """Returns a gradient as `gradients.flat_gradient` does, with its lengths as constants."""
 
     def over_length(array: Any, axis: Any) -> Any:
+        array = array.astype(jnp.float32)
         norm = jnp.sqrt(jnp.sum(jnp.square(array), axis=axis, keepdims=True))
         return array / jax.lax.stop_gradient(jnp.where(norm > 0, norm, 1.0))
 

@@ -183,8 +183,7 @@ class _Log:
             jax.block_until_ready(self._unread[ahead - 1])
         # Processes have clocks of their own, and all of a job have to end at the same step.
         is_late = processes.count() == 1 and time.monotonic() - self._looked > _LOOK_SECONDS
-        is_due = is_late or ahead >= _LOOK_EVERY
-        count = len(self._unread) if is_whole else ahead if is_due else 0
+        count = len(self._unread) if is_whole else ahead if is_late or ahead >= _LOOK_EVERY else 0
         if count > 0:
             self._read(np.array(self._unread[:count], np.float32))
             del self._unread[:count]
@@ -275,6 +274,9 @@ def fit(
                 break
             if saves and folder is not None:
                 resuming.save_progress(folder, number, at)
+        else:
+            if len(at.log_SF) < num_steps:
+                raise ValueError(f"{what} must have {num_steps:,} batches, got fewer: add some")
     return at
 
 

@@ -22,9 +22,9 @@ from raslik_jax.train.goals import LEAST_CARRIED, LONGEST_WAY, Direction, Mean
 
 
 def row_weights(batch: Batch, mean: Mean) -> Float[Array, " B"]:
-    """Returns the weight of each row in a mean: 1, or its number of targets; a dummy row 0."""
+    """Returns the weight of each row in a mean: 1, or its targets after the first token; or 0."""
     count = jnp.sum if mean == "tokens" else jnp.any
-    return count(batch.target_mask_BL, axis=-1).astype(jnp.float32)
+    return count(batch.target_mask_BL[:, 1:], axis=-1).astype(jnp.float32)
 
 
 def weighted_mean(
@@ -112,8 +112,7 @@ def kl_by_example(
         kl_T = jnp.sum(jnp.exp(log_p_TV) * (log_p_TV - log_q_TV), axis=-1)
         return mean_over_targets(kl_T, is_counted_T)
 
-    logits = model.logits_BTV, reference.logits_BTV
-    return jax.vmap(of_example)(*logits, model.targets.is_counted_T)
+    return jax.vmap(of_example)(model.logits_BTV, reference.logits_BTV, model.targets.is_counted_T)
 
 
 def capped_kl_by_example(

@@ -117,7 +117,6 @@ def _read(place: pathlib.Path, like: _Tree) -> _Tree:
     with orbax.checkpoint.StandardCheckpointer() as checkpointer:
         leaves = checkpointer.restore(place.resolve() / "state", _numbered(like))
     restored = [leaves[name] for name in sorted(leaves)]
-    expected = jax.tree.leaves(like)
-    if [np.shape(leaf) for leaf in restored] != [np.shape(leaf) for leaf in expected]:
+    if [np.shape(leaf) for leaf in restored] != [np.shape(leaf) for leaf in jax.tree.leaves(like)]:
         raise ValueError("its arrays have other shapes than this training")
     return jax.tree.unflatten(jax.tree.structure(like), restored)

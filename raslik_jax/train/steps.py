@@ -93,6 +93,8 @@ def unlearning(
     own = objective.settings if settings is None else settings
 
     def prepare(frozen: Frozen, batch: tuple[Batch, Batch | None], step: Array) -> Any:
+        if objective.retain is not None and batch[1] is None:
+            raise ValueError(f"{objective.title} must have rows to retain, got None: give a batch")
         # The means are over the whole batch, so what they divide by is found before it is cut up.
         forget_total, retain_total = (
             None if one is None else jnp.sum(losses.row_weights(one, options.mean)) for one in batch

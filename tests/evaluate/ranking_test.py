@@ -1,5 +1,6 @@
 """AUROC and AUPRC against slow versions, with many ties."""
 
+import inspect
 import itertools
 
 import numpy as np
@@ -65,5 +66,7 @@ class RankingTest(parameterized.TestCase):
                 measure(np.zeros(2), np.zeros(2, np.bool_))
             with pytest.raises((ValueError, TypeError)):
                 measure(np.zeros(3), labels_N)
+            with self.assertRaisesRegex(ValueError, "labels must be True or False, got int64"):
+                inspect.unwrap(ranking.check_ranking)(np.zeros(2), np.array([1, 0]))
         with self.assertRaisesRegex(ValueError, "of both kinds"):
             ranking.auroc(np.zeros(2), np.ones(2, np.bool_))

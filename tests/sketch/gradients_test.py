@@ -56,6 +56,20 @@ def _slow_gradient(lora, tokens_L, target_mask_L, *, normalize):
 
 
 class GradientsTest(parameterized.TestCase):
+    @parameterized.parameters(1e-6, 1e4)
+    def test_tensors_of_half_precision_have_unit_gradients(self, scale):
+        grads = {"a": jnp.full((3, 4), scale, jnp.float16), "b": jnp.ones(5, jnp.float16)}
+        flat = gradients.flat_gradient(
+            lambda params, frozen: sum(
+                jnp.sum(params[name] * jax.lax.stop_gradient(grads[name])) for name in grads
+            ),
+            jax.tree.map(jnp.zeros_like, grads),
+            {},
+            normalize="per_tensor",
+        )
+        np.testing.assert_allclose(flat[:12], 12**-0.5, rtol=1e-3)
+        np.testing.assert_allclose(flat[12:], 5**-0.5, rtol=1e-3)
+
     # Gradients are normalized before they are projected, by any family.
     @parameterized.parameters(*(("vector", name) for name in PROJECTIONS), ("per_tensor", "binned"))
     def test_equals_a_loop_over_examples(self, normalize, family):

@@ -105,6 +105,13 @@ class LossTest(parameterized.TestCase):
             _loss(rows.tokens_BL[0], mask_L, num_targets=4), expected, rtol=2e-6
         )
 
+    def test_the_first_token_is_no_target_because_nothing_comes_before_it(self):
+        rows = token_rows(1, [(3, 4)])
+        mask_L = rows.target_mask_BL[0].copy()
+        expected = _loss(rows.tokens_BL[0], mask_L, num_targets=8)
+        mask_L[0] = True
+        np.testing.assert_array_equal(_loss(rows.tokens_BL[0], mask_L, num_targets=8), expected)
+
     def test_no_target_gives_zero_and_a_zero_gradient(self):
         rows = token_rows(3, [(6, 0)])
 

@@ -80,6 +80,20 @@ class LoopTest(FolderTest):
         self.assertEqual(int(fitted.state.step), 70)
         self.assertEqual(fitted.losses, _fit(70, optax.sgd(1e-3)).losses)
 
+    def test_batches_that_end_too_early_are_no_training(self):
+        algorithm = loop.make_algorithm(
+            lambda frozen, batch, step: (lambda params, *_: (params["w"].sum(), ()), batch),
+            optax.sgd(1e-3),
+        )
+
+        def fit(num_steps):
+            given = algorithm, {"w": jnp.ones(3)}, {}, lambda done: iter([jnp.zeros((2, 1))] * 3)
+            return loop.fit(*given, num_steps=num_steps, what="fine-tuning")
+
+        self.assertLen(fit(3).losses, 3)
+        with self.assertRaisesRegex(ValueError, "fine-tuning must have 4 batches, got fewer"):
+            fit(4)
+
     def test_a_training_ends_where_it_is_told_to(self):
         called = []
 

@@ -72,6 +72,11 @@ class StepsTest(parameterized.TestCase):
         )
         np.testing.assert_allclose(infos[0].forget_nll, _nll(_MODEL.lora, _FORGET), rtol=1e-5)
 
+    def test_rows_to_retain_must_be_there_where_the_objective_reads_them(self):
+        algorithm = _algorithm("ga_gdr", optax.sgd(1.0))
+        with self.assertRaisesRegex(ValueError, "must have rows to retain, got None"):
+            algorithm.step(algorithm.init(_MODEL.lora), _FROZEN, (_FORGET, None))
+
     def test_the_frozen_weights_are_arguments(self):
         """Another base through the same jitted step gives another loss."""
         algorithm = _algorithm("ga_klr", optax.sgd(1.0))
