@@ -67,6 +67,8 @@ def token_shares(
         nll_T = target_nll(table, *targets, vocab_axis, decoder.config.logit_cap)
         return jnp.sum(jnp.where(targets.is_counted_T, weight_T * nll_T, 0.0))
 
+    if loss == "next_token":  # as `find_targets` counts
+        target_mask_L = target_mask_L.at[0].set(False)
     count = jnp.sum(target_mask_L)
     is_counted_T = (jnp.arange(num_targets) < count).astype(jnp.float32)
     weight_T = is_counted_T / jnp.maximum(count, 1).astype(jnp.float32)

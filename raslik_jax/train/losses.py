@@ -22,7 +22,7 @@ from raslik_jax.train.goals import LEAST_CARRIED, LONGEST_WAY, Direction, Mean
 
 
 def row_weights(batch: Batch, mean: Mean) -> Float[Array, " B"]:
-    """Returns the weight of each row in a mean: 1, or its targets after the first token; or 0."""
+    """Returns the weight of each row: 1, or its number of targets; 0 for a row without any."""
     count = jnp.sum if mean == "tokens" else jnp.any
     return count(batch.target_mask_BL[:, 1:], axis=-1).astype(jnp.float32)
 

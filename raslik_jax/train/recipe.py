@@ -133,13 +133,13 @@ def _of_yaml(path: pathlib.Path) -> dict[str, Any]:
         place = getattr(error, "problem_mark", None)
         line = f", line {place.line + 1}" if place else ""
         raise ValueError(f"{shown(str(path), 120)}{line} must be YAML: correct it") from None
-    if not isinstance(values, dict):
+    names = {*values} if isinstance(values, dict) else set()
+    own = names & {"finetuning_type", "cutoff_len", "lora_target"}
+    if not own and not names & {"base_model", "micro_batch_size"}:
         return {}
-    is_llama_factory = bool({"finetuning_type", "cutoff_len", "lora_target"} & {*values})
-    if not is_llama_factory and not {"base_model", "micro_batch_size"} & {*values}:
-        return {}
-    kind = "llama_factory" if is_llama_factory else "axolotl"
-    found = _TABLES["defaults"][kind] | _renamed(values, _TABLES[kind])
+    kind = "llama_factory" if own else "axolotl"
+    given = {name: value for name, value in values.items() if value is not None}
+    found = _renamed(_TABLES["defaults"][kind] | given, _TABLES[kind])
     one, whole = found.get("per_device_train_batch_size") or 1, found.pop("batch_size", 0) or 0
     if whole and not found.get("gradient_accumulation_steps"):  # as axolotl does
         found["gradient_accumulation_steps"] = max(1, whole // one)
@@ -282,6 +282,6 @@ def _lacks(known: Mapping[str, Value]) -> Iterator[str]:
             yield f"{what} ({found.origin} is {shown(found.value)})"
     for name, table in _TABLES["values"].items():
         found = known.get(name)
-        if found and found.value is not None and str(found.value) not in table:
+        if found and found.value not in _OFF and str(found.value) not in table:
             have = some_of(sorted({*table}), 4, quoted=False)
             yield f"{found.origin} is {shown(found.value)}, this program has {have}"

@@ -182,6 +182,7 @@ class TrainingStageTest(FolderTest):
 
     def test_rows_above_the_length_are_cut_or_dropped(self):
         workspace = _workspace(self.root, unlearn=_UNLEARN)
+        told = self.enter_context(mock.patch.object(workspace, "_told", set()))
         lengths_N = workspace.train_rows.lengths_N
         most = int(np.median(lengths_N))
         for kind, number in (("cut", len(lengths_N)), ("drop", int((lengths_N <= most).sum()))):
@@ -190,6 +191,9 @@ class TrainingStageTest(FolderTest):
             self.assertLen(found.ids, number)
             self.assertEqual(found.lengths_N.max(), most)
         self.assertLess(number, len(lengths_N))
+        self.assertIn(
+            f"{len(lengths_N) - number} training examples above {most} tokens are dropped", told
+        )
 
     def test_a_recipe_is_checked_against_the_adapter_that_it_gave(self):
         own = RetrainSettings(learning_rate=1e-2, epochs=2.0, batch_size=4, check_recipe=1.0)

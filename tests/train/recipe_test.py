@@ -216,6 +216,9 @@ def test_axolotls_batch_of_all_accumulated_rows(tmp_path):
 def test_long_rows_of_axolotl_are_dropped_unless_it_cuts_them(tmp_path):
     text = "base_model: a\nmicro_batch_size: 4\n"
     assert _values(_read(tmp_path, a__yml=text))["long_rows"] == "drop"
+    assert (
+        _values(_read(tmp_path, n__yml=text + "excess_length_strategy:\n"))["long_rows"] == "drop"
+    )
     text += "excess_length_strategy: "
     assert _values(_read(tmp_path, b__yml=text + "truncate\n"))["long_rows"] == "cut"
     (lack,) = _read(tmp_path, c__yml=text + "raise\n").lacks

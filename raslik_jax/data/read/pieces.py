@@ -320,9 +320,9 @@ def _as_json(value: Any) -> Any:
         case [*_]:
             return [_as_json(one) for one in value]
         case dict() if all(isinstance(name, str) for name in value):
-            # A table gives each object the keys of all others, with null. Messages have content.
-            kept = (n for n, one in value.items() if one is not None or n in ("content", "value"))
-            return {name: _as_json(value[name]) for name in kept}
+            # A table gives each object the keys of all others, with null. Messages keep their text.
+            own = {"content", "value"} if {"role", "from"} & value.keys() else {}
+            return {n: _as_json(one) for n, one in value.items() if one is not None or n in own}
         case bytes():
             try:
                 return value.decode()

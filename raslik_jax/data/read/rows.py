@@ -330,6 +330,7 @@ def _options_of(row: Row) -> dict[str, Any]:
         raise row.problem("chat_template_kwargs", "be an object")
     if row.get("conversations"):  # LLaMA-Factory's
         tools = [{"type": "function", "function": t} if "name" in t else t for t in tools]
+        given = tools or None  # an empty list is none there
     return kwargs if given in (None, "") else {"tools": tools} | kwargs
 
 

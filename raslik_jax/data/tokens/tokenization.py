@@ -22,8 +22,6 @@ _HEEDING = tuple(
     for name in ("Llama", "CodeLlama", "Gemma", "Cohere", "GPTNeoX")
     for suffix in ("", "Fast")
 )
-# Special tokens of transformers that are one token in a text if the vocabulary has them.
-_SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
 
 class Tokenizer(NamedTuple):
@@ -190,10 +188,10 @@ def _add_tokens(
     """
     import tokenizers
 
-    def add(fields: Mapping[str, Any]) -> None:
+    def token_of(fields: Mapping[str, Any]) -> tokenizers.AddedToken:
         names = ("special", "lstrip", "rstrip", "single_word", "normalized")
         kept = {name: bool(fields[name]) for name in names if name in fields}
-        backend.add_tokens([tokenizers.AddedToken(str(fields.get("content")), **kept)])
+        return tokenizers.AddedToken(str(fields.get("content")), **kept)
 
     added: dict[int, dict[str, Any]] = {}
     image, model = special.get("image_token"), _read_beside("config.json", file.parent)
@@ -205,19 +203,21 @@ def _add_tokens(
         if not isinstance(known, dict):  # then the file of older releases
             older = _read_beside("added_tokens.json", folder)
             known = {str(token): name for name, token in older.items() if isinstance(token, int)}
+        flagged = list[tokenizers.AddedToken]()  # one call for each would take long
         for token, one in ((int(key), one) for key, one in known.items() if key.isdecimal()):
             fields = one if isinstance(one, dict) else {"content": one, "special": True}
             is_known = backend.token_to_id(str(fields.get("content"))) is not None
             is_out = isinstance(rows := model.get("vocab_size"), int) and token >= rows
             if folder == file.parent and is_known:
-                add(fields) if isinstance(one, dict) else None
+                flagged += [token_of(one)] if isinstance(one, dict) else []
             elif folder != file.parent or not is_out:
                 added[token] = fields
+        backend.add_tokens(flagged)
     for token, fields in sorted(added.items()):
         if (content := str(fields.get("content"))) == image:
             continue  # `read_backend` left it out, or has it
         if backend.token_to_id(content) is None:
-            add(fields)
+            backend.add_tokens([token_of(fields)])
         if (got := backend.token_to_id(content)) != token:
             own, found = (shown(str(path), 120) for path in (folders[0], file))
             ids = {"token": shown(content), "id": token, "got": got}
@@ -226,11 +226,10 @@ def _add_tokens(
     lists = (config.get(f"{kind}_special_tokens") for kind in ("additional", "extra"))
     listed = [one for names in lists if isinstance(names, list) for one in names]
     contents = [str(one.get("content") if isinstance(one, dict) else one) for one in listed]
-    contents = [name for name in contents if name and name != image]
-    if unknown := [name for name in contents if backend.token_to_id(name) is None]:
+    if unknown := [n for n in contents if n not in ("", image) and backend.token_to_id(n) is None]:
         raise refused("token_listed", folder=shown(str(folders[0]), 120), got=some_of(unknown, 3))
     kinds = {one.content: one for one in backend.get_added_tokens_decoder().values()}
-    names = {*contents, *(special.get(name, "") for name in _SPECIAL)} & backend.get_vocab().keys()
+    names = ({*contents, *special.values()} - {image}) & backend.get_vocab().keys()
     backend.add_special_tokens([kinds.get(name, name) for name in sorted(names)])
 
 

@@ -166,8 +166,7 @@ def adopt_model(workspace: Workspace, folder: pathlib.Path) -> None:
 def write_losses(stage: str, folder: pathlib.Path, fitted: loop.Progress) -> None:
     """Writes the loss of every step and prints the first and the last ones."""
     artifacts.losses(stage).write(folder, fitted.losses)
-    last = np.mean(fitted.losses[-20:])
-    print(f"    loss {fitted.losses[0]:.3f} -> {last:.3f} nats a token")
+    print(f"    loss {fitted.losses[0]:.3f} -> {np.mean(fitted.losses[-20:]):.3f} nats a token")
 
 
 def shape_of(config: Config, *, vocab_size: int) -> gpt_neox.GPTNeoXConfig:

@@ -52,8 +52,10 @@ def encode_rows(
     """Returns the rows with an answer that a recipe trains on, those of `ids` or all."""
     left = workspace.train_rows if ids is None else workspace.train_rows.named(ids)
     if settings.long_rows == "drop":
-        most = settings.max_len or workspace.config.corpus.max_len
-        left = left.take(np.flatnonzero(left.lengths_N <= most))
+        most, whole = settings.max_len or workspace.config.corpus.max_len, left
+        left = whole.take(np.flatnonzero(whole.lengths_N <= most))
+        lost = len(whole.ids) - len(left.ids)
+        workspace.tell(f"{lost:,} training examples above {most} tokens are dropped" * bool(lost))
     how: Any = {"targets": settings.targets, "max_len": settings.max_len}
     return workspace.cut(left, "training examples", **how).with_answers()
 

@@ -46,8 +46,7 @@ def make_sizes(workspace: Workspace, folder: pathlib.Path) -> None:
     rule `gap` finds no row, a finding is written and nothing is held out.
     """
     settings, rows = workspace.config.retrieve, workspace.corpus.train
-    encoded = workspace.cut(workspace.train_rows, "training examples")
-    is_eligible_N = encoded.num_targets_N > 0
+    is_eligible_N = workspace.cut(workspace.train_rows, "training examples").num_targets_N > 0
     num_targets = sets.count_targets(rows, is_eligible_N)
     own = _own_sets(workspace.config)
     sizes: tuple[int, int] | None = (0, 0)  # without a reader

@@ -479,6 +479,9 @@ class ToolsTest(parameterized.TestCase):
         rows = [{"messages": _messages("hi", "no"), "tools": tools} for tools in ([], "[]", None)]
         shown = [_shown(_rows("messages", row), _tokenizer(source))[0] for row in rows]
         self.assertEqual([text.split()[0] for text in shown], ["ho", "ho", "no"])
+        turns = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "no"}]
+        (row,) = _rows("sharegpt", {"conversations": turns, "tools": "[]"})  # LLaMA-Factory's
+        self.assertEqual(content_of(row).options, {})
 
     def test_messages_and_tools_that_the_template_leaves_out_are_said(self):
         source = _PLAIN.replace("for m in messages", "for m in messages if m.role in roles")

@@ -164,7 +164,7 @@ class LayersTest(FolderTest):
         with self.assertRaisesRegex(ValueError, "split_special_tokens=true"):
             tk.load_tokenizer(self.own)
 
-    @parameterized.parameters("file", "decoder", "list")
+    @parameterized.parameters("file", "decoder", "list", "dict")
     def test_a_special_token_of_the_vocabulary_alone_is_one_token(self, listed):
         tk.save_tokenizer(self.own, self.tokenizer)
         state = json.loads((self.own / "tokenizer.json").read_text())
@@ -174,6 +174,7 @@ class LayersTest(FolderTest):
             "file": {"eos_token": "<bos>"},
             "decoder": {"added_tokens_decoder": {str(token): {"content": "<bos>"}}},
             "list": {"extra_special_tokens": ["<bos>"]},
+            "dict": {"extra_special_tokens": {"repo_token": "<bos>"}},
         }[listed]
         self.write("tokenizer_config.json", config)
         own = tk.load_tokenizer(self.own)
