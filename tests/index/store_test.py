@@ -84,7 +84,7 @@ class StoreTest(FolderTest):
         self.assertEqual(spans, [slice(0, 8), slice(8, 16), slice(16, 22)])
         rows = store.rows(range(22))
         np.testing.assert_array_equal(store.rows([21, 0, 9]), rows[[21, 0, 9]])
-        for positions in ([22], [-1], np.ones(22, np.bool_), [0.5]):
+        for positions in ([22], [-1], np.ones(22, np.bool_), np.array([0.5])):
             with self.assertRaisesRegex(ValueError, "positions must be integers from 0 to 21"):
                 store.rows(positions)
         self.assertEmpty(store.rows([]))

@@ -31,6 +31,7 @@ from raslik_jax.cli import command
 from raslik_jax.data import batches
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.evaluate import ranking
+from raslik_jax.evaluate.counterfactual import draw_subsets
 from raslik_jax.retrieve import bm25
 from raslik_jax.retrieve.strategies import query_text
 from raslik_jax.run import plan
@@ -256,7 +257,7 @@ def judge_scores(
     made = {"is_target": case.is_target, "nll": stored["nll"]}
     methods = sums | {"raslik, stored": np.array(stored["predicted"]["raslik"])}
     methods |= {"BM25 with answers": np.array(stored["predicted"]["BM25, prompt and answer"])}
-    nll, again = np.array(stored["nll"]), np.array(stored["again"])
+    again, nll = np.array(stored["again"]), np.array(stored["nll"])
     bound = {
         kind: judged.ceiling(nll[:, is_kind], again[:, is_kind])
         for kind, is_kind in judged.kinds_of(made).items()
@@ -264,12 +265,28 @@ def judge_scores(
     areas = {
         name: behavior_auprc(one, case.is_mine_NQ, case.is_target) for name, one in found.items()
     }
+    more = json.loads((HERE / "halves.json").read_text())
+    drawn = draw_subsets(
+        len(case.rows), number=len(more["nll"]), share=0.5, group=more["group"], seed=0
+    )
+    other = {
+        name: np.array([score[half].sum(axis=0) for half in drawn]) for name, score in found.items()
+    }
+    both = {name: np.concatenate([centered(sums[name]), centered(other[name])]) for name in other}
+    nll_both = np.concatenate([centered(nll), centered(np.array(more["nll"]))])
+    kinds = {"is_target": case.is_target}
     return _compared(made | {"predicted": methods}) | {
-        "two trainings": judge_means(made | {"predicted": methods}, nll, again),
+        "other halves": _compared(kinds | {"predicted": other, "nll": more["nll"]}),
+        "both": _compared(kinds | {"predicted": both, "nll": nll_both}),
         "auprc": areas,
         "bound": bound,
         "processor_seconds": seconds,
     }
+
+
+def centered(value_SQ: Kernel) -> Kernel:
+    """Returns values less their mean over the halves."""
+    return value_SQ - value_SQ.mean(axis=0)
 
 
 def _compared(made: Mapping[str, Any]) -> dict[str, Any]:
@@ -278,21 +295,6 @@ def _compared(made: Mapping[str, Any]) -> dict[str, Any]:
     return {
         part: {name: dict(kinds) for name, kinds in found.items()} for part, found in both.items()
     }
-
-
-def judge_means(made: Mapping[str, Any], nll_SQ: Kernel, again_SQ: Kernel) -> dict[str, Any]:
-    """Returns the LDS where two trainings of each half give its nats; {} without the second ones.
-
-    The bound is the correlation that a prediction free of error would have.
-    """
-    if nll_SQ.shape != again_SQ.shape:
-        return {}
-    mean_SQ, noise_SQ = (nll_SQ + again_SQ) / 2, (nll_SQ - again_SQ) / 2
-    bound = {}
-    for kind, is_kind_Q in judged.kinds_of(made).items():
-        share_Q = (noise_SQ**2).mean(axis=0) / mean_SQ.var(axis=0, ddof=1)
-        bound[kind] = float(np.sqrt(max(0.0, 1 - share_Q[is_kind_Q].mean())))
-    return _compared({**made, "nll": mean_SQ.tolist()}) | {"bound": bound}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

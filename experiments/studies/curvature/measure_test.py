@@ -36,17 +36,3 @@ def test_a_joint_score_does_not_depend_on_units():
     expected = [[a / np.std(x) + b / np.std(y) for a, b in zip(x, y, strict=True)]
                 for x, y in zip(first_NQ.T, second_NQ.T, strict=True)]  # fmt: skip
     np.testing.assert_allclose(found.T, expected, rtol=1e-12)
-
-
-def test_the_mean_of_two_trainings_is_predicted_as_well_as_its_noise_allows():
-    true_SQ, *noise = np.random.default_rng(3).normal(size=(3, 2000, 2))
-    nll_SQ, again_SQ = (true_SQ + one for one in noise)
-    made = {"is_target": [True, False], "predicted": {measure.DEFAULT: -true_SQ}}
-    found = measure.judge_means(made, nll_SQ, again_SQ)
-    ranks = [np.argsort(np.argsort(one, axis=0), axis=0) for one in (true_SQ, nll_SQ + again_SQ)]
-    pairs = zip(ranks[0].T, ranks[1].T, strict=True)
-    expected = np.mean([np.corrcoef(*pair)[0, 1] for pair in pairs])
-    np.testing.assert_allclose(found["lds"][measure.DEFAULT]["all"]["mean"], expected, rtol=1e-9)
-    # The variance of the mean is 1 + 1 / 2, and that of its noise is 1 / 2.
-    np.testing.assert_allclose(found["bound"]["all"], np.sqrt(2 / 3), atol=0.03)
-    assert measure.judge_means(made, nll_SQ, again_SQ[:3]) == {}
