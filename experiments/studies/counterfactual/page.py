@@ -153,7 +153,7 @@ def curvature_table(*, is_whole: bool = False) -> str:
         if name not in found["auprc"]:
             continue
         cells = []
-        for part in (found, found.get("two trainings")):
+        for part in (found, found.get("both")):
             kinds = part["lds"][name] if part else {}
             less = part["less"].get(name) if part else None
             cells += [
@@ -164,7 +164,7 @@ def curvature_table(*, is_whole: bool = False) -> str:
         title = _OTHERS[name] if found is both[1][0] and not is_whole else name
         rows.append([title, *cells, f"{found['auprc'][name]:.3f}"])
     head = ["gradient, metric, score", "all answers", "of a behavior", "more than the default"]
-    return markdown_table([*head, "two trainings: all", "more", "AUPRC"], rows)
+    return markdown_table([*head, "all, 24 halves", "more", "AUPRC"], rows)
 
 
 # The rows of the page: those of the rule with the damping that it chose.
