@@ -71,8 +71,8 @@ def test_the_places_of_a_fact_are_in_the_order_of_scores_and_then_of_rows():
 def test_facts_are_those_that_the_checkout_makes(tmp_path):
     folder = tmp_path / "bergson" / "recall"
     with pytest.raises(ValueError, match="bergson/recall/facts.py"):
-        recall.generate(tmp_path, 2)
+        recall.generate(tmp_path, 2, 0)
     folder.mkdir(parents=True)
-    made = "def fact_generator(number, path, seed):\n    yield from ({'n': i} for i in range(8))\n"
+    made = "def fact_generator(number, path, seed):\n    yield from ({'n': i, 'seed': seed} for i in range(number))\n"
     (folder / "facts.py").write_text(made)
-    assert recall.generate(tmp_path, 2) == [{"n": number} for number in range(8)]
+    assert recall.generate(tmp_path, 2, 5) == [{"n": number, "seed": 5} for number in range(8)]
