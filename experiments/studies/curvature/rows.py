@@ -5,8 +5,8 @@
 
 Each answer of the trace is unlearned from the trained adapter by itself, as rule.md says. The score
 of a row is the rise of the mean loss of its response, in nats a token. A line of --out has a row's
-id and its scores, one for each query of the trace. No recipe is needed. For each query the time is
-that of one pass over all rows and of 10 to 100 steps.
+id and its scores, one for each query of the trace. No recipe is needed. Each query takes a pass over
+all rows and at most 100 steps (6 to 16 in the study).
 
 The score predicts what an answer's loss becomes without some rows. It does not find the rows of a
 behavior as well as the trace (docs/studies/counterfactual.md).
