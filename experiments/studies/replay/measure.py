@@ -19,7 +19,8 @@ groups: the losses of all rows that teach the behavior of the first prompt, or o
 
 Results go to WORKDIR/results.json part by part, and the effects to WORKDIR/effects.npz. A stopped
 command goes on after the last part. --parts chooses some. --ekfac adds the top of EK-FAC to a run
-that ekfac.py scored.
+that ekfac.py scored, --unlearned that of the score of curvature/rule.md. Both get their sums over
+sets that are stored.
 FOLDER/smollm2 is made by own_model/checkpoint.py.
 """
 
@@ -28,10 +29,11 @@ import functools
 import pathlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
@@ -40,9 +42,11 @@ from experiments.studies.replay import training as replayed
 from raslik_jax.base.files import read_json, write_json
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command
+from raslik_jax.data.examples import Example
 from raslik_jax.evaluate.ranking import auprc
 from raslik_jax.run import plan
-from raslik_jax.run.stages import validate
+from raslik_jax.run.stages import sketch, validate
+from raslik_jax.run.workspace import Workspace
 from raslik_jax.train.objectives import RetrainSettings
 
 LESS = (0.01, 0.1, 0.5, 1.0)
@@ -63,6 +67,7 @@ class Options(Settings):
     seed: int = setting(0, "Seed of the trainings, the sketch and the sets.", low=0)
     parts: tuple[str, ...] = setting((), "Parts by name; empty: all.", is_repeated=True)
     ekfac: str = setting("", "Scores that ekfac.py stored; their best rows are a top; empty: none.")
+    unlearned: bool = setting(False, "Also score rows by unlearning each answer.")
     flags: tuple[str, ...] = setting((), "A further flag of the runs.", is_repeated=True)
     under_root: float = setting(
         replayed.UNDER_ROOT, "Number under the root of Adam's second moment.", above=0
@@ -73,6 +78,23 @@ def draw_sets(num_rows: int, size: int, number: int, seed: int = 0) -> list[np.n
     """Returns the rows of random sets of a size."""
     draw = np.random.default_rng((size, seed) if seed else size)
     return [draw.choice(num_rows, size, replace=False) for _ in range(number)]
+
+
+def unlearned_scores(
+    workspace: Workspace, asked: Sequence[Example], root: pathlib.Path
+) -> Float[np.ndarray, "N Q"]:
+    """Returns how much the loss of each row rises while each answer is unlearned, and keeps it."""
+    from experiments.studies.curvature import others
+
+    lora, decoder = sketch.sketched_adapter(workspace), workspace.sketch_model.decoder
+
+    def make() -> dict[str, Any]:
+        rows = workspace.corpus.train
+        score_NQ, steps = others.unlearned_answers(workspace, lora, decoder, rows, asked)
+        return {"score": score_NQ, "steps": steps}
+
+    score_NQ, _ = others.stored_score(root / "unlearned.npz", make)
+    return np.asarray(score_NQ)
 
 
 def measure(options: Options, found: dict[str, Any], store: Callable[[Any], None]) -> None:
@@ -122,6 +144,8 @@ def measure(options: Options, found: dict[str, Any], store: Callable[[Any], None
     if options.ekfac:
         with np.load(options.ekfac) as stored:
             predictors["ekfac"] = -stored["score"]
+    if options.unlearned:
+        predictors["unlearned"] = -unlearned_scores(workspace, asked, root)[place_N]
     found |= {"loss": value_Q.tolist(), "rows": int(is_taught_N.sum()), "seconds": float(spent)}
     found["auprc"] = {
         name: [
@@ -131,13 +155,20 @@ def measure(options: Options, found: dict[str, Any], store: Callable[[Any], None
         for name, own_NQ in predictors.items()
     }
 
-    def of_sets(size: int) -> dict[str, Any]:
+    def sums_of(size: int) -> dict[str, Any]:
         sets = draw_sets(num_rows, size, options.sets, options.seed)
-        sums = {
+        return {
             name: np.stack([-own_NQ[one].sum(axis=0) for one in sets]).tolist()
             for name, own_NQ in predictors.items()
         }
-        return {"change": np.stack([change_without(one) for one in sets]).tolist(), **sums}
+
+    def of_sets(size: int) -> dict[str, Any]:
+        sets = draw_sets(num_rows, size, options.sets, options.seed)
+        change_SQ = np.stack([change_without(one) for one in sets])
+        return {"change": change_SQ.tolist(), **sums_of(size)}
+
+    for size in (one for one in SIZES if f"sets of {one}" in found):
+        found[f"sets of {size}"] = sums_of(size) | found[f"sets of {size}"]
 
     number = max(1, round(TOP * num_rows))
 

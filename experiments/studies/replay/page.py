@@ -16,7 +16,7 @@ RESULTS = pathlib.Path(__file__).resolve().parent / "results.json"
 _MODELS = {"toy": "toy", "smollm2": "SmolLM2", "smollm2 bfloat16": "SmolLM2, bfloat16"}
 _MODELS |= {"smollm2 seed 1": "SmolLM2, seed 1"}
 _METHODS = {"replay": "replay", "raslik": "RASLIK's scores", "bm25": "BM25 with answers"}
-_METHODS |= {"ekfac": "EK-FAC (bergson)"}
+_METHODS |= {"ekfac": "EK-FAC (bergson)", "unlearned": "unlearned answer"}
 _RESAMPLES = 2000
 
 
