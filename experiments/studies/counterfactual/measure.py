@@ -4,14 +4,18 @@
       --embedding=BAAI/bge-small-en-v1.5 --halves=25
   python experiments/studies/counterfactual/measure.py --case=smollm2 --model=FOLDER/smollm2 \\
       --workdir=runs/counterfactual-smollm2 --embedding=BAAI/bge-small-en-v1.5 --group=6
+  python experiments/studies/counterfactual/measure.py --case="fact 8 %" --model=FOLDER/smollm2 \\
+      --workdir=runs/counterfactual-fact --group=6 --queries=5 --epochs=1 --halves=12 --unlearned
 
 `raslik validate` trains on random halves of the rows and finds the linear datamodeling scores. The
 script makes the run that it validates: an adapter that is trained on all rows, and the trace of
 several answers. It adds scores of other methods and the labels. FOLDER/smollm2 is made by
-own_model/checkpoint.py. Results go to WORKDIR/results.json. A stopped command continues.
+own_model/checkpoint.py. The facts are rows of --corpus.dataset=behaviors in $RASLIK_DATA. Results
+go to WORKDIR/results.json. A stopped command continues.
 """
 
 import dataclasses
+import functools
 import json
 import pathlib
 import sys
@@ -29,6 +33,7 @@ from raslik_jax.base.files import write_json
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command, setting_flags
 from raslik_jax.config import Config, FinetuneConfig, MeshConfig
+from raslik_jax.data.examples import Example
 
 HERE = pathlib.Path(__file__).resolve().parent
 _DEMO = HERE.parents[1] / "flags" / "demo.flags"
@@ -86,6 +91,26 @@ def _smollm2_rows() -> tuple[Rows, Mapping[str, Rows]]:
     return read(HERE.parent / "own_model" / "train.jsonl"), asked
 
 
+def _fact_rows(num_targets: int) -> tuple[Rows, Mapping[str, Rows]]:
+    from experiments.studies.behaviors.corpus import register
+    from raslik_jax.base.settings import replaced
+    from raslik_jax.data.corpora import CorpusConfig
+
+    register()
+    sizes = {"num_train": 600, "num_targets": num_targets, "num_backbone": 0, "num_test": 16}
+    chosen = {"dataset": "behaviors", "behaviors.behavior": "fact"}
+    corpus = replaced(CorpusConfig(), chosen | sizes).load(seed=0)
+
+    def row(one: Example) -> dict[str, str]:
+        label = one.source.removeprefix("behaviors:").removeprefix("alpaca")
+        return {"instruction": one.instruction, "output": one.output, "label": label}
+
+    asked = {
+        kind: [row(one) for one in corpus.queries[f"test_{kind}"]] for kind in ("target", "normal")
+    }
+    return [row(one) for one in corpus.train], asked
+
+
 def _smollm2_flags(options: "Options") -> Sequence[str]:
     if not options.model:
         raise ValueError("--model must name the checkpoint that checkpoint.py made, got none")
@@ -100,7 +125,16 @@ def _smollm2_flags(options: "Options") -> Sequence[str]:
     )
 
 
-CASES = {"toy": Case(_toy_rows, _toy_flags), "smollm2": Case(_smollm2_rows, _smollm2_flags)}
+def _fact_flags(options: "Options") -> Sequence[str]:
+    return *_smollm2_flags(options), "--corpus.template=brief"
+
+
+CASES = {
+    "toy": Case(_toy_rows, _toy_flags),
+    "smollm2": Case(_smollm2_rows, _smollm2_flags),
+    "fact 8 %": Case(functools.partial(_fact_rows, 48), _fact_flags),
+    "fact 2 %": Case(functools.partial(_fact_rows, 12), _fact_flags),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,9 +142,10 @@ class Options(Settings):
     """The trainings of the study."""
 
     case: str = setting("toy", "Model and rows.", choices=tuple(CASES))
-    model: str = setting("", "Case smollm2: the checkpoint that checkpoint.py made.")
+    model: str = setting("", "SmolLM2, the checkpoint that checkpoint.py made; not of case toy.")
     workdir: str = setting("runs/counterfactual", "Where the runs and the results go.")
     embedding: str = setting("", "Sentence encoder, as --retrieve.embedding.checkpoint; '': none.")
+    unlearned: bool = setting(False, "Also score rows by unlearning each answer.")
     halves: int = setting(20, "Trainings on random halves.", low=3)
     again: int = setting(0, "First halves that are trained on again, in another order.", zero_or=3)
     group: int = setting(1, "Rows that a half has or lacks together: neighbors by label, prompt.")
@@ -159,8 +194,11 @@ def trace_answers(options: Options) -> Config:
     return whole
 
 
-def score_rows(root: pathlib.Path, *, has_embedding: bool) -> list[str]:
+def score_rows(
+    root: pathlib.Path, *, has_embedding: bool, has_unlearned: bool = False
+) -> list[str]:
     """Writes the scores of every row with every query that the trace lacks; returns the files."""
+    from experiments.studies.curvature import others
     from experiments.studies.encoders import embedding
     from raslik_jax.data import batches
     from raslik_jax.index.combine import directions
@@ -189,6 +227,8 @@ def score_rows(root: pathlib.Path, *, has_embedding: bool) -> list[str]:
     if has_embedding:
         example_NE, query_QE = embedding.sentence_vectors(workspace, queries)
         found["embeddings"] = example_NE @ query_QE.T
+    if has_unlearned:
+        found["unlearned"] = others.kept_unlearned(workspace, queries, root)
     labels = [[row.extra["label"] == query.extra["label"] for query in queries] for row in rows]
     found["labels"] = np.array(labels, float)
     for name, score_NQ in found.items():
@@ -202,7 +242,8 @@ def measure(options: Options) -> dict[str, Any]:
     is_target, trained = write_rows(options), trace_answers(options).finetune
     recipe = {f"unlearn.retrain.{name}": getattr(trained, name) for name in _RECIPE}
     recipe["unlearn.retrain.epochs"] = float(options.epochs)
-    files = score_rows(root, has_embedding=bool(options.embedding))
+    has = {"has_embedding": bool(options.embedding), "has_unlearned": options.unlearned}
+    files = score_rows(root, **has)
     how: Any = {"run": root / "traced", "seeds": 0, "group": options.group}
     found: dict[str, Any] = {"is_target": is_target, "again": []}
     if options.again:

@@ -29,6 +29,7 @@ from raslik_jax.base.progress import progress
 from raslik_jax.base.settings import setting
 from raslik_jax.cli import command
 from raslik_jax.data import batches
+from raslik_jax.run.stages import sketch
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.train import losses
 
@@ -93,6 +94,20 @@ def unlearned_answers(
             rise_NQ[:, place] = all_rows(new) - before_N
             counter.update(1)
     return rise_NQ, steps
+
+
+def kept_unlearned(
+    workspace: Workspace, asked: Any, folder: pathlib.Path
+) -> Float[np.ndarray, "N Q"]:
+    """Returns the scores of the unlearned answers for a run, made unless the folder has them."""
+
+    def make() -> dict[str, Any]:
+        lora, decoder = sketch.sketched_adapter(workspace), workspace.sketch_model.decoder
+        rows = workspace.corpus.train
+        score_NQ, steps = unlearned_answers(workspace, lora, decoder, rows, asked)
+        return {"score": score_NQ, "steps": steps}
+
+    return np.asarray(stored_score(folder / "unlearned.npz", make)[0])
 
 
 def stored_score(path: pathlib.Path, make: Callable[[], Any]) -> tuple[Any, float]:

@@ -29,11 +29,10 @@ import functools
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
@@ -42,11 +41,9 @@ from experiments.studies.replay import training as replayed
 from raslik_jax.base.files import read_json, write_json
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command
-from raslik_jax.data.examples import Example
 from raslik_jax.evaluate.ranking import auprc
 from raslik_jax.run import plan
-from raslik_jax.run.stages import sketch, validate
-from raslik_jax.run.workspace import Workspace
+from raslik_jax.run.stages import validate
 from raslik_jax.train.objectives import RetrainSettings
 
 LESS = (0.01, 0.1, 0.5, 1.0)
@@ -80,28 +77,13 @@ def draw_sets(num_rows: int, size: int, number: int, seed: int = 0) -> list[np.n
     return [draw.choice(num_rows, size, replace=False) for _ in range(number)]
 
 
-def unlearned_scores(
-    workspace: Workspace, asked: Sequence[Example], root: pathlib.Path
-) -> Float[np.ndarray, "N Q"]:
-    """Returns how much the loss of each row rises while each answer is unlearned, and keeps it."""
-    from experiments.studies.curvature import others
-
-    lora, decoder = sketch.sketched_adapter(workspace), workspace.sketch_model.decoder
-
-    def make() -> dict[str, Any]:
-        rows = workspace.corpus.train
-        score_NQ, steps = others.unlearned_answers(workspace, lora, decoder, rows, asked)
-        return {"score": score_NQ, "steps": steps}
-
-    score_NQ, _ = others.stored_score(root / "unlearned.npz", make)
-    return np.asarray(score_NQ)
-
-
 def measure(options: Options, found: dict[str, Any], store: Callable[[Any], None]) -> None:
     """Stores effects and changes of the queries' losses, in nats a token, by set of rows.
 
     Parts that `found` has are not made again.
     """
+    from experiments.studies.curvature import others
+
     root = pathlib.Path(options.workdir)
     own = {name: getattr(options, name) for name in ("case", "model", "epochs")}
     flags = (*options.flags, f"--seed={options.seed}")
@@ -145,7 +127,8 @@ def measure(options: Options, found: dict[str, Any], store: Callable[[Any], None
         with np.load(options.ekfac) as stored:
             predictors["ekfac"] = -stored["score"]
     if options.unlearned:
-        predictors["unlearned"] = -unlearned_scores(workspace, asked, root)[place_N]
+        own_NQ = others.kept_unlearned(workspace, asked, root)
+        predictors["unlearned"] = -own_NQ[place_N]
     found |= {"loss": value_Q.tolist(), "rows": int(is_taught_N.sum()), "seconds": float(spent)}
     found["auprc"] = {
         name: [
