@@ -161,11 +161,11 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def lower_half(
-    graphdef: decoders.GraphDef, lora: Tree, base: Tree
+def lower_layers(
+    graphdef: decoders.GraphDef, lora: Tree, base: Tree, part: int = 2
 ) -> tuple[decoders.Decoder, Tree, Tree]:
-    """Returns a decoder that ends, with the final norm, after half of the layers."""
-    count = graphdef.config.num_hidden_layers // 2
+    """Returns a decoder that ends, with the final norm, after one `part` of the layers."""
+    count = graphdef.config.num_hidden_layers // part
     kinds = getattr(graphdef.config, "layer_types", None)
     fewer: dict[str, Any] = {"layer_types": kinds[:count]} if kinds else {}
     config = dataclasses.replace(graphdef.config, num_hidden_layers=count, **fewer)
@@ -267,7 +267,7 @@ def row_function(
             # the last token before the answer
             "prompt end": jnp.roll(is_answer_L, -1) & ~is_answer_L,
         }
-        half, *trees = lower_half(graphdef, lora, base)
+        half, *trees = lower_layers(graphdef, lora, base)
         middle_LE = hidden_of_row(half, *trees, tokens_L, is_counted_L)
         for name in states:
             states_LE = hidden_LE if name.startswith("last/") else middle_LE
