@@ -5,7 +5,7 @@ import pyarrow
 import pytest
 
 from experiments.studies.which_gradient import cells
-from experiments.studies.which_method import measure, page, recall
+from experiments.studies.which_method import measure, page, recall, stages
 
 
 def test_the_rows_of_a_set_are_read_and_a_missing_one_is_named(tmp_path):
@@ -35,6 +35,19 @@ def test_two_stages_order_the_best_of_the_first_by_the_second():
     order = np.argsort(-measure.rescored(cheap_N, fine_N, 0.5))
     assert order.tolist() == [1, 0, 2, 3]
     assert measure.rescored(cheap_N, fine_N, 1.0).tolist() == fine_N.tolist()
+
+
+def test_cosines_are_centered_by_the_rows_that_were_drawn():
+    generator = np.random.default_rng(0)
+    row_NK, query_QK = generator.normal(size=(9, 4)), generator.normal(size=(2, 4))
+    drawn = [1, 4, 6]
+    mean_K = np.mean([row_NK[n] / np.linalg.norm(row_NK[n]) for n in drawn], axis=0)
+    for q, query_K in enumerate(query_QK):
+        for n, row_K in enumerate(row_NK):
+            one_K, other_K = (v / np.linalg.norm(v) - mean_K for v in (query_K, row_K))
+            cosine = one_K @ other_K / np.linalg.norm(one_K) / np.linalg.norm(other_K)
+            found_QN = stages.centered_cosines(row_NK, query_QK, drawn)
+            assert found_QN[q, n] == pytest.approx(cosine, abs=1e-12)
 
 
 @pytest.mark.parametrize("is_unit", [False, True])
@@ -73,6 +86,9 @@ def test_facts_are_those_that_the_checkout_makes(tmp_path):
     with pytest.raises(ValueError, match="bergson/recall/facts.py"):
         recall.generate(tmp_path, 2, 0)
     folder.mkdir(parents=True)
-    made = "def fact_generator(number, path, seed):\n    yield from ({'n': i, 'seed': seed} for i in range(number))\n"
+    made = (
+        "def fact_generator(number, path, seed):\n"
+        "    yield from ({'n': i, 'seed': seed} for i in range(number))\n"
+    )
     (folder / "facts.py").write_text(made)
     assert recall.generate(tmp_path, 2, 5) == [{"n": number, "seed": 5} for number in range(8)]
