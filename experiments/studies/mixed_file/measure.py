@@ -15,6 +15,7 @@ import json
 import os
 import pathlib
 import re
+import resource
 import shutil
 import sys
 import time
@@ -52,6 +53,7 @@ MARKERS = {
 }
 _LOSSES = ("unshifted/all", "next_token/all")
 _QUERIES = 8
+_COSTS = ("seconds", "gigabytes")
 # What a method is called in the results, and in which_gradient.
 _METHODS = {
     "RASLIK": "unshifted/all",
@@ -60,6 +62,15 @@ _METHODS = {
     "sum of three cosines": "unshifted + trained + hidden",
     "BM25": "BM25, answers",
 }
+
+
+def peak(*, own: bool) -> float:
+    """Returns the most memory of this process so far, or of the children that ended, in GB.
+
+    The commands of other parts are children too: measure the memory with --parts=rank.
+    """
+    whose = resource.RUSAGE_SELF if own else resource.RUSAGE_CHILDREN
+    return round(resource.getrusage(whose).ru_maxrss / 2**20, 2)
 
 
 def behaviors_of(act: pathlib.Path) -> list[str]:
@@ -195,30 +206,43 @@ class Part:
         if not path.with_suffix(".json").is_file():
             start = time.process_time()
             passes.store(workspace, given, labels, labels, path, _LOSSES, seconds=start)
+            stored = read_json(path.with_suffix(".json"))
+            write_json(path.with_suffix(".json"), stored | {"gigabytes": peak(own=True)})
         run = next(one for one in cells.read_runs(path.parent) if one.name == path.name)
         scores = dict(run.scores())
-        found: dict[str, Any] = {name: (scores[key], None) for name, key in _METHODS.items()}
+        found: dict[str, Any] = {name: (scores[key], {}) for name, key in _METHODS.items()}
         texts = [*rows, *(one.example for one in given)]
         for peer, (flag, make) in methods.PEERS.items():
             kept = path.with_suffix(f".{peer}.npz")
             if getattr(self.options, flag) and not kept.is_file():
                 begin = sum(os.times()[:4])
                 gram_MM = make(workspace, texts, kept.with_suffix(""), self.options)
-                np.savez(kept, gram=gram_MM, seconds=sum(os.times()[:4]) - begin)
+                spent = sum(os.times()[:4]) - begin
+                # A peer that runs in this process has no peak of its own.
+                more = {"gigabytes": peak(own=False)} if flag == "python" else {}
+                np.savez(kept, gram=gram_MM, seconds=spent, **more)
             if kept.is_file():
                 with np.load(kept) as stored:
                     number = len(rows)
-                    found[peer] = stored["gram"][number:, :number], round(float(stored["seconds"]))
+                    cost = {name: float(stored[name]) for name in _COSTS if name in stored}
+                    found[peer] = stored["gram"][number:, :number], cost
         is_own_N, asked = run.labels == self.case.behavior, run.asked(self.case.behavior)
+
+        def judged(score_QN: np.ndarray) -> dict[str, list[float]]:
+            """Returns AUPRC, and precision, recall and F1 of the rows that are found, by query."""
+            rows_Q = [cells.count_found(one_N, is_own_N) for one_N in score_QN]
+            each = {
+                "auprc": [float(auprc(one_N, is_own_N)) for one_N in score_QN],
+                "precision": [hits / max(1, number) for hits, number in rows_Q],
+                "recall": [hits / int(is_own_N.sum()) for hits, _ in rows_Q],
+                "f1": [cells.found_f1(one_N, is_own_N) for one_N in score_QN],
+            }
+            return {name: [round(value, 4) for value in values] for name, values in each.items()}
+
         return {
-            "pass_seconds": run.stored["seconds"],
+            "pass": {name: run.stored[name] for name in _COSTS if name in run.stored},
             "methods": {
-                name: {
-                    "auprc": [round(float(auprc(one_N, is_own_N)), 4) for one_N in score_QN[asked]],
-                    "f1": [round(cells.found_f1(one_N, is_own_N), 4) for one_N in score_QN[asked]],
-                    "seconds": seconds,
-                }
-                for name, (score_QN, seconds) in found.items()
+                name: judged(score_QN[asked]) | cost for name, (score_QN, cost) in found.items()
             },
         }
 

@@ -71,7 +71,7 @@ def methods_table() -> str:
     rows = []
     for method in methods:
         each = [found["methods"].get(method) for found in ranked.values()]
-        seconds = [one["seconds"] for one in each if one and one["seconds"] is not None]
+        seconds = [one["seconds"] for one in each if one and one.get("seconds") is not None]
         cost = " to ".join(dict.fromkeys(f"{f(seconds):.0f}" for f in (min, max) if seconds))
         rows.append([method, *(cell(one) if one else "" for one in each), cost])
     return markdown_table(["method", *(name.split("/")[0] for name in ranked), "seconds"], rows)

@@ -117,9 +117,16 @@ def probe_scores(unit_ME: Float[np.ndarray, "M E"], num_train: int) -> Float[np.
 
 def found_f1(score_N: Float[np.ndarray, " N"], is_target_N: Bool[np.ndarray, " N"]) -> float:
     """Returns the F1 of the rows that the gap rule finds; 0 if it finds none."""
+    hits, number = count_found(score_N, is_target_N)
+    return 2 * hits / (number + int(is_target_N.sum()))
+
+
+def count_found(
+    score_N: Float[np.ndarray, " N"], is_target_N: Bool[np.ndarray, " N"]
+) -> tuple[int, int]:
+    """Returns how many targets the gap rule finds, and how many rows."""
     number = find_cut(score_N).num_forget
-    hits = is_target_N[np.argsort(-score_N, kind="stable")[:number]].sum()
-    return float(2 * hits / (number + is_target_N.sum()))
+    return int(is_target_N[np.argsort(-score_N, kind="stable")[:number]].sum()), int(number)
 
 
 def read_runs(folder: pathlib.Path) -> Iterator[Run]:
