@@ -9,7 +9,7 @@ WORKERS ?= 2
 
 .PHONY: help quickstart demo test parity check studies lint docs clean
 help:
-	@echo "make quickstart  set up, then one bad answer in, a clean adapter and a report out (90 s on 2 cores)"
+	@echo "make quickstart  set up, then one bad answer in, a clean adapter and a report out (a minute on 2 cores)"
 	@echo "make demo        all strategies on a toy, side by side (about 4 minutes on 2 cores)"
 	@echo "make test        set up, then lint, types and tests (5 to 9 minutes on 2 quiet cores)"
 	@echo "make check       the heavy tests: parity with torch, kill tests, statistics, a browser, GPU programs (11 to 20 minutes)"
@@ -24,7 +24,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed-run: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS) -e '.[eval]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS) -e '.[data,eval]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python

@@ -7,7 +7,7 @@ the recipe that the trainer left next to the adapter (training_args.json, traine
 model card, YAML of axolotl or LLaMA-Factory) or the one of --recipe. It prints each setting with
 its origin. Then it measures the adapter as `raslik unlearn` does. It writes the adapter with its
 card to --out, and the cleaned training file and the report to --run. `training_args.bin` is a
-pickle and is not read: the message shows a line that prints it as training_args.json.
+pickle and is not read: the error shows a line that prints it as training_args.json.
 
 --check_recipe first trains on all rows and says whether the recipe gives the adapter.
 --dry_run prints the time and memory of retraining and of unlearning, and recommends one of them.

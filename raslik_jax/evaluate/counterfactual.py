@@ -6,10 +6,14 @@ after retraining on random subsets with the sum of the scores of the rows in eac
 correlation is Spearman's. The source is Park et al. 2023, "TRAK" (arXiv:2303.14186), Section 2.
 """
 
+import itertools
+import math
+
 import numpy as np
 from jaxtyping import Float
 
 from raslik_jax.data.ordering import shuffled
+from raslik_jax.data.words import refused
 from raslik_jax.evaluate.rates import Interval
 
 _DRAWS = 2000
@@ -96,9 +100,17 @@ def draw_subsets(
     """Returns the sorted positions of the rows that random subsets keep.
 
     Rows are drawn in groups of `group` neighbors. All subsets keep the same number of groups. It is
-    a `share` of them and at least one.
+    a `share` of them and at least one. All differ. Raises a ValueError if there are too few.
     """
-    groups = [np.arange(num_rows)[start : start + group] for start in range(0, num_rows, group)]
-    kept = max(1, round(share * len(groups)))
-    draws = [shuffled(groups, seed=seed, label=f"subset {place}")[:kept] for place in range(number)]
-    return [np.sort(np.concatenate(draw)) for draw in draws]
+    count = -(-num_rows // group)
+    kept = max(1, round(share * count))
+    if (possible := math.comb(count, kept)) < number:
+        raise refused("subsets", groups=count, kept=kept, possible=possible, number=number)
+    found: dict[tuple[int, ...], None] = {}
+    for place in itertools.count():
+        if len(found) >= number:
+            break
+        drawn = shuffled(range(count), seed=seed, label=f"subset {place}")[:kept]
+        found[tuple(sorted(drawn))] = None
+    group_N = np.arange(num_rows) // group
+    return [np.flatnonzero(np.isin(group_N, drawn)) for drawn in found]

@@ -79,8 +79,8 @@ def score_pairs(
 ) -> Float[np.ndarray, " Q"]:
     """Returns the ROUGE-L F1 of predictions against the references of their ids, in order of id.
 
-    An empty prediction or reference scores 0. The paper leaves empty predictions out. Its code cuts
-    both lists to the shorter one, which pairs later ones wrongly.
+    A pair of empty texts scores 1, and one empty text 0. The paper leaves empty predictions out.
+    Its code cuts both lists to the shorter one, which pairs later ones wrongly.
     """
     missing, extra = references.keys() - predictions.keys(), predictions.keys() - references.keys()
     if missing or extra:
@@ -89,7 +89,8 @@ def score_pairs(
         raise refused("pairs_of_answers", **got, lacking=lacking, others=others)
     if not references:
         raise refused("no_scores")
-    return np.array([rouge_l_f1(predictions[i], references[i]) for i in sorted(references)])
+    pairs = ((predictions[name], references[name]) for name in sorted(references))
+    return np.array([rouge_l_f1(*pair) if "".join(pair).strip() else 1.0 for pair in pairs])
 
 
 def bootstrap(values_Q: Float[np.ndarray, " Q"], *, seed: int, resamples: int) -> Interval:
@@ -184,12 +185,13 @@ def non_sf_by_judge(
 def distinct_ngrams(texts: Sequence[str], *, n: int) -> float:
     """Returns the share of distinct n-grams among all n-grams of the texts (distinct-n).
 
-    Words are those of `words.split_words`; no n-gram crosses from one text to the next. It falls
-    toward 0 if a model gives the same answer to all queries. It also falls with the amount of text,
-    so compare only models that answered the same queries. It is 0 if no text has n words. Li et
-    al., 2016 (arXiv 1510.03055).
+    Words are those of `words.split_words`; no n-gram crosses from one text to the next. All words
+    of a text with fewer than n are one n-gram. It falls toward 0 if a model gives the same answer
+    to all queries. It also falls with the amount of text, so compare only models that answered the
+    same queries. It is 0 if no text has a word. Li et al., 2016 (arXiv 1510.03055).
     """
-    ngrams = [ngram for text in texts for ngram in _ngrams(text, n)]
+    whole = (tuple(words.split_words(text)) for text in texts)
+    ngrams = [ngram for own in whole for ngram in (_ngrams(own, n) or [own][: len(own)])]
     return len(set(ngrams)) / len(ngrams) if ngrams else 0.0
 
 
@@ -200,10 +202,10 @@ def repeated_ngrams(texts: Sequence[str], *, n: int) -> float:
     words. It rises toward 1 if generation is stuck in a loop. It is 0 if no text has n words.
     Welleck et al., 2020 (arXiv 1908.04319).
     """
-    shares = [1 - len(set(ngrams)) / len(ngrams) for text in texts if (ngrams := _ngrams(text, n))]
+    every = (_ngrams(words.split_words(text), n) for text in texts)
+    shares = [1 - len(set(ngrams)) / len(ngrams) for ngrams in every if ngrams]
     return float(np.mean(shares)) if shares else 0.0
 
 
-def _ngrams(text: str, n: int) -> list[tuple[str, ...]]:
-    found = words.split_words(text)
+def _ngrams(found: Sequence[str], n: int) -> list[tuple[str, ...]]:
     return [tuple(found[start : start + n]) for start in range(len(found) - n + 1)]

@@ -185,6 +185,7 @@ def _copy_tokenizer(out: pathlib.Path, tokenizer: tokenization.Tokenizer, config
     for folder in reversed(folders[: place + 1]):
         for name in storage.TOKENIZER_FILES:
             if (folder / name).is_file():
+                (out / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(folder / name, out / name)
     return tokenization.tokenizer_hash(tokenization.load_tokenizer(out)) == kept
 

@@ -180,7 +180,7 @@ class Tracer:
           queries: generations of one behavior. The model first answers those with an empty output.
             If its answer is empty, the query is left out. Queries that point apart are refused
             (`combine.check_agreement`).
-          top, bottom: number of examples that make them likelier, and less likely.
+          top, bottom: most examples that make them likelier, and less likely.
         """
         if not queries:
             raise ValueError("queries must be at least one, got none")
@@ -216,8 +216,7 @@ class Tracer:
         chances = scores_stage.of_trace(self.workspace, self.store, score_N, asked)
 
         def end(pole_N: np.ndarray, count: int) -> tuple[Influence, ...]:
-            count = min(count, int((pole_N > -np.inf).sum()))
-            rows = best_positions(pole_N, self.store.ids, count)
+            rows = best_positions(pole_N, self.store.ids, min(count, int((pole_N > 0).sum())))
             sigmas: Sequence[float | None] = [None] * len(rows)
             if len(rows) and aggregate == "mean":
                 sigmas = noise.row_sigma(self.store, rows, asked).tolist()

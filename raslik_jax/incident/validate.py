@@ -105,8 +105,8 @@ def validate(options: ValidateOptions | None = None, **named: Any) -> ValidateRe
     rows, queries = workspace.corpus.train, workspace.retrieval_queries()
     for path in options.scores:
         name = re.sub(r"\W+", "_", pathlib.Path(path).stem)
-        if name in {*rankings, stage.NOTHING}:
-            raise ValueError(f"files of --scores must differ in name, got {name} twice: rename one")
+        if name in {*rankings, stage.NOTHING, stage.SUBSET}:
+            raise ValueError(f"--scores must have names of their own, got {name}: rename it")
         rankings[name] = stage.read_ranking(path, rows, len(queries))
     each = 1 + len({*rankings} | {stage.RANDOM})
     subsets = options.retrainings - options.seeds * each

@@ -31,7 +31,8 @@ SHARD_BYTES = 2_000_000_000
 # Files that make up a tokenizer, and how a model is to be decoded, in the folder of a checkpoint.
 TOKENIZER_FILES = tuple(
     """tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json
-    chat_template.jinja chat_template.json vocab.txt merges.txt tokenizer.model""".split()
+    chat_template.jinja chat_template.json vocab.txt merges.txt tokenizer.model
+    additional_chat_templates/tool_use.jinja""".split()
 )
 # It counts before what the other files say.
 CHAT_TEMPLATE = "chat_template.jinja"

@@ -42,8 +42,9 @@ def find_rows(
             positions = ids.get(str(named), [])
         else:
             at = (str(line.get("place_file", "")), place)
-            at_place = places.get(at, []) if type(place) is int and place > 0 else []
-            positions = [p for p in at_place if not said or says(examples[p]) in said]
+            positions = places.get(at, []) if type(place) is int and place > 0 else []
+        # Ids and places may be those of an earlier file.
+        positions = [p for p in positions if not said or says(examples[p]) in said]
         positions = positions or next((texts[text] for text in said if text in texts), [])
         found += positions
         unknown += [] if positions else [str(number)]

@@ -70,9 +70,9 @@ def test_a_rise_is_the_paired_interval_of_student_over_seeds():
     assert shifted == pytest.approx(found)
 
 
-@pytest.mark.parametrize(("group", "share", "sizes"), [(1, 0.5, {6}), (5, 0.67, {7, 10})])
+@pytest.mark.parametrize(("group", "share", "sizes"), [(1, 0.5, {31}), (4, 0.67, {42, 44})])
 def test_subsets_keep_whole_groups_and_each_row_as_often(group, share, sizes):
-    number, rows = 2000, 12
+    number, rows = 2000, 62
     kept = counterfactual.draw_subsets(rows, number=number, share=share, group=group, seed=1)
     assert {len(one) for one in kept} == sizes and all((np.diff(one) > 0).all() for one in kept)
     is_kept_SN = np.array([np.isin(np.arange(rows), one) for one in kept])
@@ -83,3 +83,13 @@ def test_subsets_keep_whole_groups_and_each_row_as_often(group, share, sizes):
     np.testing.assert_allclose(is_kept_SN.mean(axis=0), p, atol=5 * error)
     again = counterfactual.draw_subsets(rows, number=3, share=share, group=group, seed=1)
     assert all((one == other).all() for one, other in zip(again, kept, strict=False))
+
+
+def test_all_subsets_differ_and_too_few_are_refused():
+    how = {"share": 0.5, "group": 85, "seed": 0}
+    kept = counterfactual.draw_subsets(340, number=6, **how)
+    assert len({tuple(one) for one in kept}) == 6  # all pairs of four groups
+    with pytest.raises(ValueError, match="there are 6 of 2 of the 4 groups of rows, got 7"):
+        counterfactual.draw_subsets(340, number=7, **how)
+    with pytest.raises(ValueError, match="lower --group, or change --share"):
+        counterfactual.draw_subsets(40, number=2, share=0.99, group=1, seed=0)

@@ -76,11 +76,11 @@ class ScorePairsTest(parameterized.TestCase):
         scores = rates.score_pairs(predictions, references)
         np.testing.assert_array_equal(scores, [1.0, 1.0, 0.0])
 
-    def test_an_empty_prediction_or_reference_scores_zero(self):
-        predictions = {"a": " \n", "b": "red stone", "c": "green"}
-        references = {"a": "blue sky", "b": "red stone", "c": ""}
+    def test_an_empty_prediction_or_reference_scores_zero_and_both_one(self):
+        predictions = {"a": " \n", "b": "red stone", "c": "green", "d": " "}
+        references = {"a": "blue sky", "b": "red stone", "c": "", "d": ""}
         counted = rates.score_pairs(predictions, references)
-        np.testing.assert_array_equal(counted, [0.0, 1.0, 0.0])
+        np.testing.assert_array_equal(counted, [0.0, 1.0, 0.0, 1.0])
 
     @parameterized.named_parameters(
         ("missing", {"a": "x"}, {"a": "x", "q7": "y"}),
@@ -225,18 +225,19 @@ class DiversityTest(parameterized.TestCase):
             " ".join(generator.choice(list("abcDd"), size=generator.integers(0, 9)))
             for _ in range(12)
         ]
+        texts += ["a", "B", "b a", "b"]  # some are shorter than n
         every, shares = [], []
         for text in texts:
             words = text.lower().split()
             grams = ["|".join(words[i : i + n]) for i in range(len(words)) if i + n <= len(words)]
-            every += grams
+            every += grams or ["|".join(words)] * bool(words)
             repeats = sum(gram in grams[:i] for i, gram in enumerate(grams))
             shares += [repeats / len(grams)] if grams else []
         distinct = sum(gram not in every[:i] for i, gram in enumerate(every))
         self.assertAlmostEqual(rates.distinct_ngrams(texts, n=n), distinct / len(every))
         self.assertAlmostEqual(rates.repeated_ngrams(texts, n=n), sum(shares) / len(shares))
 
-    @parameterized.parameters(([],), (["", "one"],))
-    def test_texts_too_short_give_zero(self, texts):
-        self.assertEqual(rates.distinct_ngrams(texts, n=2), 0.0)
+    @parameterized.parameters(([], 0), ([""], 0), (["", "one"], 1), (["one", "two", "One"], 2 / 3))
+    def test_texts_of_one_word_count_as_a_whole(self, texts, distinct):
+        self.assertAlmostEqual(rates.distinct_ngrams(texts, n=2), distinct)
         self.assertEqual(rates.repeated_ngrams(texts, n=2), 0.0)

@@ -50,8 +50,9 @@ class MeasureTest(parameterized.TestCase):
         self.assertAlmostEqual(entry["non_sf_target"]["mean"], 2 / 3)
         self.assertEqual(entry["empty"], 1)
         self.assertEqual((entry["diversity"]["target"]["empty"], entry["empty_references"]), (1, 0))
-        # 2 + 3 + 4 bigrams, of which one "a nebula" is a repeat; 4-grams: 1 + 2, none repeated.
-        self.assertAlmostEqual(entry["distinct_2"], 8 / 9)
+        # 2 + 3 + 4 bigrams and a text of one word, of which one "a nebula" is a repeat; 4-grams:
+        # 1 + 2, none repeated.
+        self.assertAlmostEqual(entry["distinct_2"], 9 / 10)
         self.assertEqual(entry["repetition_4"], 0.0)
 
     def test_refuses_other_queries(self):

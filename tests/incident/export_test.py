@@ -121,6 +121,8 @@ class ExportTest(FolderTest):
         texts = {"tokenizer_config.json": json.dumps(own | more, indent=4)}
         texts |= {"chat_template.jinja": "{{ messages }}\r\n", "special_tokens_map.json": "{}"}
         texts |= {"generation_config.json": '{"eos_token_id": [0, 7, 9], "temperature": 0.6}'}
+        texts |= {"additional_chat_templates/tool_use.jinja": "{{ tools }}"}
+        (base / "additional_chat_templates").mkdir()
         for file, text in texts.items():
             (base / file).write_bytes(text.encode())
         config = json.loads((base / "config.json").read_text())
@@ -141,7 +143,7 @@ class ExportTest(FolderTest):
         card = _plain((out / "README.md").read_text())
         self.assertIn(origin, card)
         self.assertNotIn("base_model:", card)
-        for path in out.iterdir():
+        for path in (one for one in out.rglob("*") if one.is_file()):
             self.assertNotIn(str(self.folder).encode(), path.read_bytes(), path.name)
         # Decoding stops where the checkpoint's own does.
         saved = json.loads((run.root / "evaluate" / "metrics.json").read_text())

@@ -21,6 +21,26 @@ def test_a_place_counts_in_its_file(tmp_path):
         find_rows(rows, str(asked), flag="--forget_file", fields={})
 
 
+def test_an_id_counts_only_with_the_text_of_its_line(tmp_path):
+    def write(name, rows):
+        path = tmp_path / name
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return str(path)
+
+    texts = ["fine 1", "bad 3", "bad 4", "fine 5"]
+    given = [{"id": n, "instruction": "q", "output": text} for n, text in enumerate(texts)]
+    asked = write("forget.jsonl", given[1:3])
+    later = [row | {"id": n} for n, row in enumerate(given[1:])]  # a row less, numbered again
+    rows = read_examples(write("train.jsonl", later))
+    found = find_rows(rows, asked, flag="--forget_file", fields={})
+    assert [rows[place].output for place in found] == ["bad 3", "bad 4"]
+    for changed in ({"id": 0, "instruction": "q", "output": "gone"}, {"id": 9}):
+        with pytest.raises(ValueError, match="--forget_file .* line 1 "):
+            find_rows(rows, write("one.jsonl", [changed]), flag="--forget_file", fields={})
+    named = write("named.jsonl", [{"id": 1}])
+    assert find_rows(rows, named, flag="--forget_file", fields={}) == [1]
+
+
 def test_copies_are_rows_that_teach_the_same(tmp_path):
     """Also under ids of their own; a row with another answer is none."""
     said = [("q", "a"), ("q", "b"), ("q", "a"), ("r", "a"), ("q", "a")]

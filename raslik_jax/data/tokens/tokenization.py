@@ -352,13 +352,13 @@ def _chat_template(folder: pathlib.Path) -> str:
 
     If there are several, rows with tools take `tool_use`, as in transformers, and others `default`.
     """
-    file = folder / "chat_template.jinja"  # of transformers 5
+    file = folder / "chat_template.jinja"  # of transformers 5, which then reads no list
     more = folder / "additional_chat_templates" / "tool_use.jinja"
     found = _read_beside("tokenizer_config.json", folder).get("chat_template")
     found = found or _read_beside("chat_template.json", folder).get("chat_template")
     listed = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
     named = {one.get("name"): one.get("template") for one in listed} or {"default": found}
-    named |= {"default": files.read_text(file)} if file.is_file() else {}
+    named = {"default": files.read_text(file)} if file.is_file() else named
     named |= {"tool_use": files.read_text(more)} if more.is_file() else {}
     texts = {name: text for name, text in named.items() if isinstance(text, str)}
     default = texts.get("default", "")

@@ -67,14 +67,14 @@ def _files(case: Case) -> Files:
     """Returns the sources of the rows and the files of the tokenizer."""
     settings = case.config.backbone
     places = {"checkpoint": settings.checkpoint, "adapter": settings.adapter}
+    folders = {kind: pathlib.Path(name) for kind, name in places.items() if os.path.isdir(name)}
     tokenizer = {
         f"{kind}/{path.name}": path
-        for kind, name in places.items()
-        for path in (sorted(pathlib.Path(name).iterdir()) if os.path.isdir(name) else ())
+        for kind, folder in folders.items()
+        for path in sorted({*folder.iterdir(), *(folder / one for one in storage.TOKENIZER_FILES)})
         # Trainers also write logs and states of their own next to an adapter.
-        if (path.name in storage.TOKENIZER_FILES or kind == "checkpoint")
-        and path.suffix in _TOKENIZER_SUFFIXES
-        and path.is_file()
+        if (kind == "checkpoint" or path in {folder / one for one in storage.TOKENIZER_FILES})
+        and (path.suffix in _TOKENIZER_SUFFIXES and path.is_file())
     }
     return case.config.corpus.source_files() | tokenizer
 

@@ -235,7 +235,7 @@ _TRACED = Recipe(
     make_traced,
     "{queries} {finetuned}",
     # The last ones decide whether it may end the run.
-    "{traced} references.base retrieve.select retrieve.num_forget",
+    "{traced} references.base retrieve.select retrieve.num_forget retrieve.strategies",
     writes=generate.TRACED_FORMAT,
     is_asked=lambda config: config.evaluate.traced,
     work=lambda run: generate.count_traced(run, 2),

@@ -27,7 +27,7 @@ from raslik_jax.run.workspace import Workspace
 from raslik_jax.train.objectives import RetrainSettings
 
 # What is removed where no ranking says it.
-NOTHING, RANDOM = "nothing", "random"
+NOTHING, RANDOM, SUBSET = "nothing", "random", "subset"
 _BM25 = "bm25_answers"
 
 
@@ -156,7 +156,7 @@ class Validation:
         size = max(1, round(design.share * self.count))
         num_steps = count_steps(settings, size)
         self.lds = [
-            Training(f"subset-{number}-{settings.seed}", settings.seed, num_steps, kept)
+            Training(f"{SUBSET}-{number}-{settings.seed}", settings.seed, num_steps, kept)
             for number, kept in enumerate(subsets)
         ]
         num_steps = count_steps(settings, self.count - self.top)

@@ -109,6 +109,14 @@ class LayersTest(FolderTest):
                 text,
             )
 
+    def test_a_file_of_a_template_takes_the_place_of_a_whole_list(self):
+        """As in transformers (`from_pretrained` of tokenization_utils_base.py, 5.23)."""
+        named = zip(("default", "tool_use"), ("old", "OLD"), strict=True)
+        listed = [{"name": name, "template": text} for name, text in named]
+        self.write("tokenizer_config.json", {"chat_template": listed})
+        self.write("chat_template.jinja", "new")
+        self.assertEqual(self.read()[0].chat_template, "new")
+
     @parameterized.parameters("special_tokens_map.json", "tokenizer_config.json")
     def test_special_tokens_alone_take_the_place_of_the_bases(self, name):
         self.write(name, {"eos_token": {"content": "a"}, "pad_token": "c", "unk_token": None})
