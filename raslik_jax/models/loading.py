@@ -1,11 +1,13 @@
 """A checkpoint with its adapter, loaded for use in your own code."""
 
 import os
+import warnings
 from typing import Any
 
 import jax.numpy as jnp
 
-from raslik_jax.models import adapters, checkpoint
+from raslik_jax.base.messages import shown
+from raslik_jax.models import adapters, checkpoint, storage
 
 
 def load_model(
@@ -29,6 +31,9 @@ def load_model(
     """
     folder = checkpoint.resolve_folder(os.fspath(base))
     if not os.fspath(adapter):
+        if (folder / storage.ADAPTER_CONFIG).is_file():
+            has = f"{shown(str(folder), 120)} has an adapter too, which is not loaded"
+            warnings.warn(f"{has}: pass it as adapter to use it", stacklevel=2)
         return checkpoint.load_model(folder, dtype=jnp.dtype(dtype))
     place, config = adapters.find_adapter(adapter), checkpoint.read_config(folder)
     lora_config = adapters.read_adapter_config(place, config)

@@ -223,10 +223,13 @@ class QueryTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "must have more than blanks"):
             self.tracer.trace("Why?", " \n")
 
-    def test_no_more_rows_are_listed_than_there_are(self):
+    def test_a_row_is_listed_by_the_sign_of_its_score(self):
         found = self.tracer.trace("Why?", "So.", top=10**6, bottom=10**6)
-        self.assertLen(found.toward, int(self.tracer.store.is_eligible_N.sum()))
-        self.assertEqual(found.toward[::-1], found.against)
+        ends = [[one.score for one in part] for part in (found.toward, found.against)]
+        self.assertEqual(ends, [sorted(ends[0], reverse=True), sorted(ends[1])])
+        self.assertTrue(ends[0][-1] > 0 > ends[1][-1])
+        rows = int(self.tracer.store.is_eligible_N.sum())
+        self.assertLen({one.example.example_id for one in (*found.toward, *found.against)}, rows)
 
     def test_an_index_that_was_made_again_is_refused(self):
         copy = self.root / "again"
