@@ -182,6 +182,21 @@ def stages_table() -> str:
     return markdown_table(["set", *(f"{float(share):.0%}" for share in shares), "all rows"], rows)
 
 
+def screens_table() -> str:
+    """Returns AUPRC and cost if a screen chooses the rows that get a gradient."""
+    rows, shares = [], list[str]()
+    for case, one in read_json(HERE / "stages.json").items():
+        rows.append([case, "none", f"{one['all rows']:.3f}, 1"])
+        for name, found in one["screens"].items():
+            shares = [f"{float(share):.0%}" for share in found["auprc"]]
+            pairs = zip(found["auprc"].values(), found["cost"].values(), strict=True)
+            alone = f"{found['alone']:.3f}, {found['seconds'] / one['seconds']:.2f}"
+            cells = (f"{area:.3f}, {cost:.2f}" for area, cost in pairs)
+            rows.append([case, name, alone, *cells])
+    head = ["case", "screen", "alone", *shares]
+    return markdown_table(head, [row + [""] * (len(head) - len(row)) for row in rows])
+
+
 def contrast_interval(found: Mapping[str, Any], name: str) -> tuple[float, float, float]:
     """Returns the gain of a query over the plain one in mean AUPRC, and its 95 % interval.
 
@@ -281,6 +296,7 @@ def page_tables() -> Mapping[str, Callable[[], str]]:
         "recall": recall_table,
         "contrast": contrast_table,
         "two stages": stages_table,
+        "screens": screens_table,
         "all methods": lambda: sets_table(_all()),
         "gains": gains_table,
         "seconds": seconds_table,
