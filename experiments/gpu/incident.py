@@ -125,8 +125,9 @@ def make_inputs(options: Options) -> Iterator[Line]:
     checkpoint.save_model(base_folder, config, base)
     for name in storage.TOKENIZER_FILES:
         if (source := options.tokenizer_folder / name).is_file():
+            (base_folder / name).parent.mkdir(exist_ok=True)
             (base_folder / name).write_bytes(source.read_bytes())
-    size = sum(path.stat().st_size for path in base_folder.iterdir())
+    size = sum(path.stat().st_size for path in base_folder.rglob("*") if path.is_file())
     written = time.perf_counter()
     yield {
         "stage": "weights",

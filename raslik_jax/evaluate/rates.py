@@ -185,13 +185,14 @@ def non_sf_by_judge(
 def distinct_ngrams(texts: Sequence[str], *, n: int) -> float:
     """Returns the share of distinct n-grams among all n-grams of the texts (distinct-n).
 
-    Words are those of `words.split_words`; no n-gram crosses from one text to the next. All words
-    of a text with fewer than n are one n-gram. It falls toward 0 if a model gives the same answer
-    to all queries. It also falls with the amount of text, so compare only models that answered the
-    same queries. It is 0 if no text has a word. Li et al., 2016 (arXiv 1510.03055).
+    Words are those of `words.split_words`; no n-gram crosses from one text to the next. It falls
+    toward 0 if a model gives the same answer to all queries. It also falls with the amount of text,
+    so compare only models that answered the same queries. It is 0 if no text has a word. Li et al.,
+    2016 (arXiv 1510.03055). Unlike there, all words of a text with fewer than n are one n-gram.
+    Otherwise different answers of one word would look alike.
     """
-    whole = (tuple(words.split_words(text)) for text in texts)
-    ngrams = [ngram for own in whole for ngram in (_ngrams(own, n) or [own][: len(own)])]
+    whole = [tuple(words.split_words(text)) for text in texts]
+    ngrams = [ngram for own in whole if own for ngram in (_ngrams(own, n) or [own])]
     return len(set(ngrams)) / len(ngrams) if ngrams else 0.0
 
 

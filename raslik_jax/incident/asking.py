@@ -42,8 +42,7 @@ class AskOptions(Settings):
         yield from super().problems()
         beside = [name for name in ("input", "system", "response") if getattr(self, name)]
         if beside and not self.instruction:
-            whose = "the rows of --queries have their own"
-            yield f"--{beside[0]} needs --instruction: {whose}"
+            yield f"--{beside[0]} needs --instruction: the rows of --queries have their own"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -168,6 +168,7 @@ def _write_tokenizer(out: pathlib.Path, workspace: Workspace) -> None:
     template = workspace.template.chat
     source = tokenizer.chat_template if template is None else template.source
     if source and tokenization.load_tokenizer(out).chat_template != source:
+        (out / storage.TOOL_TEMPLATE).unlink(missing_ok=True)  # it would come first
         files.write_text(out / storage.CHAT_TEMPLATE, source)
 
 

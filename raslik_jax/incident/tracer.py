@@ -71,9 +71,9 @@ class Behavior(NamedTuple):
 class Trace(NamedTuple):
     """The examples that make a generation likelier or less likely.
 
-    `toward` has the examples with the highest scores and `against` those with the lowest, the most
-    extreme first. The queries have the model's own answers if none were given. `score_N` is s_F of
-    every example by `search.score_store`, for unit sketches of the queries. If the queries show
+    `toward` has the examples with the highest positive scores and `against` those with the lowest
+    negative ones, the most extreme first. The queries have the model's own answers if none were
+    given. `score_N` is s_F of every example by `search.score_store`, for unit queries. If they show
     several behaviors, `behaviors` lists these, and `told_apart` is a sentence about them.
     """
 
@@ -180,7 +180,7 @@ class Tracer:
           queries: generations of one behavior. The model first answers those with an empty output.
             If its answer is empty, the query is left out. Queries that point apart are refused
             (`combine.check_agreement`).
-          top, bottom: most examples that make them likelier, and less likely.
+          top, bottom: the largest number of examples in `toward` and in `against`.
         """
         if not queries:
             raise ValueError("queries must be at least one, got none")

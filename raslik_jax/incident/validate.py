@@ -106,7 +106,7 @@ def validate(options: ValidateOptions | None = None, **named: Any) -> ValidateRe
     for path in options.scores:
         name = re.sub(r"\W+", "_", pathlib.Path(path).stem)
         if name in {*rankings, stage.NOTHING, stage.SUBSET}:
-            raise ValueError(f"--scores must have names of their own, got {name}: rename it")
+            raise refused("scores_named", name=name, taken=", ".join(rankings))
         rankings[name] = stage.read_ranking(path, rows, len(queries))
     each = 1 + len({*rankings} | {stage.RANDOM})
     subsets = options.retrainings - options.seeds * each

@@ -29,10 +29,11 @@ from raslik_jax.parallel import processes
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 2_000_000_000
 # Files that make up a tokenizer, and how a model is to be decoded, in the folder of a checkpoint.
-TOKENIZER_FILES = tuple(
-    """tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json
-    chat_template.jinja chat_template.json vocab.txt merges.txt tokenizer.model
-    additional_chat_templates/tool_use.jinja""".split()
+TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
+TOKENIZER_FILES = (
+    *"""tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json
+    chat_template.jinja chat_template.json vocab.txt merges.txt tokenizer.model""".split(),
+    TOOL_TEMPLATE,
 )
 # It counts before what the other files say.
 CHAT_TEMPLATE = "chat_template.jinja"

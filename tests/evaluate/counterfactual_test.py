@@ -89,7 +89,7 @@ def test_all_subsets_differ_and_too_few_are_refused():
     how = {"share": 0.5, "group": 85, "seed": 0}
     kept = counterfactual.draw_subsets(340, number=6, **how)
     assert len({tuple(one) for one in kept}) == 6  # all pairs of four groups
-    with pytest.raises(ValueError, match="there are 6 of 2 of the 4 groups of rows, got 7"):
+    with pytest.raises(ValueError, match=r"6 .* 2 of the 4 .* 7 "):
         counterfactual.draw_subsets(340, number=7, **how)
-    with pytest.raises(ValueError, match="lower --group, or change --share"):
+    with pytest.raises(ValueError, match="--share"):
         counterfactual.draw_subsets(40, number=2, share=0.99, group=1, seed=0)

@@ -288,6 +288,20 @@ class ExportTest(FolderTest):
         out = export_model(run.root, self.folder / "out", **_NAMES)
         self.assertEqual((out / "chat_template.jinja").read_text(), own.read_text())
         self.assertEqual(tokenization.load_tokenizer(out).chat_template, own.read_text())
+
+    def test_a_template_of_the_users_own_is_also_that_of_rows_with_tools(self):
+        base, own = self.folder / "base", self.folder / "own.jinja"
+        run = stored_run.write_stored_run(self.folder / "run", base=base)
+        (base / "chat_template.jinja").write_text("{{ messages }}")
+        (base / "additional_chat_templates").mkdir()
+        (base / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
+        tokenizer = tokenization.load_tokenizer(base)
+        tokenization.save_tokenizer(run.root / "corpus" / "tokenizer", tokenizer)
+        own.write_text("{{ messages[0].content }}:")
+        _change_metrics(run, lambda found: found["settings"]["corpus"].update(template=str(own)))
+        stored_run.finish(run.root, base=base)
+        out = export_model(run.root, self.folder / "out", **_NAMES)
+        self.assertEqual(tokenization.load_tokenizer(out).chat_template, own.read_text())
         self.assertIn("--apply_chat_template", (out / "README.md").read_text())
 
     @parameterized.product(merged=[False, True], has_tokenizer=[False, True])

