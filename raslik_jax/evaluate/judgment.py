@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NotRequired, TypedDict
 from raslik_jax.evaluate import left, verdict
 from raslik_jax.evaluate.metrics import look_up
 from raslik_jax.evaluate.non_sf import NON_SF, SHOWN
-from raslik_jax.evaluate.sentences import write
+from raslik_jax.evaluate.sentences import percent, write
 from raslik_jax.evaluate.verdict import (
     LEAST_LEARNED,
     LEAST_WAY,
@@ -197,11 +197,14 @@ def _quantities(models: Sequence[Entry], gone: Mapping[str, Progress]) -> Iterat
     if len(forget) == len(models):
         risen = [-rate for rate in forget]  # F has to fall
         if (way := share_of_way(*risen, least=verdict.LEAST_APART)) is not None:
-            text = f"F {forget[0]:.3f} moved {max(0, way):.0%} toward the base's {forget[2]:.3f}"
+            text = (
+                f"F {forget[0]:.3f} moved {percent(max(0, way))} toward the base's {forget[2]:.3f}"
+            )
             yield _Quantity("F", way, verdict.HALF, text)
     if len(nats) == len(models):
         if (way := verdict.likelihood_way(*nats)) is not None:
-            text = f"the likelihood of the bad outputs moved {max(0, way):.0%} toward the base's"
+            moved = percent(max(0, way))
+            text = f"the likelihood of the bad outputs moved {moved} toward the base's"
             yield _Quantity("likelihood of the bad outputs", way, verdict.HALF, text)
     if gone:
         way = min(one["gone"] / max(one["of"], 1) for one in gone.values())

@@ -95,8 +95,10 @@ for (const box of document.querySelectorAll("[data-explorer]")) {
     };
     let begun = null;
     const brush = (event) => {
-      const ends = [begun, value(event)].sort((a, b) => a - b);
-      [low.value, high.value] = ends.map((end) => end.toFixed(4));
+      const [least, most] = [begun, value(event)].sort((a, b) => a - b);
+      // Rounded outward; no bound at an end of the picture.
+      low.value = least <= bars.low ? "" : (Math.floor(least * 1e4) / 1e4).toFixed(4);
+      high.value = most >= bars.high ? "" : (Math.ceil(most * 1e4) / 1e4).toFixed(4);
       draw();
     };
     picture.addEventListener("pointerdown", (event) => {
@@ -146,7 +148,8 @@ for (const box of document.querySelectorAll("[data-explorer]")) {
       const noise = one.sigma ? ` ± ${one.sigma.toFixed(4)}` : "";
       const body = [make("p", "score", `score ${score(one.together)}${noise}`, ...chips(one))];
       if (chosen() >= 0) body.push(make("p", "score", `score ${score(one.score)} with the chosen query`));
-      if (one.p !== undefined && one.p !== null) {
+      // The chances are those of all queries together.
+      if (chosen() < 0 && one.p !== undefined && one.p !== null) {
         body.push(make("p", "score", `${one.higher} of ${one.prompts} unrelated prompts score this high; p ${short(one.p)}, q ${short(one.q)}`));
       }
       if (told) {
@@ -261,7 +264,7 @@ for (const box of document.querySelectorAll("[data-explorer]")) {
       const more = chosen() < 0 ? ["sigma", "p", "q"] : [];
       const names = ["line", "file", "id", "score", ...more, "set", "label", "asked", "said"].filter((name) => name in columns);
       const lines = grid.getRows("active").map((row) => names.map((name) => cell(row.getData()[name])).join(","));
-      const place = URL.createObjectURL(new Blob([[names.join(","), ...lines, ""].join("\n")], { type: "text/csv" }));
+      const place = URL.createObjectURL(new Blob(["\ufeff", [names.join(","), ...lines, ""].join("\n")], { type: "text/csv" }));
       const link = make("a");
       link.href = place;
       link.download = chosen() < 0 ? "rows.csv" : `rows-query-${chosen() + 1}.csv`;

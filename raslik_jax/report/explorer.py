@@ -247,7 +247,11 @@ def _content(found: Explorer, chosen: Int[np.ndarray, " M"]) -> dict[str, Any]:
 
 def _shown(value: Any) -> Any:
     """Returns a text without invisible characters, cut to the shown length."""
-    return tables.visible(value[:_MOST_TEXT]) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    more = len(value) - _MOST_TEXT
+    mark = f" … ({more:,} characters more)" if more > 0 else ""
+    return tables.visible(value[:_MOST_TEXT]) + mark
 
 
 def script() -> str:

@@ -218,7 +218,8 @@ def probes_table(metrics: Metrics) -> Table | None:
         end = f", {stopping.SAID[one['end']]}" if one.get("end") else ""
         kept = f": step {one['kept']} is kept{end}" if "kept" in one else ""
         rows.append(f"{strategy_name(one['strategy'])} {algorithm_name(one['algorithm'])}{kept}")
-        add("base model", one["backbone"], {})
+        if "backbone" in metrics:  # otherwise it is the model before unlearning
+            add("base model", one["backbone"], {})
         for probe in one["probes"]:
             add(f"step {probe['step']}", probe["levels"], probe["gone"])
     titles = [*(SETS[name] for name in sets), *(f"{SETS[name]},\ngone" for name in counted)]

@@ -145,7 +145,8 @@ def _compare(experiment: Experiment) -> dict[str, Any]:
         return {}
     wish = experiment.runs[0].config["retrieve"]["wished"]
     columns = found.cards, found.wished
-    return {"bad": found.traced[0].answer, "wish": wish, "columns": columns}
+    bad, count = found.traced[0].answer, len(found.traced)
+    return {"bad": bad, "wish": wish, "columns": columns, "count": count}
 
 
 def _files(experiment: Experiment) -> dict[str, Any]:

@@ -15,6 +15,11 @@ from raslik_jax.base.messages import is_unseen
 from raslik_jax.evaluate.rates import Interval
 
 NOT_KNOWN = "-"
+# Soft hyphens, breaks without width, marks of direction that override nothing, signs over Arabic
+# and Syriac numbers, and the tags of flags.
+_NEEDED = re.compile(
+    r"[\u00ad\u200b\u200e\u200f\u061c\u2060\ufeff\u0600-\u0605\u06dd\u070f\U000e0020-\U000e007f]"
+)
 
 
 class Column(NamedTuple):
@@ -62,7 +67,7 @@ def format_number(value: float | int | None, spec: str = ".3f") -> str:
         return NOT_KNOWN
     text = format(value, spec).rstrip(".")
     # -0.0004 would print as "-0.000", which reads like a direction.
-    return format(type(value)(0), spec) if not text.strip("+-0.") else text
+    return format(type(value)(0), spec) if not text.strip("+-0.%") else text
 
 
 def word(claim: object) -> str:
@@ -74,8 +79,12 @@ def word(claim: object) -> str:
 
 
 def visible(text: str) -> str:
-    """Returns text with a replacement character for each that acts instead of being shown."""
-    return "".join("\N{REPLACEMENT CHARACTER}" if is_unseen(c) else c for c in text)
+    """Returns text with a replacement character for each that acts instead of being shown.
+
+    All line ends become line feeds. Characters that scripts and emoji need stay.
+    """
+    text = re.sub(r"\r\n?", "\n", text)
+    return "".join("\ufffd" if is_unseen(c) and not _NEEDED.match(c) else c for c in text)
 
 
 def escape_markdown(text: str) -> str:

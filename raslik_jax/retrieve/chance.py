@@ -98,7 +98,7 @@ def group_prompts(
     about each row's mean by the root of this factor.
 
     Args:
-      null_NM: scores of single prompts, NaN for a prompt with its own row.
+      null_NM: scores of single prompts, NaN for a prompt with its own row and copies of it.
       position_M: the rows that serve as prompts.
       gram_QQ: cosines between the queries.
 
@@ -112,16 +112,17 @@ def group_prompts(
     if count > _LARGEST_GROUP * total:
         return null_NM[:, :0]
     known_NM = np.nan_to_num(null_NM.astype(np.float64), nan=0.0)
-    gram_MM = known_NM[position_M]
+    gram_MM = np.nan_to_num(null_NM[position_M].astype(np.float64), nan=1.0)
     gram_MM = (gram_MM + gram_MM.T) / 2
-    np.fill_diagonal(gram_MM, 1.0)
     weight_MG = _draw_groups(gram_MM, gram_QQ, aggregate, seed)
     product_MG = gram_MM @ weight_MG
     square_G = (weight_MG * product_MG).sum(axis=0)
     score_NG = known_NM @ (weight_MG / np.sqrt(np.maximum(square_G, 1e-12))).astype(np.float64)
     # A row that serves as a prompt is left out of its groups, which are shorter without it.
     left_MG = square_G - 2 * weight_MG * product_MG + weight_MG**2
-    score_NG[position_M] *= np.sqrt(square_G / np.maximum(left_MG, 1e-12))
+    own_R, prompt_R = np.nonzero(np.isnan(null_NM))
+    factor_MG = np.sqrt(square_G / np.maximum(left_MG, 1e-12))
+    np.multiply.at(score_NG, own_R, factor_MG[prompt_R])
     spread = (total + count) * (total - 1) / ((total + 1) * (total - count))
     mean_N1 = score_NG.mean(axis=1, keepdims=True)
     return mean_N1 + np.sqrt(spread) * (score_NG - mean_N1)

@@ -82,8 +82,7 @@ def _settle(config: Config, workdir: pathlib.Path) -> str:
     if operands != "auto":
         return operands
     with contextlib.suppress(ValueError):  # of something else, which is refused later
-        recorded = artifacts.CONFIG.find(workdir) or {}
-        begun = recorded.get("backbone", {}).get("operands", "auto")
+        begun = (artifacts.CONFIG.find(workdir) or {}).get("backbone", {}).get("operands", "auto")
         if begun != "auto":
             return str(begun)
     if dtype != _PLAIN or jax.default_backend() != "cpu":

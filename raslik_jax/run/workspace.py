@@ -216,8 +216,7 @@ class Workspace:
         """Whether a model before fine-tuning is known; with B = 0 the base is the same model."""
         if self.config.references.base:
             return True
-        factors = self.finetuned["layers"].values()
-        return any(bool(jnp.any(leaves["b"] != 0)) for leaves in factors)
+        return any(bool(jnp.any(one["b"] != 0)) for one in self.finetuned["layers"].values())
 
     @functools.cached_property
     def backbone(self) -> BoundModel:
@@ -532,8 +531,7 @@ def load_adopted(
       shapes: the settings of the model.
       base: the identity of the model, if it is loaded.
     """
-    folder = checkpoint_folder(config)
-    lora = adapters.load_adapter(source, shapes, base=base, base_folder=folder)
+    lora = adapters.load_adapter(source, shapes, base=base, base_folder=checkpoint_folder(config))
     adapters.check_effect(lora, source)
     return lora
 

@@ -70,6 +70,15 @@ class RenderTest(parameterized.TestCase):
         self.assertTrue(all(c == "\n" or c.isprintable() for c in text))
         self.assertEqual(text.splitlines()[-1], "a\ufffd[31m\ufffdb c\ufffd")
 
+    @parameterized.parameters(
+        ("one\r\ntwo\rthree", "one\ntwo\nthree"),
+        *((text, text) for text in ("co\xadop", "ไทย\u200bคำ", "\u200fשלום", "آية\u06dd")),
+        ("\U0001f3f4\U000e0067\U000e007f", "\U0001f3f4\U000e0067\U000e007f"),
+        ("a\u202eb\u2066c\x07", "a\ufffdb\ufffdc\ufffd"),
+    )
+    def test_only_what_acts_is_replaced(self, text, shown):
+        self.assertEqual(tables.visible(text), shown)
+
     def test_markdown_shows_text_as_it_is(self):
         table = tables.Table(
             (tables.Column("A|B"), tables.Column("N", "right")),

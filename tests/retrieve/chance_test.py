@@ -158,6 +158,17 @@ class GroupsTest(parameterized.TestCase):
         mean_N1 = expected_NG.mean(axis=1, keepdims=True)
         np.testing.assert_allclose(score_NG, mean_N1 + spread * (expected_NG - mean_N1), atol=1e-12)
 
+    def test_a_copy_of_a_prompt_is_left_out_like_its_row(self):
+        row_NK, drawn = (
+            unit(np.random.default_rng(5).normal(size=(30, 16)) + 1),
+            np.arange(0, 30, 2),
+        )
+        both_NK = np.concatenate([row_NK, row_NK[:1]])
+        null_NM = _null(both_NK, drawn, False)
+        null_NM[30, 0] = np.nan
+        score_NG = chance.group_prompts(null_NM, drawn, np.ones((3, 3)), "mean", seed=0)
+        np.testing.assert_allclose(score_NG[30], score_NG[0], atol=1e-12)
+
     def test_one_query_compares_with_the_prompts_and_too_many_with_nothing(self):
         drawn, row_NK = np.arange(40), unit(np.random.default_rng(6).normal(size=(40, 8)))
         null_NM = _null(row_NK, drawn, False)

@@ -8,6 +8,7 @@ from unittest import mock
 import numpy as np
 from absl.testing import parameterized
 
+from raslik_jax.data.examples import Example
 from raslik_jax.index.store import SketchStore
 from raslik_jax.run.stages import scores
 
@@ -27,18 +28,28 @@ class ChanceStageTest(parameterized.TestCase):
         retrieve = SimpleNamespace(null_prompts=10, center=center)
         workspace = SimpleNamespace(
             config=SimpleNamespace(seed=0, retrieve=retrieve),
-            corpus=SimpleNamespace(train=[SimpleNamespace(example_id=name) for name in ids]),
+            # Each row has a copy under another id.
+            corpus=SimpleNamespace(
+                train=[Example(name, f"q{n // 2}", "", "a") for n, name in enumerate(ids)]
+            ),
         )
         index = store, np.arange(24)
         with mock.patch.object(scores.sketch_lib, "open_index", lambda workspace: index):
             scores.make_null(workspace, folder)
         position_M, null_NM = (np.load(folder / f"{n}.npy") for n in ("positions", "scores"))
         self.assertEqual((position_M.shape, null_NM.dtype), ((10,), np.float32))
+
+        def mean_of(left):
+            return rows_NK[left].mean(axis=0) if center else 0
+
         for place, prompt in enumerate(position_M.tolist()):
-            left = np.delete(np.arange(24), prompt)
-            mean_K = rows_NK[left].mean(axis=0) if center else 0
+            left, copy = np.delete(np.arange(24), prompt), prompt ^ 1
+            self.assertTrue(np.isnan(null_NM[[prompt, copy], place]).all())
+            null_NM[copy, place] = _unit(rows_NK[copy] - mean_of(left)) @ _unit(
+                rows_NK[prompt] - mean_of(left)
+            )
+            mean_K = mean_of(left)
             expected_L = _unit(rows_NK[left] - mean_K) @ _unit(rows_NK[prompt] - mean_K)
             # The rows' distances from the mean are taken as equal; the mean is 1 / 23 off without.
             np.testing.assert_allclose(null_NM[left, place], expected_L, atol=0.01)
             self.assertAlmostEqual(null_NM[left, place].mean(), expected_L.mean(), delta=0.002)
-            self.assertTrue(np.isnan(null_NM[prompt, place]))

@@ -82,6 +82,15 @@ def test_rows_that_are_held_out_leave_their_places_in_the_retain_set(tmp_path):
     assert list(map(len, sets)) == [8, 10]
 
 
+def test_rows_that_are_held_out_have_their_places_in_the_ranking(tmp_path):
+    rows = [Example(f"id{i:02d}", f"q{i}", "", str(i), is_target=i < 20) for i in range(40)]
+    summary, sets = _made_sets(
+        tmp_path, np.linspace(1, -1, 40), rows, num_forget=20, num_retain=10, held_out=0.2
+    )
+    assert len(sets[0]) == 10
+    assert (summary["auroc"], summary["auprc"]) == (1.0, 1.0)
+
+
 def test_rows_of_files_that_are_in_no_set_are_told(tmp_path, capsys):
     rows = [Example(f"id{i:02d}", f"q{i}", "", "" if i == 3 else str(i)) for i in range(30)]
     path = tmp_path / "mine.jsonl"

@@ -191,8 +191,9 @@ def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None
     if None not in labels and any(labels):
         evidence["labels_N"] = np.asarray(labels, bool)
         # With labels of one kind alone there is nothing to tell apart.
-        if record.ranks_all and not all(labels):
-            evidence["ranking_N"] = scores.forget_N
+        if record.ranks_all and not all(labels):  # rows to measure on have their place too
+            every = request_of(workspace, strategy, np.ones(len(rows), bool), counts)
+            evidence["ranking_N"] = record.score(every).forget_N
     entry = {
         **nest(measure(evidence))["retrieval"],
         "num_queries": len(request.queries),
@@ -261,7 +262,7 @@ UNITS = (
         _reads_of_sets,
         # The rule decides whether there are scores to measure sets by.
         "seed sketch.query_output retrieve.select retrieve.retain_within retrieve.{0}",
-        writes={"sets": 6},
+        writes={"sets": 7},
         members=lambda config: config.retrieve.strategies,
         is_alone=True,
     ),

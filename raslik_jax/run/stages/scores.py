@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 
 from raslik_jax.base.messages import shown, some_of
 from raslik_jax.config import Config
+from raslik_jax.data.examples import content_id, learned_part
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.index import search
 from raslik_jax.index.combine import check_agreement
@@ -128,7 +129,9 @@ def make_null(workspace: Workspace, folder: pathlib.Path) -> None:
         score_NM = search.score_each(store, queries)[place_N]
         if center:
             score_NM = chance.without_own_share(score_NM, int(store.is_eligible_N.sum()))
-    score_NM[position_M, np.arange(len(position_M))] = np.nan  # no prompt is unrelated to itself
+    # No prompt is unrelated to its own row and to copies of it.
+    _, text_N = np.unique([content_id(*learned_part(row)) for row in rows], return_inverse=True)
+    score_NM[text_N[:, None] == text_N[position_M]] = np.nan
     artifacts.NULL_SCORES.write(folder, score_NM)
 
 
@@ -247,8 +250,8 @@ _CHANCE = (
         make_null,
         "{train} sketch/index",
         "seed retrieve.center retrieve.null_prompts",
-        # 3: rows without a gradient have no part in the mean that centers.
-        writes={"null": 3},
+        # 3: rows without a gradient have no part in the mean that centers; 4: copies.
+        writes={"null": 4},
         work=lambda run: count_scores(run, min(run.config.retrieve.null_prompts, run.sizes.train)),
     ),
     Recipe(
