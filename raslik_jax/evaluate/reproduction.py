@@ -89,11 +89,12 @@ def compare_answers(given: Sequence[str], own: Sequence[str], base: Sequence[str
 
 def check_devices(
     recipe: Mapping[str, Any], num_rows: int, steps: int, epochs: float = 0.0
-) -> None:
+) -> tuple[str, ...]:
     """Refuses a batch without the number of devices, by the steps that the trainer took.
 
     Most trainers write the rows of one device. All devices took one step together. `epochs` are
-    those that the trainer counted in these steps; 0: those of the recipe, unless steps end it.
+    those that the trainer counted in these steps; 0: those of the recipe, unless steps end it. It
+    returns a phrase if the steps differ by more than one an epoch and 1 %, as after packing.
     """
     size, planned = (recipe.get(name) or 0 for name in ("batch_size", "epochs"))
     epochs = epochs or (0 if recipe.get("steps") else planned)
@@ -102,6 +103,10 @@ def check_devices(
     if devices > 1 and abs(taken / steps / devices - 1) < _NEAR:
         got = f"{num_rows:,} rows in batches of {size} take {taken:,.0f} steps"
         raise refused("recipe_devices", got=got, steps=steps, size=size * devices)
+    if not taken or abs(taken - steps) <= max(1.0, epochs, 0.01 * taken):
+        return ()
+    by_rows = f"{taken:,.0f} by {num_rows:,} rows in batches of {size}"
+    return (f"the number of steps is {by_rows}, {steps:,} in the trainer's state",)
 
 
 def _parts(found: Mapping[str, Any]) -> tuple[Loss | None, Loss | None, Answers | None]:

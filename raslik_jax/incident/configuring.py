@@ -213,7 +213,8 @@ def read_settings(
         from raslik_jax.evaluate import reproduction
 
         count = len(artifacts.TRAIN.read(root))
-        reproduction.check_devices(values, count, found.steps, found.passes)
+        off = reproduction.check_devices(values, count, found.steps, found.passes)
+        found = found._replace(differences=(*found.differences, *off))
     if values.get("targets") == recipe.BY_ROWS:
         row = making.first_row(config)
         is_talk = isinstance(row.content, Conversation) and not row.content.first

@@ -159,8 +159,7 @@ def make(
                 record()
             # It repeats this run as it is: `raslik run --flagfile=WORKDIR/run.flags`.
             lines = sorted([*flag_lines(config), f"--workdir={workdir.absolute()}"])
-            text = "\n".join(lines) + "\n"
-            written.write_bytes(workdir, workdir / "run.flags", text.encode())
+            written.write_bytes(workdir, workdir / "run.flags", "\n".join([*lines, ""]).encode())
 
         with meshes.use(devices):
             return plan.run(

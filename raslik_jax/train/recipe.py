@@ -1,10 +1,9 @@
 """The recipe of an adapter: the settings of its training, read from the files of the trainer.
 
 Each format is a table from its own keys to the names of Hugging Face's TrainingArguments and TRL's
-SFTConfig. The module loads no jax. It reads JSON, YAML and Markdown, never a pickle.
-
-Formats: `training_args.json` and `trainer_state.json` of transformers, YAML of axolotl and
-LLaMA-Factory, and the list "Training hyperparameters" of a model card that transformers wrote.
+SFTConfig. The module loads no jax. It reads JSON, YAML and Markdown, never a pickle. Formats:
+`training_args.json` and `trainer_state.json` of transformers, YAML of axolotl and LLaMA-Factory,
+and the list "Training hyperparameters" of a model card that transformers wrote.
 """
 
 import itertools
@@ -90,8 +89,9 @@ def read_recipe(files: Sequence[pathlib.Path], adapter: pathlib.Path | None = No
             if not _is_equal(before.value, value):
                 got = f"{shown(before.value)} in {before.origin}, {shown(value)} in {path.name}"
                 differences.append(f"{name} is {got}")
-    if (loads := known.get("load_best_model_at_end")) and not loads.value:
-        known.pop("best_step", None)
+    if loads := known.get("load_best_model_at_end"):  # only a state says which step it was
+        is_known = loads.value and "planned" in known
+        known["best_step"] = known.get("best_step", Value(0, "")) if is_known else loads
     planned = known.pop("planned", Value((0, 0.0), "")).value
     return Recipe(dict(_settings(known)), tuple(_lacks(known)), tuple(differences), *planned)
 

@@ -54,8 +54,14 @@ def test_a_batch_of_one_device_is_refused_where_the_trainer_had_several(devices)
     values = {"batch_size": 8, "epochs": 3.0}
     steps = 3 * -(-1602 // (8 * devices))
     if devices == 1:
-        reproduction.check_devices(values, 1602, steps)
-        reproduction.check_devices({"batch_size": 8}, 1602, steps)  # a number of steps is given
+        assert reproduction.check_devices(values, 1602, steps) == ()
+        assert reproduction.check_devices({"batch_size": 8}, 1602, 9) == ()  # a number is given
+        # As of rows that were kept for validation, of packing, and of a file that grew.
+        for other in (round(0.9 * steps), round(steps / 5.5), 3 * steps):
+            (phrase,) = reproduction.check_devices(values, 1602, other)
+            assert "603" in phrase and f"{other:,}" in phrase
+        for near in (steps - 3, steps + 3):  # older trainers round an epoch down
+            assert reproduction.check_devices(values, 1602, near) == ()
     else:
         with pytest.raises(ValueError, match=f"take 603 steps .*batch_size={8 * devices}"):
             reproduction.check_devices(values, 1602, steps)

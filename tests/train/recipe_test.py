@@ -97,6 +97,8 @@ def test_an_adapter_of_an_earlier_step_is_no_whole_training(values, lack, tmp_pa
         paths[0].write_text(json.dumps({"load_best_model_at_end": loads}))
         expected = lack if loads or "best" not in lack else ""
         assert "".join(recipe.read_recipe(paths).lacks).split(" (")[0] == expected
+        alone = recipe.read_recipe(paths[:1]).lacks  # without a state the step is not known
+        assert [one.split(" (")[0] for one in alone] == ["an end at the best step"] * loads
     if values.get("global_step"):  # the adapter of this very checkpoint
         (lacks,) = recipe.read_recipe(paths, paths[1].parent).lacks
         assert f"step {values['global_step']} of 60" in lacks

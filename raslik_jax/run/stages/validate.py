@@ -153,8 +153,7 @@ class Validation:
         # The same subsets for all seeds of the recipe.
         how: Any = {"share": design.share, "group": design.group, "seed": 0}
         subsets = counterfactual.draw_subsets(self.count, number=design.subsets, **how)
-        size = max(1, round(design.share * self.count))
-        num_steps = count_steps(settings, size)
+        num_steps = count_steps(settings, max(1, round(design.share * self.count)))
         self.lds = [
             Training(f"{SUBSET}-{number}-{settings.seed}", settings.seed, num_steps, kept)
             for number, kept in enumerate(subsets)
