@@ -197,13 +197,12 @@ def _quantities(models: Sequence[Entry], gone: Mapping[str, Progress]) -> Iterat
     if len(forget) == len(models):
         risen = [-rate for rate in forget]  # F has to fall
         if (way := share_of_way(*risen, least=verdict.LEAST_APART)) is not None:
-            text = (
-                f"F {forget[0]:.3f} moved {percent(max(0, way))} toward the base's {forget[2]:.3f}"
-            )
+            moved = percent(max(0.0, way))
+            text = f"F {forget[0]:.3f} moved {moved} toward the base's {forget[2]:.3f}"
             yield _Quantity("F", way, verdict.HALF, text)
     if len(nats) == len(models):
         if (way := verdict.likelihood_way(*nats)) is not None:
-            moved = percent(max(0, way))
+            moved = percent(max(0.0, way))
             text = f"the likelihood of the bad outputs moved {moved} toward the base's"
             yield _Quantity("likelihood of the bad outputs", way, verdict.HALF, text)
     if gone:

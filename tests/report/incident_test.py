@@ -50,7 +50,8 @@ def test_a_run_that_measured_nothing_tells_what_became_of_the_answer(tmp_path):
     assert judged.startswith("Judgment: unknown")
     assert ended.startswith("Not forgotten: unlearning ended because its epochs ended")
     assert (
-        "0.50 nats a token before and 0.70 after, 2.50 under the base. The loss moved 10%" in went
+        "0.50 nats a token before and 0.70 after, 2.50 under the base. Tokens that carry the "
+        "behavior moved 10%" in went
     )
 
 
@@ -246,14 +247,16 @@ def test_one_broken_token_does_not_make_an_answer_gone():
     nats = {"before": (0.1, 0.1, 0.1), "base": (3.0, 3.0, 3.0), "now": (0.1, 0.1, 12.0)}
     found = incident.gone_sentence({model: [_row(of)] for model, of in nats.items()})
     # The mean is beyond the base's; two tokens of three are as they were.
-    assert "and 4.07 after, 3.00 under the base. The loss moved 33% toward the base" in found
+    assert (
+        "4.07 after, 3.00 under the base. Tokens that carry the behavior moved 33% toward" in found
+    )
     assert "The answer is not gone" in found
 
 
 def test_several_answers_are_counted():
     found = incident.gone_sentence(_told((0.5, 2.5, 2.5), (1.5, 3.5, 3.3), (0.4, 3.4, 0.4)))
     assert "The 3 answers have 0.80 nats a token before and" in found
-    assert "The loss moved 63% toward the base" in found
+    assert "Tokens that carry the behavior moved 63% toward the base" in found
     assert found.endswith(": 2 of 3 are gone.")
 
 

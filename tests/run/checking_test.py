@@ -122,7 +122,7 @@ class CheckCorpusTest(FolderTest):
         path.write_text('{"instruction": "boil a kettle", "output": "steam 3"}')
         self.check(corpus, own)
         path.write_text('{"instruction": "boil a kettle", "output": "water"}')
-        with self.assertRaisesRegex(ValueError, "by id, place or text, line 1 of .* is not: "):
+        with self.assertRaisesRegex(ValueError, "by id, place or text, .* line 1 of .* is not: "):
             self.check(corpus, own)
         # A prompt that fills max_len leaves no answer to forget.
         long = _rows(1, prefix="long", instruction="q" * 80)
