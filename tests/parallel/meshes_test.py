@@ -220,7 +220,7 @@ class AskTest(absltest.TestCase):
         queries.write_text("".join(json.dumps(row) + "\n" for row in rows))
         index = finished_run() / "sketch" / "index"
         asked = "query", f"--index={index}", f"--queries={queries}", "--json"
-        how = ("--top=120", "--bottom=0")
+        how = ("--top=120", "--bottom=120")
         one, split = (
             run_command(*asked, *how, mesh, env=_WORKER)
             for mesh in ("--mesh.data=1", "--mesh.base=sharded")
@@ -230,7 +230,8 @@ class AskTest(absltest.TestCase):
         self.assertIn("tensors are split over 4 devices and gathered", split.stderr)
         left, right = (json.loads(done.stdout) for done in (one, split))
         self.assertEqual(left["queries"], right["queries"])
-        scores = [{row["id"]: row["score"] for row in of["toward"]} for of in (left, right)]
+        listed = [[*of["toward"], *of["against"]] for of in (left, right)]
+        scores = [{row["id"]: row["score"] for row in rows} for rows in listed]
         self.assertLen(scores[0], 120)
         self.assertEqual(scores[0].keys(), scores[1].keys())
         for name, score in scores[0].items():

@@ -340,7 +340,7 @@ class BrowserTest(absltest.TestCase):
         self.find("[data-save]").click()
         saved = folder / "rows.csv"
         wait_until(saved.is_file)
-        with saved.open(newline="", encoding="utf-8") as file:
+        with saved.open(newline="", encoding="utf-8-sig") as file:
             (row,) = csv.DictReader(file)
         self.assertEqual(row["said"], "'" + sample_run.FORMULA)
         self.assertAlmostEqual(float(row["score"]), float(score_N[1]), places=5)
