@@ -3,7 +3,7 @@
 Each format is a table from its own keys to the names of Hugging Face's TrainingArguments and TRL's
 SFTConfig. The module loads no jax. It reads JSON, YAML and Markdown, never a pickle. Formats:
 `training_args.json` and `trainer_state.json` of transformers, YAML of axolotl and LLaMA-Factory,
-and the list "Training hyperparameters" of a model card that transformers wrote.
+and a model card: its list "Training hyperparameters" and the YAML that axolotl puts into it.
 """
 
 import itertools
@@ -20,10 +20,10 @@ from raslik_jax.base.files import read_json, read_text
 from raslik_jax.base.messages import shown, some_of
 from raslik_jax.data.words import refused
 
-# Of trainers.json: other names of keys by format (arguments: older ones); `defaults` of formats;
-# `settings`, from keys of TrainingArguments and SFTConfig to fields of RetrainSettings;
-# `values`, likewise for some of them; `lacking`, what this program does not have; `in_optimizer`,
-# patterns for the text of a card.
+# Of trainers.json: other names of keys by format (arguments: older ones); `defaults` of trainers
+# that YAML configures; `settings`, from keys of TrainingArguments and SFTConfig to fields of
+# RetrainSettings; `values`, likewise for some of them; `lacking`, what this program does not have;
+# `in_optimizer`, patterns for the text of a card.
 _TABLES = json.loads(pathlib.Path(__file__).with_name("trainers.json").read_text("utf-8"))
 # The file in which transformers' Trainer saves its steps.
 STATE = "trainer_state.json"
@@ -89,6 +89,10 @@ def read_recipe(files: Sequence[pathlib.Path], adapter: pathlib.Path | None = No
             if not _is_equal(before.value, value):
                 got = f"{shown(before.value)} in {before.origin}, {shown(value)} in {path.name}"
                 differences.append(f"{name} is {got}")
+    trainer = known.pop("trainer", Value("", ""))
+    for name, value in _TABLES["defaults"].get(trainer.value, {}).items():
+        if name != "warmup_ratio" or "warmup_steps" not in known:
+            known.setdefault(name, Value(value, f"default of {trainer.value}"))
     if loads := known.get("load_best_model_at_end"):  # only a state says which step it was
         is_known = loads.value and "planned" in known
         known["best_step"] = known.get("best_step", Value(0, "")) if is_known else loads
@@ -112,9 +116,9 @@ def _arguments(path: pathlib.Path, is_own: bool) -> dict[str, Any]:
         found = _renamed(read_json(path, dict), _TABLES["arguments"])
         return found | {"max_grad_norm": 0.0} if found.get("max_grad_norm", 1.0) is None else found
     if path.suffix in (".yml", ".yaml"):
-        return _of_yaml(path)
+        return _of_yaml(read_text(path), path)
     if path.suffix == ".md":
-        return _of_card(read_text(path))
+        return _of_card(read_text(path), path)
     raise refused("recipe_kind", got=shown(path.name))
 
 
@@ -123,12 +127,12 @@ def _renamed(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, A
     return {names.get(name, name): value for name, value in pairs}
 
 
-def _of_yaml(path: pathlib.Path) -> dict[str, Any]:
+def _of_yaml(text: str, path: pathlib.Path) -> dict[str, Any]:
     """Returns the settings of axolotl or LLaMA-Factory; {} for YAML of something else."""
     import yaml  # it takes long to load
 
     try:
-        values = yaml.safe_load(read_text(path))
+        values = yaml.safe_load(text)
     except yaml.YAMLError as error:
         place = getattr(error, "problem_mark", None)
         line = f", line {place.line + 1}" if place else ""
@@ -137,27 +141,29 @@ def _of_yaml(path: pathlib.Path) -> dict[str, Any]:
     own = names & {"finetuning_type", "cutoff_len", "lora_target"}
     if not own and not names & {"base_model", "micro_batch_size"}:
         return {}
-    kind = "llama_factory" if own else "axolotl"
+    trainer = "LLaMA-Factory" if own else "axolotl"
     given = {name: value for name, value in values.items() if value is not None}
-    found = _renamed(_TABLES["defaults"][kind] | given, _TABLES[kind])
+    found = _renamed(given, _TABLES[trainer]) | {"trainer": trainer}
     one, whole = found.get("per_device_train_batch_size") or 1, found.pop("batch_size", 0) or 0
     if whole and not found.get("gradient_accumulation_steps"):  # as axolotl does
         found["gradient_accumulation_steps"] = max(1, whole // one)
-    # YAML 1.1 reads 2e-5 as text.
-    is_number = re.compile(r"[\d.]+[eE][+-]?\d+").fullmatch
-    return {k: float(v) if isinstance(v, str) and is_number(v) else v for k, v in found.items()}
+    return {name: _number(value) for name, value in found.items()}
 
 
-def _of_card(text: str) -> dict[str, Any]:
-    """Returns the list "Training hyperparameters" of a model card; {} without one."""
+def _number(value: Any) -> Any:
+    """Returns the number of a text, such as 2e-5 in YAML 1.1, and any other value as it is."""
+    if isinstance(value, str) and re.fullmatch(r"\d+(\.\d*)?([eE][+-]?\d+)?", value):
+        return int(value) if value.isdecimal() else float(value)
+    return value
+
+
+def _of_card(text: str, path: pathlib.Path) -> dict[str, Any]:
+    """Returns the list "Training hyperparameters" of a model card, and what axolotl's YAML adds."""
     part = text.partition("### Training hyperparameters")[2].partition("\n#")[0]
     listed = dict(re.findall(r"^- (\w+): (.+)$", part, re.MULTILINE))
-    found: dict[str, Any] = {}
-    for name, value in _renamed(listed, _TABLES["card"]).items():
-        try:
-            found[name] = float(value) if re.search(r"[.e]", value) else int(value)
-        except ValueError:
-            found[name] = value
+    config = re.search(r"<summary>See axolotl config.*?^```yaml$(.*?)^```$", text, re.M | re.S)
+    found = _of_yaml(config[1], path) if config else {}
+    found |= {k: _number(value) for k, value in _renamed(listed, _TABLES["card"]).items()}
     optimizer = str(found.get("optim", ""))
     if by := re.search(r"Use (?:OptimizerNames\.)?(\w+)", optimizer):
         found["optim"] = by[1].lower()
@@ -245,8 +251,9 @@ def _settings(known: Mapping[str, Value]) -> Iterator[tuple[str, Value]]:
             continue  # transformers warms up by constant_with_warmup alone
         if found is None or found.value is None or (name == "max_steps" and found.value <= 0):
             continue
-        if name == "warmup_steps" and 0 < found.value < 1:  # a ratio, since transformers 5
-            setting = "warmup"
+        if name == "warmup_steps":  # below 1 it is a ratio, since transformers 5
+            setting = "warmup" if 0 < found.value < 1 else setting
+            found = found if setting == "warmup" else found._replace(value=int(found.value))
         table = _TABLES["values"].get(name)
         if table is None:
             yield setting, found

@@ -70,11 +70,7 @@ def find_states(decoder: Decoder) -> Callable[[Tree, Tree, Batch], Array]:
     def of_rows(lora: Tree, base: Tree, batch: Batch) -> Array:
         return Outputs(BoundModel(decoder, lora, base), batch).targets.hidden_TE
 
-    @jax.jit
-    def states(lora: Tree, base: Tree, batch: Batch) -> Array:
-        return meshes.by_rows(of_rows, lora, base, rows=batch)
-
-    return states
+    return jax.jit(lambda lora, base, batch: meshes.by_rows(of_rows, lora, base, rows=batch))
 
 
 def unlearning(
@@ -100,9 +96,7 @@ def unlearning(
             None if one is None else jnp.sum(losses.row_weights(one, options.mean)) for one in batch
         )
 
-        def of_part(
-            params: Tree, frozen: Frozen, part: tuple[Batch, Batch | None]
-        ) -> tuple[Array, Any]:
+        def of_part(params: Tree, frozen: Frozen, part: Any) -> tuple[Array, Any]:
             forget, retain = part
             # An adapter of zeros is none.
             none = jax.tree.map(jnp.zeros_like, frozen.reference)
@@ -151,9 +145,7 @@ def supervised(
             keys = jax.random.split(jax.random.fold_in(dropout_key, step), batch.tokens_BL.shape[0])
         total = jnp.sum(losses.row_weights(batch, mean))
 
-        def of_part(
-            params: Tree, frozen: Tree, part: tuple[Batch, Array | None]
-        ) -> tuple[Array, None]:
+        def of_part(params: Tree, frozen: Tree, part: Any) -> tuple[Array, None]:
             batch, keys = part
             lora, base = ({}, params) if whole else (params, frozen)
             nll_B = losses.nll_by_example(Outputs(BoundModel(decoder, lora, base), batch, keys))

@@ -55,6 +55,7 @@ def test_axolotl(tmp_path):
 def test_llama_factory(tmp_path):
     expected = {"learning_rate": 1e-4, "warmup": 0.1, "max_len": 2048, "epochs": 3.0}
     expected |= {"schedule": "cosine", "micro_batch_size": 1, "batch_size": 8}
+    expected |= {"targets": "response"}
     assert _values(_read(tmp_path, sft__yaml=_LLAMA_FACTORY)) == expected
 
 
@@ -227,3 +228,40 @@ def test_long_rows_of_axolotl_are_dropped_unless_it_cuts_them(tmp_path):
     assert "excess_length_strategy is 'raise'" in lack
     values = _values(_read(tmp_path, d__yml="cutoff_len: 8\nper_device_train_batch_size: 4\n"))
     assert "long_rows" not in values
+
+
+def test_what_yaml_leaves_out_has_the_trainers_default(tmp_path):
+    found = _read(tmp_path, a__yml="base_model: a\nlearning_rate: 1e-4\n")
+    expected = {"schedule": "cosine", "warmup": 0.03, "optimizer": "adamw", "epochs": 1.0}
+    expected |= {"learning_rate": 1e-4, "micro_batch_size": 1, "batch_size": 1, "max_len": 512}
+    assert _values(found) == expected | {"targets": "response", "long_rows": "drop"}
+    assert found.settings["warmup"].origin == "default of axolotl"
+    values = _values(_read(tmp_path, b__yml="cutoff_len: 8\n"))
+    assert values["learning_rate"] == 5e-5 and values["schedule"] == "linear"
+    # What another file says comes before a default.
+    later = _read(tmp_path, a__yml="base_model: a\n", README__md=_CARD)
+    values = _values(later)
+    assert values["warmup_steps"] == 10 and values["schedule"] == "linear"
+    assert "warmup" not in values and later.differences == ()
+
+
+def test_the_yaml_that_axolotl_puts_into_a_card(tmp_path):
+    before, after = _CARD.split("###", maxsplit=1)
+    block = "<details><summary>See axolotl config</summary>\n\naxolotl version: `0.4.1`\n"
+    card = f"{before}{block}```yaml\n{_AXOLOTL}\n```\n\n</details><br>\n\n###{after}"
+    found = _read(tmp_path, README__md=card)
+    values = _values(found)
+    # Only the YAML has these; the list, which the trainer itself wrote, decides the others.
+    assert values["targets"] == "response" and values["max_len"] == 2048
+    assert values["batch_size"] == 32 and values["learning_rate"] == 2e-5
+    assert any(text.startswith("packing (README.md: packing") for text in found.lacks)
+    with pytest.raises(ValueError, match=r"README\.md.*must be YAML"):
+        _read(tmp_path, README__md=card.replace("adapter: lora", "adapter: [lora"))
+
+
+@pytest.mark.parametrize(
+    ("steps", "setting", "value"), [(10.0, "warmup_steps", 10), (0.1, "warmup", 0.1)]
+)
+def test_warmup_steps_are_whole_or_a_share(steps, setting, value, tmp_path):
+    found = _values(_read(tmp_path, training_args__json={"warmup_steps": steps}))
+    assert found == {setting: value} and isinstance(found[setting], type(value))
