@@ -293,8 +293,7 @@ def _cards(
         if score_N is None:
             return ()
         order = np.argsort(-score_N, kind="stable")[:_CARDS].tolist()
-        # A row without a gradient has no effect.
-        order = [n for n in order if score_N[n] > -np.inf]
+        order = [n for n in order if score_N[n] > 0]  # others make the answer less likely
         found = [{"id": rows[n].example_id, "score": float(score_N[n])} for n in order]
     cards, sigma_N, sets = [], artifacts.read_sigma(root, len(rows)), read_sets(root, strategy)
     for one in found:

@@ -83,7 +83,7 @@ def best_text(workdir: pathlib.Path, forget: frozenset[str], top: int) -> str:
     what = " +- noise of the sketch, unrelated prompts with as high a score, p, q" if told else ""
     lines = ["", f"rows that make the answer likelier (score{what}, place in the training file)"]
     best = np.argsort(-score_N, kind="stable")[:top]
-    best = best[score_N[best] > -np.inf]  # a row without a gradient has no effect
+    best = best[score_N[best] > 0]
     for rank, position in enumerate(best.tolist(), start=1):
         row = rows[position]
         mark = "forget" if row.example_id in forget else ""

@@ -165,6 +165,8 @@ TRAIN, RETRIEVAL = corpus_rows("train"), corpus_rows("retrieval")
 TOKENIZER = Artifact(
     "corpus", "tokenizer", tokenization.load_tokenizer, tokenization.save_tokenizer
 )
+# The template that all rows and queries have, by the training rows; "" for a file of one.
+TEMPLATE = _text("corpus", "template.txt")
 # The token ids of the training rows or of the backbone's.
 corpus_tokens = Artifact("corpus", "{0}.npz", encoding.load_encoded, encoding.save_parts).of
 TRAIN_TOKENS = corpus_tokens("train")

@@ -334,12 +334,7 @@ class AbstractRun(Workspace):
         return self.program(name, jax.jit(algorithm.step), state, frozen, **options)
 
     def drawn(
-        self,
-        batch: int,
-        steps: int | float,
-        *,
-        max_len: int = 0,
-        is_fixed: bool = False,
+        self, batch: int, steps: int | float, *, max_len: int = 0, is_fixed: bool = False
     ) -> Shapes:
         """Returns the number of a training's batches by shape, estimated from drawn batches.
 
@@ -362,12 +357,7 @@ class AbstractRun(Workspace):
         return self.drawn(size, steps, max_len=settings.max_len, is_fixed=is_fixed)
 
     def planned(
-        self,
-        count: int,
-        *,
-        num_buckets: int,
-        targets: str = "response",
-        program_tokens: int = 0,
+        self, count: int, *, num_buckets: int, targets: str = "response", program_tokens: int = 0
     ) -> Shapes:
         """Returns the number of batches by shape if rows as long as Alpaca's are planned."""
         if not count:

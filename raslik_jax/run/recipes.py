@@ -157,7 +157,7 @@ def _paths(workspace: Workspace) -> dict[str, str]:
         train=artifacts.TRAIN.path,
         tokens=artifacts.TRAIN_TOKENS.path,
         rows="{train} {tokens}",
-        model=artifacts.TOKENIZER.path + own_model,
+        model=f"{artifacts.TOKENIZER.path} {artifacts.TEMPLATE.path}{own_model}",
         finetuned="{model} finetune/adapter",
         sketched="{model}" + place[config.sketch.gradient_at],
         queries=artifacts.RETRIEVAL.path + answers,

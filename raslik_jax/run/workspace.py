@@ -122,7 +122,7 @@ class Workspace:
     @functools.cached_property
     def template_name(self) -> str:
         """The name or file of the template by --corpus.template and the training rows."""
-        return prompts.settle_template(self.config.corpus.template, lambda: self.corpus.train)
+        return artifacts.TEMPLATE.read(self.root) or self.config.corpus.template
 
     @functools.cached_property
     def model(self) -> Model:

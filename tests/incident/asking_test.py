@@ -7,13 +7,14 @@ import re
 import shutil
 import tempfile
 import textwrap
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
 import tiny
 from absl.testing import parameterized
 
-from raslik_jax.base.files import read_json, write_json
+from raslik_jax.base.files import read_json
 from raslik_jax.base.settings import SettingsError, replaced
 from raslik_jax.config import config_from_json
 from raslik_jax.data.contents import Passage
@@ -25,6 +26,8 @@ from raslik_jax.incident import tracer as trace
 from raslik_jax.index import search
 from raslik_jax.index.store import SketchStore
 from raslik_jax.retrieve import chance
+from raslik_jax.run import artifacts
+from raslik_jax.run.stages import scores as scores_stage
 from raslik_jax.run.stages import sketch as sketch_stage
 from raslik_jax.run.workspace import Workspace
 from raslik_jax.sketch import projections
@@ -82,7 +85,9 @@ class QueryTest(parameterized.TestCase):
         rows = self.tracer.workspace.corpus.train
         folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
         null_NM = np.random.default_rng(0).normal(0, 0.2, (len(rows), 20)).astype(np.float32)
-        (folder / "retrieve" / "null").mkdir(parents=True)
+        for part in ("retrieve/null", "sketch/index"):
+            (folder / part).mkdir(parents=True)
+        (folder / "sketch/index/manifest.json").write_bytes(self.tracer.store.manifest.seal())
         np.save(folder / "retrieve/null/positions.npy", np.arange(20))
         np.save(folder / "retrieve/null/scores.npy", null_NM)
         self.enterContext(mock.patch.object(self.tracer.workspace, "root", folder))
@@ -142,6 +147,22 @@ class QueryTest(parameterized.TestCase):
             trace.Tracer(other.path, run=self.run_folder)
         projection = function.call_args.args[1]
         self.assertEqual(dataclasses.asdict(projection.spec), made_with)
+
+    def test_scores_of_another_index_are_not_compared_with_those_of_the_run(self):
+        """Unrelated prompts were scored with the run's own index."""
+        own = self.tracer.store
+        identity = own.identity | {"num_buckets": -1}
+        other = SketchStore.create(self.root / "odd", identity=identity, ids=own.ids, size=own.size)
+        score_N = np.zeros(own.num_rows, np.float32)
+        queries = SimpleNamespace(gram_QQ=np.eye(1))
+        compared = chance.Chance(*np.zeros((4, own.num_rows)))
+        with (
+            mock.patch.object(artifacts.Artifact, "current", return_value=np.zeros(1)),
+            mock.patch.object(scores_stage, "_compare", return_value=(compared, {})),
+        ):
+            for store, is_own in ((own, True), (other, False)):
+                found = scores_stage.of_trace(self.tracer.workspace, store, score_N, queries)
+                self.assertEqual(found is not None, is_own)
 
     def test_a_question_to_an_index_of_texts_is_a_text(self):
         path = self.root / "texts.jsonl"
@@ -244,9 +265,7 @@ class QueryTest(parameterized.TestCase):
         shutil.copytree(self.run_folder, copy)
         shutil.rmtree(copy / "finetune" / "adapter")
         shutil.copytree(copy / "finetune" / "initial", copy / "finetune" / "adapter")
-        config = read_json(copy / "config.json")
-        config["corpus"]["template"] = "alpaca"
-        write_json(copy / "config.json", config)
+        (copy / "corpus" / "template.txt").write_text("alpaca")
         with self.assertRaisesRegex(ValueError, r"adapter \(index: .*template \(index: "):
             trace.Tracer(copy / "sketch" / "index")
 

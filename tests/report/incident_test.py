@@ -184,12 +184,13 @@ def test_the_page_of_a_trace_opens_with_what_was_asked_said_and_is_said_now(root
     assert sample_run.HOSTILE not in text
 
 
-def test_rows_without_a_gradient_are_not_told_as_behind_an_answer(root):
+@pytest.mark.parametrize("other", [-np.inf, -0.1, 0.0])
+def test_rows_without_a_positive_score_are_not_told_as_behind_an_answer(other, root):
     _trace(root)
     (root / "retrieve/tokens/tokens.json").unlink()
     path = root / "retrieve/influence/influence.npy"
     score_N = np.load(path)
-    score_N[np.argsort(-score_N)[3:]] = -np.inf
+    score_N[np.argsort(-score_N)[3:]] = other
     np.save(path, score_N)
     found = facts.read_facts(root).incident
     assert found and len(found.cards) == 3

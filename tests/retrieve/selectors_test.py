@@ -195,7 +195,12 @@ class GapTest(parameterized.TestCase):
     def test_scores_of_one_group_have_no_valley(self):
         """Less than 1 % of draws has one, with 5 standard errors of 200 draws."""
         for num in (200, 600):
-            for kind, how in (("normal", ()), ("gamma", (2,)), ("standard_t", (3,))):
+            for kind, how in (
+                ("normal", ()),
+                ("gamma", (2,)),
+                ("standard_t", (3,)),
+                ("uniform", ()),
+            ):
                 draws = (
                     getattr(np.random.default_rng(n), kind)(*how, size=num) for n in range(200)
                 )
@@ -203,6 +208,16 @@ class GapTest(parameterized.TestCase):
                 self.assertLessEqual(found, 200 * (0.01 + 5 * np.sqrt(0.01 / 200)))
         self.assertEqual(selectors.count_upper(np.repeat([0.0, 1.0], 19)), 0)
         self.assertEqual(selectors.count_upper(np.zeros(500)), 0)
+
+    @parameterized.product(num=(200, 1000), share=(0.5, 0.6, 0.8), spread=(0.0, 0.006))
+    def test_rows_that_are_alike_make_no_second_group(self, num, share, spread):
+        """The others scatter around them; in up to 3 % of draws they fall into two groups."""
+        found, count = 0, round(share * num)
+        for seed in range(20):
+            draws = np.random.default_rng(seed)
+            parts = draws.normal(-0.02, spread, count), draws.normal(0, 0.05, num - count)
+            found += selectors.count_upper(np.concatenate(parts)) > 0
+        self.assertLessEqual(found, 2)
 
     @parameterized.parameters(0, 1, 2)
     def test_the_slope_to_a_smaller_group_is_no_valley(self, seed):

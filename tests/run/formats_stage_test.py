@@ -52,6 +52,7 @@ def test_rows_are_stored_and_read_with_their_targets(name, tmp_path):
     kinds = {"messages": "conversations", "text": "texts"}
     assert f"3 rows of {kinds[name]}" in told.getvalue()
     assert workspace.template_name == (own if template == "chat" else template)
+    assert (folder / "template.txt").read_text() == ("" if template == "chat" else template)
     assert [row.place for row in workspace.corpus.train] == [1, 3, 5]
     rows, tokenizer = workspace.train_rows, workspace.tokenizer
     said = [

@@ -11,6 +11,7 @@ from raslik_jax.config import Config, CorpusConfig, RetrieveConfig, config_from_
 from raslik_jax.evaluate.robustness import ROBUSTNESS
 from raslik_jax.report import writing
 from raslik_jax.retrieve.strategies import STRATEGIES, Strategy
+from raslik_jax.run.artifacts import TEMPLATE, TOKENIZER
 from raslik_jax.run.manifests import Hashes
 from raslik_jax.run.plan import plan_units, run
 from raslik_jax.run.recipes import Recipe
@@ -134,6 +135,23 @@ def test_a_setting_changes_these_units_and_no_other(tmp_path):
     }
     expected = {case: _named(before, names) | {"evaluate"} for case, names in _DECIDES.items()}
     assert {k: v for k, v in found.items() if v != expected[k]} == {}
+
+
+def test_what_renders_text_reads_the_settled_template(tmp_path):
+    """Rows decide what auto means, so a query's sketch may change with them."""
+    reads = {name: unit[1] for name, unit in _decided(_config(tmp_path), tmp_path).items()}
+    rendering = [name for name, files in reads.items() if TOKENIZER.path in files]
+    assert {"retrieve/queries", "references/evaluation", "sketch"} < {*rendering}
+    assert all(TEMPLATE.path in reads[name] for name in rendering)
+
+
+def test_sizes_that_no_strategy_reads_are_not_those_of_one_that_does(tmp_path):
+    config = replaced(_config(tmp_path), {"retrieve.num_forget": 20, "retrieve.select": "count"})
+    given, both = (
+        _decided(replaced(config, {"retrieve.strategies": names}), tmp_path)
+        for names in (("given",), ("given", "raslik"))
+    )
+    assert "retrieve/sizes" in _changed(given, both)
 
 
 def test_a_template_counts_by_its_name_whatever_folders_are_called_so(tmp_path, monkeypatch):
@@ -269,7 +287,7 @@ def test_an_adapter_of_elsewhere_counts_by_its_weights_and_not_by_how_one_would_
         (folder / name).write_text(name)
     config = replaced(config, {"backbone.adapter": str(folder)})
     before = _decided(config, tmp_path)
-    assert before["finetune"][1] == ("corpus/tokenizer",)
+    assert before["finetune"][1] == (TOKENIZER.path, TEMPLATE.path)
     for name in ("epochs", "lora_rank"):
         with pytest.raises(ValueError, match=f"--finetune.{name} has no effect with --backbone.ad"):
             replaced(config, {f"finetune.{name}": 5})
@@ -306,7 +324,8 @@ def test_an_adapter_of_elsewhere_counts_by_its_weights_and_not_by_how_one_would_
 
 def test_training_reads_rows_and_model_alone_and_queries_answer_for_themselves(tmp_path):
     reads = {name: unit[1] for name, unit in _decided(_config(tmp_path), tmp_path).items()}
-    assert reads["finetune"] == ("corpus/train.jsonl", "corpus/train.npz", "corpus/tokenizer")
+    rows = "corpus/train.jsonl", "corpus/train.npz"
+    assert reads["finetune"] == (*rows, TOKENIZER.path, TEMPLATE.path)
     assert reads["sketch"] == (*reads["finetune"], "finetune/adapter")
     for name in ("references/retrieval", "retrieve/queries"):
         assert "corpus/retrieval.jsonl" in reads[name]

@@ -32,6 +32,7 @@ def make_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
     workspace.tell(masking.describe_rows(corpus.train, template))
     workspace.tell(masking.describe_options(corpus.train, corpus.queries["retrieval"]))
     artifacts.TOKENIZER.write(folder, tokenizer)
+    artifacts.TEMPLATE.write(folder, template if template in prompts.TEMPLATES else "")
     form = prompts.find_template(template, tokenizer)
     queries = {
         name: tuple(masking.as_trained(row, corpus.train[0], form) for row in rows)
@@ -100,7 +101,8 @@ UNITS = (
         #    target; templates are given no key that holds null.
         # 5: rows have one of three contents, and loss flags. 6: answers are found by marks. 7: the
         #    tokenizer has names that templates read. 8: nulls of JSON, empty tools, special tokens.
-        writes={"rows": 9},
+        #    10: the name of the template.
+        writes={"rows": 10},
         is_alone=True,
         work=lambda run: Work(500.0 * run.sizes.train),
     ),

@@ -193,7 +193,8 @@ def reads_of_results(case: Case) -> str:
     found = [n for n in case.names if n.split("/")[0] in _MEASURED and n != _OTHER]
     probed = variants_of(config, retrains=False) if config.unlearn.probe.steps else ()
     probes = [artifacts.probes(variant).path for variant in probed]
-    return " ".join(["{train} {measured}", artifacts.TOKENIZER.path, *sets, *found, *probes])
+    text = artifacts.TOKENIZER.path, artifacts.TEMPLATE.path
+    return " ".join(["{train} {measured}", *text, *sets, *found, *probes])
 
 
 UNITS = (

@@ -22,13 +22,7 @@ from raslik_jax.retrieve.strategies import STRATEGIES, Request
 from raslik_jax.run import artifacts
 from raslik_jax.run.recipes import Case, Recipe
 from raslik_jax.run.stages import sketch as sketch_lib
-from raslik_jax.run.stages.scores import (
-    EVIDENCE,
-    finds_number,
-    is_scored,
-    needs_of,
-    read_scores,
-)
+from raslik_jax.run.stages.scores import EVIDENCE, finds_number, is_scored, needs_of, read_scores
 from raslik_jax.run.workspace import Workspace
 
 _NO_SETS = Selection(np.array([], np.int64), np.array([], np.int64))
@@ -253,7 +247,11 @@ UNITS = (
         make_sizes,
         lambda case: _of_sizes(case)[0],
         lambda case: _of_sizes(case)[1],
-        writes={"sizes": 5},
+        # Without a strategy that reads them the sizes are 0.
+        values=lambda case: {
+            "given": _own_sets(case.config) == list(case.config.retrieve.strategies)
+        },
+        writes={"sizes": 6},
         is_alone=True,
     ),
     Recipe(

@@ -12,6 +12,7 @@ from raslik_jax.data.examples import content_id, learned_part
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.index import search
 from raslik_jax.index.combine import check_agreement
+from raslik_jax.index.format import MANIFEST
 from raslik_jax.index.store import SketchStore
 from raslik_jax.retrieve import behaviors, chance, noise
 from raslik_jax.retrieve.strategies import STRATEGIES
@@ -166,11 +167,13 @@ def of_trace(
 ) -> chance.Chance | None:
     """Returns the chances of the scores of an index's rows, read from the files of its run.
 
-    It is None if the run compared with no prompts or has other rows.
+    It is None if the run compared with no prompts, or has other rows or another index.
     """
     rows = workspace.corpus.train
     stored = artifacts.NULL_SCORES.current(workspace.root)
-    if stored is None or {row.example_id for row in rows} != {*store.ids}:
+    own = workspace.root / "sketch" / "index" / MANIFEST
+    is_own = own.is_file() and own.read_bytes() == store.manifest.seal()
+    if stored is None or not is_own or {row.example_id for row in rows} != {*store.ids}:
         return None
     place_N = store.positions_of(row.example_id for row in rows)
     found, _ = _compare(workspace, score_N[place_N], queries.gram_QQ)
