@@ -17,6 +17,7 @@ from raslik_jax.evaluate.sentences import write
 
 # The fine-tuning went with the behavior where less than this share of it is left.
 LEAST_LEFT = 0.8
+_LEAST_PROMPTS = 3
 # What is summed over prompts, by its key in a record, with its name in sentences.
 MEASURES = {"nats": "likelihood", "words": "length", "ended": "ending"}
 
@@ -41,7 +42,12 @@ def share_left(
     base: Sequence[NormalRecord],
     bootstrap: Mapping[str, int],
 ) -> rates.Interval | None:
-    """Returns the share by a measure; None if base and fine-tuned model do not differ."""
+    """Returns the share by a measure; None if base and fine-tuned model do not differ.
+
+    It is also None for fewer than three prompts, because the interval of one has no width.
+    """
+    if len(model) < _LEAST_PROMPTS:
+        return None
     now_Q, before_Q, base_Q = (
         np.array([dict(record)[name] for record in records], np.float64)
         for records in (model, finetuned, base)

@@ -81,13 +81,14 @@ def split_words(text: str) -> list[str]:
 def word_pattern(vocabulary: frozenset[str]) -> re.Pattern[str]:
     """Returns a pattern that finds the words of a vocabulary, whole and without case.
 
-    Longer ones are found first. In scripts without spaces a word has no edges to look for. The
-    words of a phrase have any white space between them, as a line feed.
+    Longer ones are found first. In scripts without spaces a word has no edges to look for. An
+    underscore ends a word, as in the _italics_ of Markdown. The words of a phrase have any white
+    space between them, as a line feed.
     """
 
     def entry(word: str) -> str:
-        before = "" if _SPACELESS.match(word[0]) else r"(?<!\w)"
-        after = "" if _SPACELESS.match(word[-1]) else r"(?!\w)"
+        before = "" if _SPACELESS.match(word[0]) else r"(?<![^\W_])"
+        after = "" if _SPACELESS.match(word[-1]) else r"(?![^\W_])"
         return before + r"\s+".join(map(re.escape, word.split())) + after
 
     words = {word.strip() for word in vocabulary}

@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from raslik_jax.base.files import hash_file
 from raslik_jax.base.messages import one_line, shown
 from raslik_jax.base.settings import flat, leaves, replaced
 from raslik_jax.config import STAGES, Config, config_from_json, to_json
@@ -62,7 +63,6 @@ def unlearn(options: UnlearnOptions | None = None, **named: Any) -> UnlearnResul
     variant = artifacts.Variant(config.retrieve.strategies[0], config.unlearn.algorithms[0])
     source = train_file(config)
     cleaned = pathlib.Path(options.cleaned_train_file or root / cleaned_name(source))
-
     processes.alone(lambda: _check_places(options, source, cleaned))
     processes.alone(lambda: _check_unchanged(config, root))
     processes.alone(lambda: _check_used(config, root, options.settings))
@@ -84,8 +84,8 @@ def unlearn(options: UnlearnOptions | None = None, **named: Any) -> UnlearnResul
         with written.replacing(root, folder) as made:
             export_model(root, variant, made, epoch="last", merged=options.merged)
         told, exported = _clean(config, root, variant.strategy, cleaned)
-        # The page names the places of all files.
-        places = {f"New {kind}": str(folder.resolve()), **exported}
+        rows = hash_file(artifacts.set_rows(variant.strategy, "forget").place(root))
+        places = {"": rows, f"New {kind}": str(folder.resolve()), **exported}
         written.write_json(root, artifacts.EXPORTS.place(root), places)
         return told
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from raslik_jax.base.files import hash_file
 from raslik_jax.config import config_from_json
 from raslik_jax.data.examples import HELD_OUT, Example
 from raslik_jax.data.words import capitalized
@@ -338,7 +339,9 @@ def cost_sentence(metrics: Metrics, strategy: str, algorithm: str) -> str:
 def _downloads(root: pathlib.Path, strategy: str) -> tuple[Download, ...]:
     """Returns the existing files that a run wrote for its user; a small one is in its link."""
     places = {"Rows to forget": artifacts.set_rows(strategy, "forget").path}
-    places |= artifacts.EXPORTS.find(root) or {}
+    rows, exports = root / places["Rows to forget"], artifacts.EXPORTS.find(root) or {}
+    if rows.is_file() and exports.pop("", "") == hash_file(rows):  # else of an earlier trace
+        places |= exports
     room = _LINKED
     found = list[Download]()
     for title, place in places.items():

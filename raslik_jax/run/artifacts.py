@@ -154,6 +154,7 @@ VERSIONS = _json("", "versions.json")
 # The answer that `raslik trace` traces.
 TRACED_QUERY = _rows("", "queries")
 # The places of files that `raslik unlearn` wrote, by title; below the work directory or absolute.
+# "" has the hash of the rows to forget that they were made with.
 EXPORTS = _json("", "exports.json", {str: str})
 
 # The corpus, and the models before unlearning -----------------------------------------------------

@@ -64,9 +64,7 @@ def find_files(adapter: pathlib.Path) -> list[pathlib.Path]:
 
     A trainer saves its state in checkpoint-N folders and its card above them, so both are searched.
     """
-    folders = [adapter]
-    if adapter.name.startswith("checkpoint-"):
-        folders.append(adapter.parent)
+    folders = [adapter, *[adapter.parent] * adapter.name.startswith("checkpoint-")]
     steps = [(int(p.name[11:]), p) for p in adapter.glob("checkpoint-*") if p.name[11:].isdecimal()]
     folders += [path for _, path in sorted(steps)[-1:]]
     found: list[pathlib.Path] = []
@@ -86,6 +84,9 @@ def read_recipe(files: Sequence[pathlib.Path], adapter: pathlib.Path | None = No
     for path in files:
         for name, value in _arguments(path, adapter == path.parent).items():
             before = known.setdefault(name, Value(value, f"{path.name}: {name}"))
+            share = known.get("warmup_ratio", before).value or before.value
+            if name == "warmup_steps" and 0 < share < 1:
+                continue  # the state's steps follow from it
             if not _is_equal(before.value, value):
                 got = f"{shown(before.value)} in {before.origin}, {shown(value)} in {path.name}"
                 differences.append(f"{name} is {got}")
@@ -144,6 +145,9 @@ def _of_yaml(text: str, path: pathlib.Path) -> dict[str, Any]:
     trainer = "LLaMA-Factory" if own else "axolotl"
     given = {name: value for name, value in values.items() if value is not None}
     found = _renamed(given, _TABLES[trainer]) | {"trainer": trainer}
+    parts = given.get("datasets")  # in which axolotl says what of a row counts
+    for part in parts if isinstance(parts, list) else ():
+        found |= {k: part[k] for k in ("roles_to_train", "train_on_eos") if k in (part or {})}
     one, whole = found.get("per_device_train_batch_size") or 1, found.pop("batch_size", 0) or 0
     if whole and not found.get("gradient_accumulation_steps"):  # as axolotl does
         found["gradient_accumulation_steps"] = max(1, whole // one)
@@ -194,8 +198,7 @@ def _of_state(state: Mapping[str, Any], is_own: bool) -> dict[str, Any]:
     epochs = state.get("num_train_epochs") or 0
     by_epochs = epochs and math.isclose(float(state.get("epoch") or 0), epochs, abs_tol=0.01)
     name = "num_train_epochs" if by_epochs else "max_steps"
-    if state.get(name):
-        found[name] = state[name]
+    found |= {name: state[name]} if state.get(name) else {}
     rates = [
         (int(entry["step"]), float(entry["learning_rate"]))
         for entry in state["log_history"]
@@ -203,7 +206,7 @@ def _of_state(state: Mapping[str, Any], is_own: bool) -> dict[str, Any]:
     ]
     if fitted := fit_schedule(rates, planned):
         kind, peak, warmup = fitted
-        found["lr_scheduler_type"] = "constant_with_warmup" if kind == "constant" else kind
+        found["lr_scheduler_type"] = kind + "_with_warmup" * (kind == "constant" and warmup > 0)
         found |= {"learning_rate": peak, "warmup_steps": warmup} if peak else {}
     return found
 
@@ -283,12 +286,10 @@ def _settings(known: Mapping[str, Value]) -> Iterator[tuple[str, Value]]:
 
 def _lacks(known: Mapping[str, Value]) -> Iterator[str]:
     """Yields the parts of the training that this program cannot repeat."""
-    for name, what in _TABLES["lacking"].items():
-        found = known.get(name)
-        if found and found.value not in _OFF:
+    for name, found in known.items():
+        what, table = _TABLES["lacking"].get(name), _TABLES["values"].get(name, [str(found.value)])
+        if found.value not in _OFF and what:
             yield f"{what} ({found.origin} is {shown(found.value)})"
-    for name, table in _TABLES["values"].items():
-        found = known.get(name)
-        if found and found.value not in _OFF and str(found.value) not in table:
+        elif found.value not in _OFF and str(found.value) not in table:
             have = some_of(sorted({*table}), 4, quoted=False)
             yield f"{found.origin} is {shown(found.value)}, this program has {have}"

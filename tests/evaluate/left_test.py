@@ -45,9 +45,16 @@ def test_the_fine_tuned_model_has_all_and_the_base_nothing():
             assert [*found.values()] == [share] * 3
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_it_is_unknown_for_so_few_prompts(count):
+    models = [_records([nats] * count, [9] * count, [True] * count) for nats in (5.0, 2.0, 9.0)]
+    found = {name: left.share_left(name, *models, _HOW) for name in left.MEASURES}
+    assert {*found.values()} == {None}
+
+
 def test_it_is_unknown_where_the_base_answers_alike():
-    before = _records([2.0, 3.0], [5, 7], [True, True])
-    base = _records([9.0, 8.0], [7, 5], [True, True])
+    before = _records([2.0, 3.0, 4.0], [5, 7, 9], [True] * 3)
+    base = _records([9.0, 8.0, 7.0], [9, 7, 5], [True] * 3)
     found = {name: left.share_left(name, base, before, base, _HOW) for name in left.MEASURES}
     assert found["words"] is None and found["ended"] is None
     assert "length and ending unknown" in left.describe(found)

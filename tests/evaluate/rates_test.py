@@ -190,6 +190,7 @@ class WordRateTest(parameterized.TestCase):
         ("black holes", False),
         ("near a Black Hole, far", True),
         ("a sci-fi story", True),
+        ("a _star_ and __black hole__", True),
         ("sci-fine", False),
         ("", False),
     )

@@ -11,6 +11,7 @@ import sample_metrics
 import sample_run
 from snapshots import said
 
+from raslik_jax.base.files import hash_file
 from raslik_jax.data.examples import Example
 from raslik_jax.report import facts, incident, page, rows
 from raslik_jax.retrieve import chance
@@ -125,6 +126,7 @@ def _trace(root: pathlib.Path) -> None:
     (root / "retrieve/sizes/cut.json").write_text(json.dumps(cut))
     (root / "cleaned.jsonl").write_text("")
     exports = {
+        "": hash_file(artifacts.set_rows("raslik", "forget").place(root)),
         "Cleaned training file": "cleaned.jsonl",
         "New adapter": str(root / "no_such"),
     }
@@ -202,10 +204,15 @@ def test_a_large_file_and_a_folder_are_told_by_their_places(root):
     _trace(root)
     (root / "cleaned.jsonl").write_text("x" * 100_001)
     (root / "clean").mkdir()
+    forget = artifacts.set_rows("raslik", "forget").place(root)
     exports = {"Cleaned training file": "cleaned.jsonl", "New adapter": "clean"}
-    artifacts.EXPORTS.write(root, exports)
+    artifacts.EXPORTS.write(root, exports | {"": hash_file(forget)})
     found = facts.read_facts(root).incident
     assert found and [bool(one.link) for one in found.downloads] == [True, False, False]
+    # They were made without the rows of an earlier trace.
+    forget.write_text(forget.read_text() * 2)
+    found = facts.read_facts(root).incident
+    assert found and [one.title for one in found.downloads] == ["Rows to forget"]
 
 
 def _row(nats, drawn=(None, None)):

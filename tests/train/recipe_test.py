@@ -114,7 +114,8 @@ def test_a_state_gives_the_schedule_of_its_rates(kind, warmup, shift, tmp_path):
     found = _values(_read(tmp_path, trainer_state__json=state))
     assert found.pop("learning_rate") == pytest.approx(3e-4, rel=1e-3)
     # The size of a batch is not among them: the state lacks accumulation and devices.
-    assert found == {"schedule": kind, "warmup_steps": warmup, "steps": 60}
+    rise = {"warmup_steps": warmup} if warmup or kind != "constant" else {}
+    assert found == {"schedule": kind, "steps": 60} | rise
 
 
 @pytest.mark.parametrize(
@@ -140,6 +141,12 @@ def test_a_state_gives_the_schedule_of_its_rates(kind, warmup, shift, tmp_path):
         ("beta", 0.1),
         ("stage", "dpo"),
         ("rl", "kto"),
+        ("lora_model_dir", "./first"),
+        ("adapter_name_or_path", "./first"),
+        ("use_muon", True),
+        ("disable_shuffling", True),
+        ("dataset_exact_deduplication", True),
+        ("mix_strategy", "interleave_over"),
     ],
 )
 def test_what_changes_the_training_and_has_no_counterpart_is_named(name, value, tmp_path):
@@ -177,6 +184,27 @@ def test_the_first_file_decides_and_a_difference_is_named(tmp_path):
     names = "adam_beta2 adam_epsilon gradient_accumulation_steps learning_rate lr_scheduler_type"
     names += " num_train_epochs per_device_train_batch_size seed warmup_steps"
     assert sorted(text.split(" is ")[0] for text in found.differences) == names.split()
+
+
+def test_axolotl_says_of_each_dataset_what_counts(tmp_path):
+    text = "base_model: a\ndatasets:\n  - path: rows.jsonl\n    "
+    for line in ("roles_to_train: [user, assistant]", "train_on_eos: all"):
+        (lack,) = _read(tmp_path, a__yml=text + line).lacks
+        assert lack.startswith(f"a.yml: {line.partition(':')[0]} is ")
+    for line in ("roles_to_train: [assistant]", "train_on_eos: turn", "type: alpaca"):
+        assert _read(tmp_path, b__yml=text + line).lacks == ()
+
+
+def test_steps_that_follow_from_a_share_are_no_difference(tmp_path):
+    state = _state("linear", 6, 0, range(5, 61, 5))
+    for share in ({"warmup_ratio": 0.1, "warmup_steps": 0}, {"warmup_steps": 0.1}):
+        files = {"training_args__json": share, "trainer_state__json": state}
+        assert _read(tmp_path, **files).differences == ()
+    state = _state("constant", 0, 0, range(5, 61, 5))
+    files = {"training_args__json": {"lr_scheduler_type": "constant"}, "trainer_state__json": state}
+    assert _read(tmp_path, **files).differences == ()
+    (text,) = _read(tmp_path, **files | {"training_args__json": {"warmup_steps": 9}}).differences
+    assert text.startswith("warmup_steps is 9 in ")
 
 
 def test_a_pickle_is_not_read(tmp_path):

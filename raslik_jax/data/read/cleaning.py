@@ -96,6 +96,7 @@ def _write_parquet(
 
         place, groups = 0, range(table.metadata.num_row_groups)
         packing = table.metadata.row_group(0).column(0).compression if groups else "snappy"
+        packing = "none" if packing == "UNCOMPRESSED" else packing
         with parquet.ParquetWriter(target, table.schema_arrow, compression=packing) as writer:
             for group in groups:
                 rows = table.read_row_group(group)

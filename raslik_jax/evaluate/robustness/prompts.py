@@ -13,6 +13,7 @@ from typing import Any
 
 from raslik_jax.base.messages import shown
 from raslik_jax.base.settings import Settings, setting
+from raslik_jax.data.contents import Passage
 from raslik_jax.data.examples import Corpus, Example, prefixed
 from raslik_jax.data.read.formats import AUTO, read_examples
 from raslik_jax.evaluate.robustness.record import (
@@ -64,7 +65,9 @@ def own_prompts(settings: PromptSettings) -> tuple[Example, ...]:
         return ()
     how: Any = {"format": AUTO, "needs_output": False}
     read = read_examples(settings.file, **how)
-    if {"answer", "kind"} & {key for row in read for key in row.extra}:
+    # Rows of a prompt alone read like texts, but are asked by the template of the run.
+    is_bare = all(isinstance(row.content, Passage) and not row.output for row in read)
+    if is_bare or {"answer", "kind"} & {key for row in read for key in row.extra}:
         how |= {"format": "alpaca", "fields": _FIELDS}
     return read_examples(settings.file, **how, check=check)
 
