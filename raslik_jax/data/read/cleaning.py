@@ -63,8 +63,8 @@ def cleaned_name(source: str) -> str:
         first = next(iter(sources.source_files(source).values()))
         path = path if path.is_dir() else pathlib.Path(os.path.abspath(first)).parent
         return f"cleaned_{path.name or 'rows'}"
-    is_saved = path.is_dir()
-    return f"cleaned_{f'{path.name}.jsonl' if is_saved else pieces.without_packing(path.name)}"
+    name = f"{path.name}.jsonl" if path.is_dir() else pieces.without_packing(path.name)
+    return f"cleaned_{name}"
 
 
 def _json_lines(source: str, is_kept: Callable[[int], bool]) -> Iterator[str]:
@@ -95,9 +95,9 @@ def _write_parquet(
         from pyarrow import parquet  # it is there, the line above needs it too
 
         place, groups = 0, range(table.metadata.num_row_groups)
-        packing = table.metadata.row_group(0).column(0).compression if groups else "snappy"
-        packing = "none" if packing == "UNCOMPRESSED" else packing
-        with parquet.ParquetWriter(target, table.schema_arrow, compression=packing) as writer:
+        how = table.metadata.row_group(0).column(0).compression if groups else "snappy"
+        how = how.replace("UNCOMPRESSED", "none")
+        with parquet.ParquetWriter(target, table.schema_arrow, compression=how) as writer:
             for group in groups:
                 rows = table.read_row_group(group)
                 chosen = [is_kept(place + number) for number in range(1, rows.num_rows + 1)]

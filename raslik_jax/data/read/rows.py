@@ -28,6 +28,7 @@ FLAGS: tuple[str, ...] = tuple(_KEYS["loss_flags"])
 # The keys of a message part that is no text, those of its text, and those of what a message says.
 _MEDIA: list[str] = _KEYS["media"]
 _PART_TEXTS: list[str] = _KEYS["part_texts"]
+_SPEAKERS = frozenset(("system", "user", "assistant"))
 _SAID = frozenset(_KEYS["message_texts"])
 _IN_PROMPT = "be in the prompt, because nothing else is read: move it there"
 
@@ -134,8 +135,8 @@ def _reader_of(name: str) -> Callable[[Row, bool], Example]:
         turns = row.get(name)
         messages, muted = _messages_of(row, name, turns)
         # LLaMA-Factory reads the column of ShareGPT's rows. TRL reads messages with roles alone.
-        is_own = bool(turns) and "from" in turns[0] and "role" not in turns[0]
-        is_own = is_own and messages[0]["role"] != "system"
+        first = parsed(turns[0]) if isinstance(turns, list) and turns else turns or {}
+        is_own = "from" in first and "role" not in first and messages[0]["role"] != "system"
         must = "be in the messages, the only text that is read: move it there"
         if system := _system_of(row, map(text_of, messages), must, is_own=is_own):
             messages = ({"role": "system", "content": system}, *messages)
@@ -233,6 +234,7 @@ def _messages_of(
     turns = [value] if isinstance(value, dict) else value
     if not isinstance(turns, list):
         raise row.problem(name, "be a list of messages with role and content, or from and value")
+    turns = [*map(parsed, turns)]
     messages = [_message(turn, place) for place, turn in enumerate(turns, start=first)]
     flags = [_is_counted(turn, place) for place, turn in enumerate(turns, start=first)]
     pairs = enumerate(zip(messages, flags, strict=True))
@@ -241,7 +243,6 @@ def _messages_of(
 
 
 def _message(turn: Any, place: int) -> dict[str, Any]:
-    turn = parsed(turn)
     said = (turn.get("role"), turn.get("from")) if isinstance(turn, dict) else (None, None)
     name = next((one for one in said if isinstance(one, str)), None)
     if name is None or not _SAID & turn.keys():
@@ -254,7 +255,7 @@ def _message(turn: Any, place: int) -> dict[str, Any]:
     kept["role"] = name if is_own else _ROLES.get(name, name)
     text = next((turn[key] for key in ("content", "value") if turn.get(key) is not None), None)
     is_call = name in _CALLS and not is_own
-    kept["content"] = None if is_call else _content(text, place)
+    kept["content"] = None if is_call else _content(text, place, kept["role"])
     if is_call:
         kept["tool_calls"] = _calls_of(text, place)
     elif "tool_calls" in kept:
@@ -271,8 +272,8 @@ def _calls_of(said: Any, place: int) -> list[dict[str, Any]]:
     return [{"type": "function", "function": call} for call in calls]
 
 
-def _content(content: Any, place: int) -> Any:
-    """Returns a message's content: a text, null, or parts of text."""
+def _content(content: Any, place: int, role: str) -> Any:
+    """Returns a message's content: a text, null, or parts of text; not a tool's object."""
     if content is None or isinstance(content, str):
         return content
     if isinstance(content, dict) and not any(kind in content for kind in _MEDIA):
@@ -286,11 +287,13 @@ def _content(content: Any, place: int) -> Any:
         for name in _MEDIA:
             if name in kind or fields.get(name) or fields.get(f"{name}_url"):
                 raise refused("message_media", place=place, kind=name)
-        text = next((fields[key] for key in _PART_TEXTS if isinstance(fields.get(key), str)), None)
-        if text is None:
+        texts = [fields[key] for key in _PART_TEXTS if isinstance(fields.get(key), str)]
+        given = {key for key, value in fields.items() if value is not None}
+        is_object = role not in _SPEAKERS and given != {"type", "text"}
+        if len(texts) != 1 or is_object:
             raise ValueError(f"the content of message {place} must be text, got {shown(part, 40)}")
         others = {key: value for key, value in fields.items() if key not in _PART_TEXTS}
-        parts.append({"type": "text", **others, "text": text})
+        parts.append({"type": "text", **others, "text": texts[0]})
     return parts
 
 
@@ -311,13 +314,13 @@ def _is_counted(turn: Any, place: int) -> bool:
 
 def _system_of(row: Row, texts: Iterable[str], must: str, *, is_own: bool = False) -> str:
     """Returns a row's system prompt that is in no message; refuses it unless it `is_own`."""
-    system = row.get("system")
-    said = system.strip() if isinstance(system, str) else ""
-    if not said or any(said in text for text in texts):
-        return ""
-    if not is_own:
-        raise row.problem("system", must)
-    return str(system)
+    system = row.get("system") or ""
+    if not isinstance(system, str):
+        raise row.problem("system", "be text")
+    said = system.strip()
+    if is_own or not said or any(said in text for text in texts):
+        return system * bool(is_own and said)
+    raise row.problem("system", must)
 
 
 def _options_of(row: Row) -> dict[str, Any]:

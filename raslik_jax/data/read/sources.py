@@ -17,7 +17,9 @@ from raslik_jax.data.words import by_word, load_words, refused
 _LONGEST_SOURCE = 100
 _HUB_SOURCE = re.compile(r"hub:(?P<name>[^@:]+)(?::(?P<config>[^@]+))?(?:@(?P<split>.+))?")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/{1,2}[^/]")
-_SHARD = re.compile(r"(?P<split>.*?)[-_.]?(?P<number>\d+)[-_]?of[-_]?(?P<count>\d+)")
+_SHARD = re.compile(
+    r"(?P<split>.*?)[-_.]?(?P<number>\d+)[-_]?of[-_]?(?P<count>\d+)(-[0-9a-f]{16})?"
+)
 _KEYS = load_words("row_keys")
 # Names of splits as people have them, in names of files and folders.
 _SPLITS = by_word(_KEYS["splits"])
@@ -156,7 +158,7 @@ def _files_below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 def _split_of(path: pathlib.PurePath) -> str:
     """Returns the split of a file in a folder by its name or a folder's, or ""."""
-    shard = _shard_of(path)
+    shard = _SHARD.fullmatch(_stem(path))
     for name in (shard["split"] if shard else _stem(path), *reversed(path.parent.parts)):
         words = re.split(r"[^a-z]+", name.lower())
         if splits := {_SPLITS[word] for word in words if word in _SPLITS}:
@@ -170,10 +172,6 @@ def _stem(path: pathlib.PurePath) -> str:
     return pathlib.PurePath(pieces.without_packing(path.name)).stem
 
 
-def _shard_of(path: pathlib.PurePath) -> re.Match[str] | None:
-    return _SHARD.fullmatch(_stem(path))
-
-
 def _order(path: pathlib.PurePath) -> list[tuple[int, int, str]]:
     """Returns the key by which files are in the order of the numbers in their names."""
     return [(1, int(p), p) if p.isdigit() else (0, 0, p) for p in re.split(r"(\d+)", str(path))]
@@ -183,13 +181,14 @@ def _check_shards(paths: Sequence[pathlib.Path], where: str) -> None:
     """Refuses numbered files if one of them is missing: 3 of 4."""
     groups = collections.defaultdict[tuple[str, str], list[tuple[re.Match[str], str]]](list)
     for path in paths:
-        if shard := _shard_of(path):
+        if shard := _SHARD.fullmatch(_stem(path)):
             groups[str(path.parent), shard["split"]].append((shard, path.name))
     for shards in groups.values():
         counts = [*dict.fromkeys(shard["count"] for shard, _ in shards)]
         if len(counts) > 1:
             raise refused("shards_mixed", where=where, first=counts[0], second=counts[1])
         first, name = shards[0]
+        name = re.sub(r"-[0-9a-f]{16}(?=\.)", "-*", name)  # of its content
         known, count = {int(shard["number"]) for shard, _ in shards}, int(counts[0])
         start, (begin, end) = int(0 not in known and count in known), first.span("number")
         lacking = (n for n in range(start, start + count) if n not in known)

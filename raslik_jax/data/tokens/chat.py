@@ -98,8 +98,7 @@ def render(template: ChatTemplate, conversation: Conversation) -> Rendered:
         return Rendered(text, _targets_of(spans, conversation, whole), dropped=dropped)
     if is_completion:
         at, head = whole.after(writer.ask(said[: conversation.first]))
-        before = whole.text[:at] + head
-        return Rendered(text, ((at, len(text)),), before or None, dropped)
+        return Rendered(text, ((at, len(text)),), (whole.text[:at] + head) or None, dropped)
     last = len(messages) - 1
     spans = [
         (writer.begin(said, at, whole), len(text) if at == last else writer.end(said, at, whole))
@@ -304,14 +303,13 @@ def _targets_of(spans: _Spans, conversation: Conversation, whole: _Marked) -> _S
     """Returns the spans that a template marks without those of answers that are no targets."""
     spoken = {at for at, one in enumerate(conversation.messages) if one["role"] == "assistant"}
     others = spoken - {*conversation.turns}
-    if others and not whole.places:
+    unmarked = others - {message for message, _ in whole.places}  # they have no text
+    if unmarked and len(spans) != len(spoken):
         raise refused("answer_unclear", what="begins")
+    muted = [span for at, span in zip(sorted(spoken), spans, strict=False) if at in unmarked]
     places = [at for (message, _), at in whole.places.items() if message in others]
-    return [
-        (start, end)
-        for start, end in spans
-        if start < end and not any(start <= at <= end for at in places)
-    ]
+    kept = [span for span in spans if span[0] < span[1] and span not in muted]
+    return [(start, end) for start, end in kept if not any(start <= at <= end for at in places)]
 
 
 def _render(
@@ -339,8 +337,7 @@ def _render(
 
 def _find_salt(messages: Sequence[_Message]) -> int:
     """Returns a number whose mark is in no message."""
-    said = str(messages)
-    return next(number for number in itertools.count() if f"q{number}x" not in said)
+    return next(number for number in itertools.count() if f"q{number}x" not in str(messages))
 
 
 def _mark(

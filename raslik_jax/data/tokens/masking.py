@@ -158,8 +158,7 @@ def as_trained(query: Example, row: Example, template: prompts.Template) -> Exam
 
 def end_ids(tokenizer: Tokenizer, template: prompts.Template) -> tuple[int, ...]:
     """Returns the ids that end an answer: EOS and the token that the chat template writes there."""
-    tail = chat.end_of_turn(template.chat) if template.chat else ""
-    (written,) = tokenizer.encode_marked([tail])
+    (written,) = tokenizer.encode_marked([chat.end_of_turn(template.chat) if template.chat else ""])
     marks = tokenizer.backend.get_added_tokens_decoder()
     first = [token for token in written.ids[:1] if token in marks]
     return tuple(dict.fromkeys([tokenizer.eos_id, *first]))

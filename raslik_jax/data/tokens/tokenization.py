@@ -153,8 +153,7 @@ def load_tokenizer(path: str | os.PathLike[str], *others: pathlib.Path) -> Token
 def _prefix_of(tokenizer: Tokenizer) -> tuple[int, ...]:
     """Returns the ids that the post-processor puts in front of a text, not those that end one."""
     text, ids = tokenizer.encode("a"), tokenizer.backend.encode("a", add_special_tokens=True).ids
-    starts = (n for n in range(len(ids)) if ids[n : n + len(text)] == text)
-    return tuple(ids[: next(starts, 0)])
+    return tuple(ids[: next((n for n in range(len(ids)) if ids[n : n + len(text)] == text), 0)])
 
 
 def _begin(

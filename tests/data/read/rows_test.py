@@ -172,6 +172,38 @@ class FormatsTest(FormatsBase):
             framed = ex.asked_after(row, turns, is_framed=True)
             self.assertEqual(framed.instruction, text + row.instruction)
 
+    def test_a_system_prompt_of_sharegpt_is_said_whoever_repeats_it(self):
+        turns = [{"from": "human", "value": "Be brief. Why?"}, {"from": "gpt", "value": "So."}]
+        for said in (turns, [*map(json.dumps, turns)]):
+            (row,) = self._read({"conversations": said, "system": "Be brief."})
+            first, *others = content_of(row).messages
+            self.assertEqual(first, {"role": "system", "content": "Be brief."})
+            self.assertLen(others, 2)
+
+    def test_a_system_prompt_that_is_no_text_is_refused(self):
+        for record in ({"messages": _TALK}, {"prompt": "a", "completion": "b"}):
+            with self.assertRaisesRegex(ValueError, "system.* must be text"):
+                self._read(record | {"system": [{"text": "Be brief."}]})
+
+    @parameterized.parameters(
+        ({"title": "A", "content": "B"},),
+        ({"value": "20", "unit": "C"},),
+        ("Paris",),
+        ({"text": "a"},),
+    )
+    def test_a_result_of_a_tool_is_read_as_it_is_or_refused(self, part):
+        talk = [_USER, {"role": "tool", "content": [part]}, _YES]
+        with self.assertRaisesRegex(ValueError, "content of message 2 must be text"):
+            self._read({"messages": talk})
+        talk[1] = {"role": "tool", "content": [{"type": "text", "text": "Paris"}]}
+        (row,) = self._read({"messages": talk})
+        self.assertEqual(content_of(row).messages[1], talk[1])
+
+    def test_a_part_with_two_texts_is_refused(self):
+        said = [{"type": "text", "text": "a", "value": "b"}]
+        with self.assertRaisesRegex(ValueError, "content of message 1 must be text"):
+            self._read({"messages": [{"role": "user", "content": said}, _YES]})
+
     @parameterized.parameters("Be brief.", " ", None)
     def test_a_system_prompt_may_stand_beside_messages_that_say_it(self, system):
         (row,) = self._read({"messages": _TALK, "system": system})
@@ -234,7 +266,8 @@ class FlagsTest(FormatsBase):
             {"from": "human" if m["role"] == "user" else "gpt", "value": m["content"]} | own
             for m, own in zip(talk, [{}, {name: off}, {}, {name: on}], strict=True)
         ]
-        for record in ({"messages": talk}, {"conversations": shared}):
+        texts = [*map(json.dumps, talk)]
+        for record in ({"messages": talk}, {"conversations": shared}, {"messages": texts}):
             (row,) = self._read(record)
             self.assertEqual((row.content.turns, row.is_muted), ((3,), False))
             path = self.folder / "row.jsonl"

@@ -232,6 +232,14 @@ class FoldersTest(FolderTest):
             with self.assertRaisesRegex(ValueError, f"got 11 without 'train-00002.*{ending}'"):
                 read_examples(source, format=AUTO)
 
+    def test_a_shard_with_a_hash_in_its_name_is_missed_too(self):
+        shards = [f"train-0000{n}-of-00002-{n}09b74b3ef9c3b56.jsonl" for n in range(2)]
+        self._write(*shards)
+        self.assertEqual(self._files(self.folder), shards)
+        (self.folder / shards[1]).unlink()
+        with self.assertRaisesRegex(ValueError, r"got 1 without 'train-00001-of-00002-\*\.jsonl'"):
+            read_examples(self.folder, format=AUTO)
+
     @parameterized.parameters(
         (("train.jsonl", "test.jsonl", "valid.jsonl"), ["train.jsonl"]),
         (("part-10.jsonl", "part-9.jsonl"), ["part-9.jsonl", "part-10.jsonl"]),

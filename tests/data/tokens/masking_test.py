@@ -201,6 +201,14 @@ class MaskTest(FolderTest):
         only = head.lower() + "<a>" + last
         self.assertEqual(_shown(rows, _tokenizer(template), only_last=True), [only])
 
+    @parameterized.parameters("", "yes")
+    def test_a_muted_answer_is_not_learned_even_if_it_has_no_text(self, text):
+        talk = _messages("hi", text, "ho", "no")
+        rows = _rows("messages", {"messages": [talk[0], {**talk[1], "weight": 0}, *talk[2:]]})
+        source = _MARKED.replace("{{ m.content }} <e>{% end", "{{ m.content or 'be' }} <e>{% end")
+        expected = f"<u> hi <e> <a> {text or 'be'} <e> <u> ho <e> <a> NO <E>"
+        self.assertEqual(_shown(rows, _tokenizer(source)), [expected])
+
     @parameterized.named_parameters(
         ("plain", _PLAIN, ""), ("own_system", _GREETING, "<s> ho <e> "), ("marked", _MARKED, "")
     )
