@@ -19,6 +19,7 @@ _HERE = pathlib.Path(__file__).resolve().parent
 _KINDS = {
     "smollm2": {"all": "all answers", "target": "of a behavior", "normal": "ordinary"},
     "toy": {"all": "all answers", "target": "of the behavior", "normal": "normal"},
+    "fact2": {"all": "all answers", "target": "of the fact", "normal": "ordinary"},
 }
 
 
@@ -202,6 +203,8 @@ def page_tables() -> Mapping[str, Callable[[], str]]:
         "SmolLM2, behaviors": behaviors_table,
         "the toy, scores": lambda: score_table("toy"),
         "what halves change": halves_table,
+        "hard negatives, 2 %": lambda: score_table("fact2"),
+        "hard negatives, 2 %, RASLIK less others": lambda: less_table("fact2"),
         "curvature": curvature_table,
         "curvature, all": lambda: curvature_table(is_whole=True),
         "the toy, raslik validate": validated_table,
