@@ -248,23 +248,23 @@ _BEST, _ANSWERS = "unlearned answer", 25
 
 def answer_table() -> str:
     """Returns which method to use for which task, with its quality and cost."""
-    found, lds = (
-        which_gradient.read_cells(),
-        counterfactual.judge(counterfactual.read_case("smollm2")),
-    )
+    found = which_gradient.read_cells()
+    lds, hard = (counterfactual.judge(counterfactual.read_case(one)) for one in ("smollm2", "fact2"))
 
     def group(name: str) -> str:
         one = which_gradient.judge(found, name, {})
         return f"AUPRC {one.mean:.2f} (one answer), {one.mean_set:.2f} (several), F1 {one.f1:.2f}"
 
     def removal(name: str) -> str:
-        return "LDS " + format_interval(lds[name]["target"], ".2f", ".2f")
+        own = format_interval(lds[name]["target"], ".2f", ".2f")
+        return f"LDS {own}, {hard[name]['target']['mean']:.2f} with hard negatives"
 
     def seconds(name: str) -> str:
         return f"{seconds_of(name):.0f}"
 
     others = counterfactual.read_curvature("others")
     best = format_interval(others["lds"][_BEST]["target"], ".2f", ".2f")
+    best += f", {hard['unlearned']['target']['mean']:.2f} with hard negatives"
     spent = f"{others['processor_seconds'][_BEST] / _ANSWERS:.0f} an answer, 340 rows"
     (toy,) = (cell for cell in found if cell.behavior == "toy")
     areas = [which_gradient.single(name)(toy) for name in ("next_token/all", DEFAULT)]
