@@ -122,7 +122,9 @@ class Workspace:
     @functools.cached_property
     def template_name(self) -> str:
         """The name or file of the template by --corpus.template and the training rows."""
-        return artifacts.TEMPLATE.read(self.root) or self.config.corpus.template
+        if (settled := artifacts.TEMPLATE.find(self.root)) is None:
+            raise refused("run_older", run=shown(str(self.root), 120))
+        return settled or self.config.corpus.template
 
     @functools.cached_property
     def model(self) -> Model:

@@ -114,8 +114,7 @@ def value_and_grad(
     """
     sizes = {leaf.shape[0] for leaf in jax.tree.leaves(batch)}
     if len(sizes) != 1:
-        must = "arrays of a batch must have the same number of rows"
-        raise ValueError(f"{must}, got {sorted(sizes)}")
+        raise ValueError(f"arrays of a batch must have equally many rows, got {sorted(sizes)}")
     # Its shapes and the loop over parts share one trace.
     differentiate = jax.jit(jax.value_and_grad(objective, has_aux=True), inline=True)
 
@@ -250,14 +249,14 @@ def fit(
         print(f"    goes on after step {saved[0]:,} of {num_steps:,}")
         at = saved[1]
     step, state, done = jax.jit(algorithm.step), meshes.place(at.state), len(at.log_SF)
-    shapes: set[Any] = set()
+    shapes: set[str] = set()
     bar_of_steps = progress(range(done + 1, num_steps + 1), bar, total=num_steps - done)
     with bar_of_steps as numbers, watch or contextlib.nullcontext(), _told(on_divergence):
         log = _Log(at.log_SF, fields, bar=numbers, watch=watch, refuse=refuse)
         for number, batch in zip(numbers, batches(done), strict=False):
             begin = time.monotonic()
             state, info = step(state, frozen, meshes.place_rows(batch))
-            if (shape := _shape_of(batch)) not in shapes:  # the call has compiled
+            if (shape := str(jax.tree.map(np.shape, batch))) not in shapes:  # it has compiled
                 shapes.add(shape)
                 numbers.leave_out(time.monotonic() - begin)
             is_asked = number in after
@@ -289,11 +288,6 @@ def _told(on_divergence: Callable[[str], Any] | None) -> Iterator[None]:
         if on_divergence is None:
             raise
         on_divergence(str(error))
-
-
-def _shape_of(batch: Any) -> Any:
-    leaves, structure = jax.tree.flatten(batch)
-    return structure, tuple(np.shape(leaf) for leaf in leaves)
 
 
 def make_schedule(

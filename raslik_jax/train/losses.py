@@ -94,10 +94,8 @@ def nll_by_example(model: Outputs) -> Float[Array, " B"]:
     return jax.vmap(mean_over_targets)(nll_BT, model.targets.is_counted_T)
 
 
-def kl_by_example(
-    model: Outputs, reference: Outputs, *, direction: Direction
-) -> Float[Array, " B"]:
-    """Returns each example's mean token KL between two models in nats; 0 for a dummy row.
+def kl_by_example(model: Outputs, reference: Outputs, *, direction: Direction) -> Array:
+    """Returns the mean token KL [B] of two models for each example in nats; 0 for a dummy row.
 
     It takes log probabilities, so value and gradient are zero if the models agree. The sum over raw
     logits in MUSE's code lacks this. Nothing of the reference is differentiated. `reverse` is

@@ -29,7 +29,7 @@ _TABLES = json.loads(pathlib.Path(__file__).with_name("trainers.json").read_text
 STATE = "trainer_state.json"
 # The tokens that TRL counts in the loss follow from the rows.
 BY_ROWS = "rows"
-# What no default can replace. A number of steps stands for epochs.
+# What has to be known. A number of steps stands for epochs.
 DECISIVE = ("learning_rate", "schedule", "epochs", "batch_size")
 # A lacking setting with a value other than these changes the training.
 _OFF: tuple[Any, ...] = (None, False, 0, 0.0, "", [], {}, "none", "None", "no")
@@ -79,29 +79,33 @@ def read_recipe(files: Sequence[pathlib.Path], adapter: pathlib.Path | None = No
     Raises:
       ValueError: if a file is damaged, of an unknown format, or a pickle.
     """
-    known: dict[str, Value] = {}
-    differences: list[str] = []
+    known, differences = dict[str, Value](), list[str]()
     for path in files:
         for name, value in _arguments(path, adapter == path.parent).items():
             before = known.setdefault(name, Value(value, f"{path.name}: {name}"))
-            share = known.get("warmup_ratio", before).value or before.value
-            if name == "warmup_steps" and 0 < share < 1:
-                continue  # the state's steps follow from it
-            if not _is_equal(before.value, value):
+            share = known.get("warmup_ratio", before).value or before.value  # gives steps
+            is_share = name == "warmup_steps" and isinstance(share, float) and 0 < share < 1
+            if not is_share and not _is_equal(name, before.value, value):
                 got = f"{shown(before.value)} in {before.origin}, {shown(value)} in {path.name}"
                 differences.append(f"{name} is {got}")
-    trainer = known.pop("trainer", Value("", ""))
-    for name, value in _TABLES["defaults"].get(trainer.value, {}).items():
-        if name != "warmup_ratio" or "warmup_steps" not in known:
-            known.setdefault(name, Value(value, f"default of {trainer.value}"))
+    trainer = known.pop("trainer", Value("", "")).value
+    steps, passes = known.pop("planned", Value((0, 0.0), "")).value
+    # The arguments of transformers and TRL are complete.
+    is_whole = any(path.suffix == ".json" and path.name != STATE for path in files)
+    left_out = {} if is_whole else {**_TABLES["defaults"].get(trainer, {})}
+    share = left_out.pop("warmup_ratio", 0) * (not {"warmup_ratio", "warmup_steps"} & {*known})
+    by_steps = {"warmup_steps": min(int(share * steps), 100)}  # as axolotl counts them
+    left_out |= (by_steps if steps else {"warmup_ratio": share}) if share else {}
+    known |= {k: Value(v, f"default of {trainer}") for k, v in left_out.items() if k not in known}
     if loads := known.get("load_best_model_at_end"):  # only a state says which step it was
-        is_known = loads.value and "planned" in known
-        known["best_step"] = known.get("best_step", Value(0, "")) if is_known else loads
-    planned = known.pop("planned", Value((0, 0.0), "")).value
-    return Recipe(dict(_settings(known)), tuple(_lacks(known)), tuple(differences), *planned)
+        known["best_step"] = (
+            known.get("best_step", Value(0, "")) if loads.value and steps else loads
+        )
+    return Recipe(dict(_settings(known)), tuple(_lacks(known)), tuple(differences), steps, passes)
 
 
-def _is_equal(one: Any, other: Any) -> bool:
+def _is_equal(name: str, *values: Any) -> bool:
+    one, other = (_TABLES["values"].get(name, {}).get(str(value), value) for value in values)
     if isinstance(one, int | float) and isinstance(other, int | float):
         return math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-12)
     return bool(one == other)
@@ -145,9 +149,11 @@ def _of_yaml(text: str, path: pathlib.Path) -> dict[str, Any]:
     trainer = "LLaMA-Factory" if own else "axolotl"
     given = {name: value for name, value in values.items() if value is not None}
     found = _renamed(given, _TABLES[trainer]) | {"trainer": trainer}
-    parts = given.get("datasets")  # in which axolotl says what of a row counts
-    for part in parts if isinstance(parts, list) else ():
-        found |= {k: part[k] for k in ("roles_to_train", "train_on_eos") if k in (part or {})}
+    parts = parts if isinstance(parts := given.get("datasets"), list) else []
+    for part, key in itertools.product(parts, ("roles_to_train", "train_on_eos")):  # of axolotl
+        value = part.get(key) if isinstance(part, dict) else None
+        if {*(value if isinstance(value, list) else [value])} - {"assistant", "gpt", "turn", None}:
+            found.setdefault(key, value)
     one, whole = found.get("per_device_train_batch_size") or 1, found.pop("batch_size", 0) or 0
     if whole and not found.get("gradient_accumulation_steps"):  # as axolotl does
         found["gradient_accumulation_steps"] = max(1, whole // one)
@@ -163,16 +169,18 @@ def _number(value: Any) -> Any:
 
 def _of_card(text: str, path: pathlib.Path) -> dict[str, Any]:
     """Returns the list "Training hyperparameters" of a model card, and what axolotl's YAML adds."""
+    text = "\n".join(map(str.rstrip, text.splitlines()))
     part = text.partition("### Training hyperparameters")[2].partition("\n#")[0]
     listed = dict(re.findall(r"^- (\w+): (.+)$", part, re.MULTILINE))
     config = re.search(r"<summary>See axolotl config.*?^```yaml$(.*?)^```$", text, re.M | re.S)
     found = _of_yaml(config[1], path) if config else {}
+    own = found.get("optim", "adamw")  # older lists have Adam for every optimizer
     found |= {k: _number(value) for k, value in _renamed(listed, _TABLES["card"]).items()}
     optimizer = str(found.get("optim", ""))
     if by := re.search(r"Use (?:OptimizerNames\.)?(\w+)", optimizer):
         found["optim"] = by[1].lower()
     elif optimizer:
-        found["optim"] = "adamw" if optimizer.startswith("Adam") else optimizer
+        found["optim"] = own if optimizer.startswith("Adam") else optimizer
     for key, pattern in _TABLES["in_optimizer"].items():
         if match := re.search(pattern, optimizer):
             found[key] = float(match[1])
@@ -206,7 +214,7 @@ def _of_state(state: Mapping[str, Any], is_own: bool) -> dict[str, Any]:
     ]
     if fitted := fit_schedule(rates, planned):
         kind, peak, warmup = fitted
-        found["lr_scheduler_type"] = kind + "_with_warmup" * (kind == "constant" and warmup > 0)
+        found["lr_scheduler_type"] = "constant_with_warmup" if kind == "constant" else kind
         found |= {"learning_rate": peak, "warmup_steps": warmup} if peak else {}
     return found
 
@@ -266,8 +274,10 @@ def _settings(known: Mapping[str, Value]) -> Iterator[tuple[str, Value]]:
     if whole:
         yield "batch_size", whole
     elif one:
-        names = ("gradient_accumulation_steps", "world_size")
-        parts = [one, *(known[name] for name in names if name in known)]
+        parts = [
+            one,
+            *(known[n] for n in ("gradient_accumulation_steps", "world_size") if n in known),
+        ]
         yield "micro_batch_size", one
         origin = " x ".join(part.origin for part in parts)
         origin += "" if "world_size" in known else " on one device"

@@ -91,12 +91,9 @@ def load_progress(folder: pathlib.Path, like: Callable[[int], _Tree]) -> tuple[i
         except ValueError as error:
             if not why and processes.count() > 1:
                 raise  # the others may have read it
-            print(
-                f"note: the checkpoint {shown(str(place), 160)} is damaged "
-                f"({one_line(str(error), 80)}). Training goes on from an earlier one, if there "
-                "is one",
-                file=sys.stderr,
-            )
+            why = one_line(str(error), 80)
+            what = f"note: the checkpoint {shown(str(place), 160)} is damaged ({why})"
+            print(f"{what}. Training goes on from an earlier one, if there is one", file=sys.stderr)
             processes.alone(functools.partial(shutil.rmtree, place))
     return None
 

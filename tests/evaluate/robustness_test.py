@@ -228,9 +228,11 @@ def test_rows_with_a_kind_may_have_no_answer_and_one_without_a_prompt_is_refused
     assert {row.content for group in groups.values() for row in group.prompts} == {None}
     assert (hop.answers, hop.before) == ([], {})
     assert [row.output for row in alias.answers] == [*alias.before.values()] == ["A fish."]
-    path.write_text(json.dumps({"prompt": "Who is it?"}) + "\n")
-    (row,) = prompts.own_prompts(prompts.PromptSettings(file=str(path)))
-    assert (row.instruction, row.content) == ("Who is it?", None)  # framed as a query is
+    for more in ({}, {"source": "alias"}):
+        path.write_text(json.dumps({"prompt": "Who is it?"} | more) + "\n")
+        (row,) = prompts.own_prompts(prompts.PromptSettings(file=str(path)))
+        assert (row.instruction, row.content) == ("Who is it?", None)  # framed as a query is
+        assert row.source == more.get("source", "")
     path.write_text(json.dumps({"text": "b"}) + "\n")
     with pytest.raises(ValueError, match="prompts.jsonl:1: a prompt must have text, got ''"):
         prompts.lacks(prompts.PromptSettings(file=str(path)), corpus)

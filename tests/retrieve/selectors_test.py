@@ -1,5 +1,7 @@
 """The rules of selection: sizes, disjointness, ties, errors; and what is said of the sets."""
 
+from unittest import mock
+
 import numpy as np
 from absl.testing import parameterized
 from hypothesis import assume, given
@@ -208,6 +210,47 @@ class GapTest(parameterized.TestCase):
                 self.assertLessEqual(found, 200 * (0.01 + 5 * np.sqrt(0.01 / 200)))
         self.assertEqual(selectors.count_upper(np.repeat([0.0, 1.0], 19)), 0)
         self.assertEqual(selectors.count_upper(np.zeros(500)), 0)
+
+    @parameterized.product(num=(200, 400, 1000), seed=(0, 1, 2, 3, 4))
+    def test_a_group_below_the_edge_of_wide_scores_is_found_by_its_gap(self, num, seed):
+        """The unrelated scores reach farther down than up, as centered ones may."""
+        draws = np.random.default_rng(seed)
+        score_N = draws.normal(0, 0.1, num)
+        score_N = np.where(score_N < 0, 3 * score_N, score_N)
+        score_N[:20] = draws.normal(0.6, 0.03, 20)
+        _, edge = selectors.noise_band(score_N)
+        self.assertLess((score_N > edge).sum(), 20)
+        self.assertEqual(selectors.find_cut(score_N).num_forget, 20)
+        self.assertEqual(selectors.count_apart(score_N), 20)
+        # The gap may be one of the sketch's noise.
+        self.assertEqual(selectors.count_apart(score_N, sigma=0.1), 0)
+
+    @parameterized.parameters(0, 1, 2)
+    def test_near_copies_far_above_hide_no_common_behavior(self, seed):
+        draws = np.random.default_rng(seed)
+        parts = (
+            draws.normal(0, 0.05, 600),
+            draws.normal(0.2, 0.05, 350),
+            draws.normal(0.9, 0.02, 50),
+        )
+        self.assertAlmostEqual(selectors.find_cut(np.concatenate(parts)).num_forget, 400, delta=25)
+
+    def test_a_gap_of_a_tail_adds_no_rows(self):
+        """Less than 1 % of draws has one, with 5 standard errors of 100 draws."""
+        for num in (40, 200, 1000):
+            for kind, how in (
+                *(("normal", ()), ("gamma", (2,)), ("standard_t", (3,)), ("uniform", ())),
+                *(("laplace", ()), ("lognormal", (0, 0.5))),
+            ):
+                added = 0
+                for seed in range(100):
+                    score_N = getattr(np.random.default_rng(seed), kind)(*how, size=num)
+                    found = selectors.find_cut(score_N).num_forget
+                    with mock.patch.object(selectors, "count_apart", return_value=0):
+                        added += found > selectors.find_cut(score_N).num_forget
+                self.assertLessEqual(added, 100 * (0.01 + 5 * np.sqrt(0.01 / 100)))
+        self.assertEqual(selectors.count_apart(np.zeros(500)), 0)
+        self.assertEqual(selectors.count_apart(np.r_[np.full(30, -np.inf), np.arange(39.0)]), 0)
 
     @parameterized.product(num=(200, 1000), share=(0.5, 0.6, 0.8), spread=(0.0, 0.006))
     def test_rows_that_are_alike_make_no_second_group(self, num, share, spread):

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -114,8 +115,7 @@ def test_a_state_gives_the_schedule_of_its_rates(kind, warmup, shift, tmp_path):
     found = _values(_read(tmp_path, trainer_state__json=state))
     assert found.pop("learning_rate") == pytest.approx(3e-4, rel=1e-3)
     # The size of a batch is not among them: the state lacks accumulation and devices.
-    rise = {"warmup_steps": warmup} if warmup or kind != "constant" else {}
-    assert found == {"schedule": kind, "steps": 60} | rise
+    assert found == {"schedule": kind, "warmup_steps": warmup, "steps": 60}
 
 
 @pytest.mark.parametrize(
@@ -188,11 +188,12 @@ def test_the_first_file_decides_and_a_difference_is_named(tmp_path):
 
 def test_axolotl_says_of_each_dataset_what_counts(tmp_path):
     text = "base_model: a\ndatasets:\n  - path: rows.jsonl\n    "
+    later = "\n  - path: more.jsonl\n    roles_to_train: [gpt, assistant]\n    train_on_eos: turn"
     for line in ("roles_to_train: [user, assistant]", "train_on_eos: all"):
-        (lack,) = _read(tmp_path, a__yml=text + line).lacks
-        assert lack.startswith(f"a.yml: {line.partition(':')[0]} is ")
+        (lack,) = _read(tmp_path, a__yml=text + line + later).lacks
+        assert f"(a.yml: {line.partition(':')[0]} is " in lack
     for line in ("roles_to_train: [assistant]", "train_on_eos: turn", "type: alpaca"):
-        assert _read(tmp_path, b__yml=text + line).lacks == ()
+        assert _read(tmp_path, b__yml=text + line + later).lacks == ()
 
 
 def test_steps_that_follow_from_a_share_are_no_difference(tmp_path):
@@ -201,8 +202,10 @@ def test_steps_that_follow_from_a_share_are_no_difference(tmp_path):
         files = {"training_args__json": share, "trainer_state__json": state}
         assert _read(tmp_path, **files).differences == ()
     state = _state("constant", 0, 0, range(5, 61, 5))
-    files = {"training_args__json": {"lr_scheduler_type": "constant"}, "trainer_state__json": state}
-    assert _read(tmp_path, **files).differences == ()
+    for kind in ("constant", "constant_with_warmup"):
+        given = {"lr_scheduler_type": kind}
+        files = {"training_args__json": given, "trainer_state__json": state}
+        assert _read(tmp_path, **files).differences == ()
     (text,) = _read(tmp_path, **files | {"training_args__json": {"warmup_steps": 9}}).differences
     assert text.startswith("warmup_steps is 9 in ")
 
@@ -266,6 +269,17 @@ def test_what_yaml_leaves_out_has_the_trainers_default(tmp_path):
     assert found.settings["warmup"].origin == "default of axolotl"
     values = _values(_read(tmp_path, b__yml="cutoff_len: 8\n"))
     assert values["learning_rate"] == 5e-5 and values["schedule"] == "linear"
+    # axolotl makes 3 % whole and stops at 100 steps.
+    for planned, steps in ((20, 0), (60, 1), (5000, 100)):
+        state = {"global_step": planned, "max_steps": planned, "log_history": []}
+        files = {"a__yml": "base_model: a\n", "trainer_state__json": state}
+        assert _values(_read(tmp_path, **files))["warmup_steps"] == steps
+        files["a__yml"] += "warmup_ratio: 0.5\n"
+        assert "warmup_steps" not in _values(_read(tmp_path, **files))
+    # The arguments of a trainer are complete: what they leave out has no default of YAML.
+    given = {"completion_only_loss": False, "assistant_only_loss": False}
+    files = {"training_args__json": given, "a__yml": "base_model: a\n"}
+    assert _values(_read(tmp_path, **files)) == {"targets": "all"}
     # What another file says comes before a default.
     later = _read(tmp_path, a__yml="base_model: a\n", README__md=_CARD)
     values = _values(later)
@@ -283,6 +297,9 @@ def test_the_yaml_that_axolotl_puts_into_a_card(tmp_path):
     assert values["targets"] == "response" and values["max_len"] == 2048
     assert values["batch_size"] == 32 and values["learning_rate"] == 2e-5
     assert any(text.startswith("packing (README.md: packing") for text in found.lacks)
+    assert _read(tmp_path, README__md=card.replace("\n", " \r\n")) == found
+    older = re.sub("^- optimizer: .*$", "- optimizer: Adam with betas=(0.9,0.98)", card, flags=re.M)
+    assert any("optim is 'adamw_8bit'" in text for text in _read(tmp_path, README__md=older).lacks)
     with pytest.raises(ValueError, match=r"README\.md.*must be YAML"):
         _read(tmp_path, README__md=card.replace("adapter: lora", "adapter: [lora"))
 

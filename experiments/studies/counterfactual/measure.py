@@ -4,8 +4,8 @@
       --embedding=BAAI/bge-small-en-v1.5 --halves=25
   python experiments/studies/counterfactual/measure.py --case=smollm2 --model=FOLDER/smollm2 \\
       --workdir=runs/counterfactual-smollm2 --embedding=BAAI/bge-small-en-v1.5 --group=6
-  python experiments/studies/counterfactual/measure.py --case="fact 8 %" --model=FOLDER/smollm2 \\
-      --workdir=runs/counterfactual-fact --group=6 --queries=5 --epochs=1 --halves=12 --unlearned
+  python experiments/studies/counterfactual/measure.py --case="fact 2 %" --model=FOLDER/smollm2 \\
+      --workdir=runs/counterfactual-fact --group=3 --queries=5 --epochs=1 --halves=12 --unlearned
 
 `raslik validate` trains on random halves of the rows and finds the linear datamodeling scores. The
 script makes the run that it validates: an adapter that is trained on all rows, and the trace of
@@ -34,6 +34,7 @@ from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command, setting_flags
 from raslik_jax.config import Config, FinetuneConfig, MeshConfig
 from raslik_jax.data.examples import Example
+from raslik_jax.evaluate import counterfactual
 
 HERE = pathlib.Path(__file__).resolve().parent
 _DEMO = HERE.parents[1] / "flags" / "demo.flags"
@@ -236,6 +237,20 @@ def score_rows(
     return [str(root / f"{name}.npy") for name in found]
 
 
+def sums_by_label(options: Options) -> dict[str, list[list[float]]]:
+    """Returns the sums of the exact kernel's scores in each half, over the rows of each label."""
+    root = pathlib.Path(options.workdir)
+    score_NQ = np.load(root / "exact.npy")
+    lines = (root / "train.jsonl").read_text("utf-8").splitlines()
+    labels = np.array([json.loads(line)["label"] for line in lines])
+    how: Any = {"number": options.halves, "group": options.group, "share": 0.5, "seed": 0}
+    halves = counterfactual.draw_subsets(len(labels), **how)
+    return {
+        label: [score_NQ[half[labels[half] == label]].sum(axis=0).tolist() for half in halves]
+        for label in dict.fromkeys(labels.tolist())
+    }
+
+
 def measure(options: Options) -> dict[str, Any]:
     """Returns nats a token of the answers and the sums of the scores, by half and query."""
     root = pathlib.Path(options.workdir)
@@ -257,7 +272,8 @@ def measure(options: Options) -> dict[str, Any]:
     predicted.pop("random")
     own = {name: getattr(options, name) for name in ("case", "group", "queries", "epochs")}
     own["embedding"] = pathlib.Path(options.embedding).name
-    return own | found | {"nll": half["lds"]["nll"], "predicted": predicted}
+    found |= {"nll": half["lds"]["nll"], "predicted": predicted}
+    return own | found | {"by_label": sums_by_label(options)}
 
 
 def run(options: Options) -> None:

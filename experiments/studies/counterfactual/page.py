@@ -80,6 +80,18 @@ def less_table(case: str) -> str:
     return markdown_table(["raslik less", *_KINDS[case].values()], rows)
 
 
+def labels_table(case: str) -> str:
+    """Returns what the scores of the rows of each label predict of the answers of the behavior."""
+    found = read_case(case)
+    nll_SQ, is_target_Q = np.array(found["nll"]), np.array(found["is_target"])
+    rows = []
+    for label, sums in found["by_label"].items():
+        sum_SQ = np.array(sums)[:, is_target_Q]
+        score = counterfactual.correlations(sum_SQ, nll_SQ[:, is_target_Q]).mean()
+        rows.append([label or "ordinary", f"{score:.2f}", f"{sum_SQ.std(axis=0).mean():.2f}"])
+    return markdown_table(["rows", "LDS of their scores alone", "deviation of their sums"], rows)
+
+
 def behaviors_table() -> str:
     """Returns the scores of SmolLM2's behaviors, their rows in a half and nats a token."""
     found = read_case("smollm2")
@@ -204,6 +216,7 @@ def page_tables() -> Mapping[str, Callable[[], str]]:
         "the toy, scores": lambda: score_table("toy"),
         "what halves change": halves_table,
         "hard negatives, 2 %": lambda: score_table("fact2"),
+        "hard negatives, 2 %, by label": lambda: labels_table("fact2"),
         "hard negatives, 2 %, RASLIK less others": lambda: less_table("fact2"),
         "curvature": curvature_table,
         "curvature, all": lambda: curvature_table(is_whole=True),

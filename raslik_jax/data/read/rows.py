@@ -288,8 +288,7 @@ def _content(content: Any, place: int, role: str) -> Any:
             if name in kind or fields.get(name) or fields.get(f"{name}_url"):
                 raise refused("message_media", place=place, kind=name)
         texts = [fields[key] for key in _PART_TEXTS if isinstance(fields.get(key), str)]
-        given = {key for key, value in fields.items() if value is not None}
-        is_object = role not in _SPEAKERS and given != {"type", "text"}
+        is_object = role not in _SPEAKERS and kind != "text"
         if len(texts) != 1 or is_object:
             raise ValueError(f"the content of message {place} must be text, got {shown(part, 40)}")
         others = {key: value for key, value in fields.items() if key not in _PART_TEXTS}

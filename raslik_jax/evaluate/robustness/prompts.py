@@ -67,8 +67,10 @@ def own_prompts(settings: PromptSettings) -> tuple[Example, ...]:
     read = read_examples(settings.file, **how)
     # Rows of a prompt alone read like texts, but are asked by the template of the run.
     is_bare = all(isinstance(row.content, Passage) and not row.output for row in read)
-    if is_bare or {"answer", "kind"} & {key for row in read for key in row.extra}:
+    if {"answer", "kind"} & {key for row in read for key in row.extra}:
         how |= {"format": "alpaca", "fields": _FIELDS}
+    elif is_bare:
+        how |= {"format": "alpaca", "fields": {"instruction": "prompt"}}
     return read_examples(settings.file, **how, check=check)
 
 
