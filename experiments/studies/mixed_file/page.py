@@ -20,6 +20,7 @@ from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command
 
 RESULTS = pathlib.Path(__file__).resolve().parent / "results.json"
+SECOND = RESULTS.with_name("smollm2.json")
 _MODELS = {"before": "before", "unlearn": "unlearned", "retrain": "retrained"}
 _COMMANDS = ("trace", "unlearn", "retrain", "report")
 
@@ -75,6 +76,35 @@ def methods_table() -> str:
         cost = " to ".join(dict.fromkeys(f"{f(seconds):.0f}" for f in (min, max) if seconds))
         rows.append([method, *(cell(one) if one else "" for one in each), cost])
     return markdown_table(["method", *(name.split("/")[0] for name in ranked), "seconds"], rows)
+
+
+def second_table() -> str:
+    """Returns the measures of each method on the rows of act 1 with the adapters of SmolLM2.
+
+    F1 of before is that of the gap rule without `selectors.count_apart`.
+    """
+    rows = []
+    for name, parts in json.loads(SECOND.read_text()).items():
+        for method, one in parts["rank_again"]["methods"].items():
+            cells = [f"{statistics.mean(one[key]):.3f}" for key in ("precision", "recall", "f1")]
+            before = statistics.mean(parts["rank"]["methods"][method]["f1"])
+            area = f"{statistics.mean(one['auprc']):.3f} ({min(one['auprc']):.3f})"
+            rows.append([name, method, area, *cells, f"{before:.3f}"])
+    head = ["behavior/adapter", "method", "AUPRC", "precision", "recall", "F1", "F1 before"]
+    return markdown_table(head, rows)
+
+
+def second_costs_table() -> str:
+    """Returns the traces of SmolLM2, and what the pass of our five methods took."""
+    rows = []
+    for name, parts in json.loads(SECOND.read_text()).items():
+        trace, spent = parts["trace"], parts["rank"]["pass"]
+        shown = f"{parts['before']['shown']} of {parts['before']['prompts']}"
+        found = f"{trace.get('found', 0)} of {trace['targets']}"
+        costs = f"{spent['seconds']:.0f} s, {spent['gigabytes']:.1f} GB"
+        rows.append([name, shown, found, f"{trace['auprc']:.3f}", costs])
+    head = ["behavior/adapter", "prompts that show it", "rows found", "AUPRC", "five methods"]
+    return markdown_table(head, rows)
 
 
 def answers_table() -> str:
@@ -229,6 +259,8 @@ def page_tables() -> Mapping[str, Callable[[], str]]:
         "costs": costs_table,
         "distances": distances_table,
         "stay": stay_table,
+        "SmolLM2, traces": second_costs_table,
+        "SmolLM2, methods": second_table,
     }
 
 
