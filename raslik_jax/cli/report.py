@@ -60,14 +60,19 @@ def run(options: Options) -> None:
     if line := describe_unregistered(run.config.get("corpus", {}) for run in stored):
         print(line, file=sys.stderr)
     for name, text in findings.items():
-        print(f"{name} found no row: {text}")
+        print(f"{name} found no row: {text}", file=sys.stderr if options.format == "csv" else None)
     if stored:
         print(_render(options.format, experiments))
 
 
 def _render(form: Form, experiments: Sequence[facts.Experiment]) -> str:
     if form == "csv":
-        rows = [row for experiment in experiments for row in tidy.tidy(experiment.metrics)]
+        # Runs of one name may differ in settings, which the name of an experiment has.
+        rows = [
+            row._replace(run=experiment.name)
+            for experiment in experiments
+            for row in tidy.tidy(experiment.metrics)
+        ]
         return tables.render_csv(tidy.data_table(rows)).rstrip("\n")
     render, name = tables.render_terminal, tables.visible
     if form == "markdown":

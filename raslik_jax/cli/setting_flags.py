@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -105,8 +106,17 @@ def given(
     return {leaf.name: _value(leaf, flag_values) for leaf in leaves}
 
 
+# Flags of a command that name a file or folder. No shell expands ~ in --out=~/clean.
+_PLACES = frozenset("workdir run runs out index cleaned_train_file recipe scores".split())
+
+
 def _value(leaf: settings.Leaf, flag_values: flags.FlagValues) -> Any:
     value: Any = flag_values[leaf.name].value
+    is_list = get_origin(leaf.hint) is tuple and not leaf.metadata["is_repeated"]
+    if is_list and "." not in leaf.name and flag_values[leaf.name].present > 1:
+        raise ValueError(f"--{leaf.name} must be given once: join its values with commas")
+    if leaf.name in _PLACES and value:
+        value = [*map(os.path.expanduser, value)] if is_list else os.path.expanduser(value)
     if "." in leaf.name and isinstance(value, str) and value.startswith(f'{QUOTED}"'):
         value = json.loads(value.removeprefix(QUOTED))
     item = get_args(leaf.hint)[0] if get_origin(leaf.hint) is tuple else str

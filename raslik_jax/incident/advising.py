@@ -121,7 +121,7 @@ def lines(options: UnlearnOptions, *, is_short: bool = False) -> Iterator[str]:
     yield f"advice: {advised}, because {reason}"
     other = {"unlearn": "retrain", "retrain": "unlearn"}[advised]
     recipe = options.recipe if isinstance(options, RecipeOptions) else ()
-    files = [f"--recipe={one}" for one in recipe or ["FILE"] * bool(unknown)]
+    files = [f"--recipe={','.join(recipe) or 'FILE'}"] if recipe or unknown else []
     names = [name for name in ("run", "forget_file", "retain_file") if getattr(options, name)]
     own = [f"--{name}={getattr(options, name)}" for name in names]
     for title, command in (("next", advised), ("or", other)):

@@ -43,8 +43,7 @@ def model_of(config: Config) -> tuple[str, decoder.ModelConfig]:
     """Returns the name and the shapes of a run's model; reads no more than a config.json."""
     settings, name = config.backbone, config.backbone.checkpoint
     if not name:
-        shape = shape_of(config, vocab_size=config.corpus.vocab_size)
-        return "trained from scratch", shape
+        return "trained from scratch", shape_of(config, vocab_size=config.corpus.vocab_size)
     if pathlib.Path(name).is_dir():
         return name, checkpoint.read_config(name)
     preset = presets.preset_of(name)
@@ -148,8 +147,7 @@ def checkpoint_shapes(config: Config, making: Collection[Unit]) -> decoder.Model
 
 def _check_references_base(config: Config, model_config: decoder.ModelConfig) -> None:
     """Refuses a model before fine-tuning of another shape; its tokens must be the same ones."""
-    folder = checkpoint.resolve_folder(config.references.base)
-    shapes = checkpoint.read_config(folder)
+    shapes = checkpoint.read_config(checkpoint.resolve_folder(config.references.base))
     shapes, model_config = shapes.text_part, model_config.text_part
     names = ("model_type", "hidden_size", "num_hidden_layers", "intermediate_size")
     differing = [

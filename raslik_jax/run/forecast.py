@@ -79,8 +79,7 @@ def abstract_run(config: Config, root: pathlib.Path, **how: Any) -> AbstractRun:
 
     The corpus is that of a finished unit or of a user's own files. `how` is of `AbstractRun`.
     """
-    first = plan.plan_units(config, Workspace(root, config))[:1]
-    if Plan(root, first).survey().done:
+    if Plan(root, plan.plan_units(config, Workspace(root, config))[:1]).survey().done:
         how["known"] = StoredCorpus(root / "corpus")
     elif not config.corpus.record.reads:  # its files say how large it is, no settings
         how["known"] = config.corpus.load(seed=config.seed)
@@ -111,6 +110,7 @@ def forecast(
         is_measured = is_measured and checking.is_measurable(config, run.known)
     units = plan.plan_units(config, run, is_measured=is_measured, more=more)
     done = Plan(workdir, units).survey().done
+    run.count_rows(has_sizes="retrieve/sizes" in done)
     units = tuple(unit for unit in units if unit.stage in stages)
     steps = count_steps(run, units, done=done)
     largest: dict[str, Program] = {}

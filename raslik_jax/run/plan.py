@@ -118,8 +118,7 @@ def run(
         """Makes the corpus; one that later stages refuse does not replace an earlier one."""
         corpus.make_corpus(workspace, folder)
         whole = artifacts.TRAIN_TOKENS.read_in(folder)
-        stored = StoredCorpus(folder)
-        checking.check_corpus(config, stored, whole, stages=stages, shapes=shapes)
+        checking.check_corpus(config, StoredCorpus(folder), whole, stages=stages, shapes=shapes)
 
     later = stages
     if "corpus" in stages:

@@ -260,10 +260,10 @@ class AbstractRun(Workspace):
             self.length_N, self.response_N = rows.lengths_N, rows.num_targets_N
         else:
             self.length_N, self.response_N = load_alpaca_lengths(max_len=config.corpus.max_len)
-        self._count_rows()
+        self.count_rows()
 
-    def _count_rows(self) -> None:
-        """Counts the rows of the existing corpus and sets, or those that the settings ask for."""
+    def count_rows(self, *, has_sizes: bool = False) -> None:
+        """Counts the rows of the existing corpus, and of sets if their sizes are up to date."""
         config, corpus, output = self.config, self.known, self.config.sketch.query_output
         split = config.references.query_split
         kinds = {"retrieval": "retrieval", f"{split}_target": split, f"{split}_normal": split}
@@ -278,7 +278,8 @@ class AbstractRun(Workspace):
         # Without labels the rule finds the number: a twentieth is no more than a guess.
         forget = config.retrieve.num_forget or targets or -(-train // 20)
         retain = config.retrieve.num_retain or forget
-        if sizes := artifacts.SIZES.current(self.root):
+        sizes = artifacts.SIZES.read(self.root) if has_sizes else {}
+        if sizes.get("num_forget"):  # 0 if all sets are given
             forget, retain = sizes["num_forget"], sizes["num_retain"]
         self.sizes = Sizes(train, targets, forget, retain)
         self.num_measured = sum(self.queries.values()) - self.queries["retrieval"]
@@ -310,7 +311,7 @@ class AbstractRun(Workspace):
         kernels = sum(leaves["kernel"].size for leaves in layers if "kernel" in leaves)
         width = shapes.num_attention_heads * shapes.head_width
         cached = 2 * shapes.num_cached_heads * shapes.head_width
-        itemsize = self.plain["final_norm"]["scale"].dtype.itemsize
+        itemsize = jax.tree.leaves(self.plain["final_norm"])[0].dtype.itemsize
         return Forward(
             token=2.0 * (kernels + self.num_params),
             target=2.0 * shapes.vocab_size * shapes.hidden_size,

@@ -313,8 +313,7 @@ def run_units(
         is_done = plan.check(unit)
         if unit.stage not in stages:
             continue
-        number = 1 + asked.index(unit)
-        label = f"[{number:{len(str(len(asked)))}}/{len(asked)}] {unit.name}"
+        label = f"[{1 + asked.index(unit):{len(str(len(asked)))}}/{len(asked)}] {unit.name}"
         if is_done:
             print(f"{label}: up to date")
             continue

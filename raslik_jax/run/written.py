@@ -218,11 +218,19 @@ def _locked(root: pathlib.Path) -> Iterator[None]:
     """Holds the record against other commands on the same work directory."""
     descriptor = os.open(root, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):  # a disk of the network may have no locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        _lock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)
+
+
+def _lock(descriptor: int, how: int) -> None:
+    """Locks a file; raises BlockingIOError if another holds it. Some disks have no locks."""
+    try:
+        fcntl.flock(descriptor, how)
+    except OSError as error:
+        if isinstance(error, BlockingIOError):
+            raise
 
 
 def _read(root: pathlib.Path) -> dict[str, list[dict[str, str]]]:
@@ -263,8 +271,9 @@ def locked(folder: pathlib.Path, flag: str) -> Iterator[None]:
     try:
         with open(path, "w", encoding="utf-8") as lock:
             is_ours = False
-            with contextlib.suppress(OSError):  # held, or removed since it was opened
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Held, or removed since it was opened.
+            with contextlib.suppress(BlockingIOError, FileNotFoundError):
+                _lock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
                 is_ours = os.fstat(lock.fileno()).st_ino == path.stat().st_ino
             if not is_ours:
                 name = shown(str(folder), 160)

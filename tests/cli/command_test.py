@@ -254,11 +254,44 @@ class _Options(Settings):
 
 
 def test_options_are_flags_and_a_list_of_numbers_holds_different_ones():
-    values = flags.FlagValues()
-    setting_flags.define(_Options(), values)
-    values(["command", "--sizes=4, 16", "--runs=a,b"])
+    def parse(*arguments):
+        values = flags.FlagValues()
+        setting_flags.define(_Options(), values)
+        values(["command", *arguments])
+        return values
+
+    values = parse("--sizes=4, 16", "--runs=a,b")
     assert setting_flags.read(_Options(), values) == _Options(sizes=(4, 16), runs=("a", "b"))
     for wrong in ("", "4,4", "4,04", "0", "x", "1.5", "4,", "nan"):
-        values(["command", f"--sizes={wrong}"])
+        values = parse(f"--sizes={wrong}")
         with pytest.raises(ValueError, match="--sizes must be a list of numbers"):
             setting_flags.read(_Options(), values)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Files(Settings):
+    """A folder and a list of files."""
+
+    out: str = setting("", "A folder.")
+    recipe: tuple[str, ...] = setting((), "Files.")
+    prompt: str = setting("", "A text.")
+
+
+def _read_files(*arguments: str) -> _Files:
+    values = flags.FlagValues()
+    setting_flags.define(_Files(), values)
+    values(["x", *arguments])
+    return setting_flags.read(_Files(), values)
+
+
+def test_places_begin_at_the_home_folder_and_texts_do_not(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    found = _read_files("--out=~/clean", "--recipe=~/a.yml,b.json", "--prompt=~/.bashrc")
+    assert found.out == "/home/me/clean"
+    assert found.recipe == ("/home/me/a.yml", "b.json")
+    assert found.prompt == "~/.bashrc"
+
+
+def test_a_list_that_is_given_twice_is_refused():
+    with pytest.raises(ValueError, match="--recipe must be given once: join its values"):
+        _read_files("--recipe=a.yml", "--recipe=b.json")

@@ -50,6 +50,18 @@ class ReportTest(FolderTest):
         self.assertEqual({row["step"] for row in own}, {"1", "2"})
         self.assertTrue(all(row["low"] <= row["mean"] <= row["high"] for row in own))
 
+    def test_rows_of_the_csv_tell_runs_of_one_name_apart(self):
+        other = self.folder / "other"
+        sample_run.write_run(other, seed=0, unlearn__epochs=3)
+        done = _report(f"--runs={self.folder / '0'},{other}", "--format=csv")
+        rows = list(csv.DictReader(done.stdout.splitlines()))
+        keys = [
+            (row["run"], row["strategy"], row["algorithm"], row["step"], row["metric"])
+            for row in rows
+        ]
+        self.assertLen({*keys}, len(keys))
+        self.assertLen({row["run"] for row in rows}, 2)
+
     def test_files_that_are_no_report_are_never_replaced(self):
         """Neither a user's own tables, nor what a link in an earlier report leads to."""
         own, earlier = (self.folder / name for name in ("own", "earlier"))

@@ -140,6 +140,17 @@ def test_forgotten_is_said_with_the_fine_tuning_that_went_with_it(high, is_lost)
     assert "left" not in _judge(entry, backbone=None)
 
 
+def test_the_headline_tells_gone_prompts_and_gone_outputs():
+    for counts, words in (
+        ({"prompts": (0, 8)}, "The behavior is gone from 8 of 8 held-out prompts."),
+        ({"outputs": (0, 12)}, "The behavior is gone: 0 of 12 bad outputs that fine-tuning taught"),
+    ):
+        entry = _entry(0.4, **counts)
+        entry["judgment"] = _judge(entry)
+        assert entry["judgment"]["verdict"] == "forgotten"
+        assert notes.macros().headline(entry).startswith(words)
+
+
 def test_a_destroyed_model_is_damaged_whatever_its_rates():
     entry = _entry(0.3, held_out=2.0 * 7.6)
     found = _judge(entry)

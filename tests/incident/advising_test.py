@@ -1,10 +1,15 @@
 """Which of unlearning and retraining is recommended, by their costs and the recipe."""
 
+import dataclasses
+from types import SimpleNamespace
+from unittest import mock
+
 import pytest
 from snapshots import said
 
 from raslik_jax.incident import advising
 from raslik_jax.incident.advising import Cost
+from raslik_jax.incident.configuring import RecipeOptions, UnlearnOptions
 
 _UNKNOWN = "no file next to it has one"
 
@@ -33,3 +38,21 @@ def test_the_exact_answer_is_recommended_where_it_is_possible_and_cheap(
     advised, reason = advising.choose(unlearn, retrain, **more)
     assert advised == command
     said(reason)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Options(RecipeOptions, UnlearnOptions):
+    """Those of `raslik retrain`."""
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"), [(("a.yml", "b.json"), "a.yml,b.json"), (("a.yml",), "a.yml"), ((), "FILE")]
+)
+def test_the_next_command_has_all_files_of_the_recipe(given, shown):
+    """A list flag that is given twice has its last value."""
+    device = SimpleNamespace(title="a CPU", memory_bytes=8e9)
+    found = {"unlearn": Cost(480.0), "retrain": Cost(285.0)}, "" if given else "no file", device
+    with mock.patch.object(advising, "_compare", return_value=found):
+        lines = [*advising.lines(_Options(run="runs/x", recipe=given), is_short=True)]
+    (line,) = (one for one in lines if "raslik retrain" in one)
+    assert line.split("raslik retrain ")[1] == f"--run=runs/x --recipe={shown} --out=DIR"

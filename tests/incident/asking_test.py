@@ -88,6 +88,8 @@ class QueryTest(parameterized.TestCase):
         for part in ("retrieve/null", "sketch/index"):
             (folder / part).mkdir(parents=True)
         (folder / "sketch/index/manifest.json").write_bytes(self.tracer.store.manifest.seal())
+        made = {"settings": {"retrieve.center": self.tracer.workspace.config.retrieve.center}}
+        self.enterContext(mock.patch.object(scores_stage, "read_manifest", return_value=made))
         np.save(folder / "retrieve/null/positions.npy", np.arange(20))
         np.save(folder / "retrieve/null/scores.npy", null_NM)
         self.enterContext(mock.patch.object(self.tracer.workspace, "root", folder))
@@ -156,13 +158,17 @@ class QueryTest(parameterized.TestCase):
         score_N = np.zeros(own.num_rows, np.float32)
         queries = SimpleNamespace(gram_QQ=np.eye(1))
         compared = chance.Chance(*np.zeros((4, own.num_rows)))
-        with (
-            mock.patch.object(artifacts.Artifact, "current", return_value=np.zeros(1)),
-            mock.patch.object(scores_stage, "_compare", return_value=(compared, {})),
-        ):
-            for store, is_own in ((own, True), (other, False)):
+        center = self.tracer.workspace.config.retrieve.center
+        cases = (own, center, True), (other, center, False), (own, not center, False)
+        for store, made_with, is_own in cases:
+            made = {"settings": {"retrieve.center": made_with}}
+            with (
+                mock.patch.object(artifacts.Artifact, "current", return_value=np.zeros(1)),
+                mock.patch.object(scores_stage, "_compare", return_value=(compared, {})),
+                mock.patch.object(scores_stage, "read_manifest", return_value=made),
+            ):
                 found = scores_stage.of_trace(self.tracer.workspace, store, score_N, queries)
-                self.assertEqual(found is not None, is_own)
+            self.assertEqual(found is not None, is_own)
 
     def test_a_question_to_an_index_of_texts_is_a_text(self):
         path = self.root / "texts.jsonl"

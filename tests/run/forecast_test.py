@@ -20,9 +20,10 @@ from raslik_jax.config import (
     ReferencesConfig,
     UnlearnConfig,
 )
+from raslik_jax.models import presets
 from raslik_jax.report import forecast as shown
 from raslik_jax.report import writing
-from raslik_jax.run import forecast, gpus
+from raslik_jax.run import checking, forecast, gpus
 from raslik_jax.run.artifacts import Variant
 from raslik_jax.run.gpus import Device
 from raslik_jax.run.plan import plan_units
@@ -76,6 +77,18 @@ def test_an_objective_costs_what_its_step_does():
     forward = one["ga_klr"] - one["ga_gdr"]
     np.testing.assert_allclose(one["ga_gdr"], 2 * one["ga"], rtol=1e-6)
     np.testing.assert_allclose(one["cap_klr"], one["ga_klr"] + 2 * forward, rtol=1e-6)
+
+
+_PRESETS = reversed(presets.MODEL_PRESETS.items())  # the smallest last
+_EACH = {shapes.text_part.model_type: (name, shapes) for name, shapes in _PRESETS}
+
+
+@pytest.mark.parametrize("model", _EACH.values(), ids=_EACH)
+def test_models_of_every_architecture_are_forecast(model, monkeypatch):
+    monkeypatch.setattr(checking, "model_of", lambda config: model)
+    changes = {"backbone.checkpoint": model[0], "unlearn.algorithms": ("cap_klr",)}
+    found = forecast.forecast(replaced(_config(), changes), _NOWHERE)
+    assert all(step.operations > 0 for step in found.steps if step.name.startswith("unlearn/"))
 
 
 def test_every_stage_that_computes_has_its_operations():

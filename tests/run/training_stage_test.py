@@ -71,6 +71,7 @@ def _workspace(root, *, base_format="plain", finetune=_FINETUNE, unlearn=_UNLEAR
     workspace.__dict__.update(
         corpus=Corpus(backbone=(), train=_ROWS, queries=queries),
         tokenizer=tokenizer,
+        template_name="brief",
         train_rows=encode(_ROWS, tokenizer, template="brief"),
         model=Model(decoder.bind(graphdef), base, lambda seed=0: lora, lora_config, graphdef),
         finetuned=jax.tree.map(lambda leaf: leaf + 0.1, lora),

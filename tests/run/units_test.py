@@ -1,6 +1,7 @@
 """Units of work: run once, again when something changed, and after a kill at any step."""
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -411,6 +412,15 @@ class WorkdirTest(FolderTest):
 
     def test_two_runs_do_not_share_a_directory(self):
         with written.open_workdir(self.root, Config(), update=False):
+            with self.assertRaisesRegex(ValueError, "in use by another process"):
+                self.open()
+
+    def test_a_disk_without_locks_is_not_in_use(self):
+        lacking = OSError(errno.ENOLCK, "no locks")
+        with mock.patch.object(written.fcntl, "flock", side_effect=lacking):
+            self.open(finish=False)
+        held = BlockingIOError(errno.EWOULDBLOCK, "held")
+        with mock.patch.object(written.fcntl, "flock", side_effect=held):
             with self.assertRaisesRegex(ValueError, "in use by another process"):
                 self.open()
 

@@ -94,6 +94,14 @@ class RetrievalQueriesTest(parameterized.TestCase):
             workspace.encode([query], "queries")
         self.assertIn("leaves out the thought in 1 of 1 queries", said.getvalue())
 
+    def test_a_run_without_its_template_is_of_an_earlier_version(self):
+        workspace = self._workspace("given", {})
+        with self.assertRaisesRegex(ValueError, "must be a run of this version, .* run it again"):
+            workspace.template  # noqa: B018
+        (workspace.root / "corpus").mkdir()
+        (workspace.root / "corpus" / "template.txt").write_text("chat")
+        self.assertEqual(workspace.template_name, "chat")
+
     def test_held_out_rows_with_one_prompt_are_asked_once(self):
         workspace = self._workspace("given", {})
         rows = [_query(name, "x") for name in "aab"]
@@ -103,6 +111,7 @@ class RetrievalQueriesTest(parameterized.TestCase):
         for kind in ("target", "normal"):
             artifacts.measured_rows(examples.HELD_OUT, kind).write(folder, rows)
         workspace.config = replaced(workspace.config, {"retrieve.held_out": 0.2})
+        workspace.template_name = "plain"
         target, normal = workspace.evaluation_queries()
         self.assertEqual([row.example_id for row in target], ["0", "2"])
         self.assertLen(normal, 3)

@@ -244,8 +244,7 @@ def write_distances(workspace: Workspace, retrained: Variant, folder: pathlib.Pa
 
 
 def _reads(case: Case) -> str:
-    compared = _compared(case.workspace, case.member)
-    models = [case.workspace.models(*one)[-1] for one in compared]
+    models = [case.workspace.models(*one)[-1] for one in _compared(case.workspace, case.member)]
     return " ".join(["{measured} {finetuned}", artifacts.answers("finetuned").path, *models])
 
 

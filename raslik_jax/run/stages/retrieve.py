@@ -94,8 +94,7 @@ def _why_none(workspace: Workspace, cut: Cut, score_N: Float[np.ndarray, " N"]) 
         base = artifacts.traced("backbone").find(root) or [None] * len(rows)
         pairs = zip(rows, base, strict=True)
         taught = taught_of([(row.nll, other and other.nll, row.drawn) for row, other in pairs])
-    has_chance = config.retrieve.null_prompts
-    found = artifacts.CHANCE.current(root, len(score_N)) if has_chance else None
+    found = artifacts.CHANCE.current(root, len(score_N)) if config.retrieve.null_prompts else None
     q_N = None if found is None else found.q_N
     return finding.why_none(cut, score_N, q_N, is_taught=taught.is_taught, refuted=taught.refuted)
 
@@ -236,8 +235,7 @@ def _of_sizes(case: Case) -> tuple[str, str]:
 
 def _reads_of_sets(case: Case) -> str:
     """Returns the scores that a strategy reads and those that measure the sets of all."""
-    evidence = {EVIDENCE} & needs_of(case.config)
-    needs = sorted({*STRATEGIES[case.member].needs, *evidence})
+    needs = sorted({*STRATEGIES[case.member].needs, *({EVIDENCE} & needs_of(case.config))})
     return "{train} {queries} retrieve/sizes " + " ".join(f"retrieve/{need}" for need in needs)
 
 

@@ -247,8 +247,7 @@ class Bench:
                 return quantize.dequantize(leaf, dtype)
             return products.read(leaf).astype(dtype)
 
-        joined = meshes.joined(model.base)
-        base = jax.tree.map(widen, joined, is_leaf=quantize.is_quantized)
+        base = jax.tree.map(widen, meshes.joined(model.base), is_leaf=quantize.is_quantized)
         if model.lora:
             base = checkpoint.merge(model.lora, base, workspace.model.lora_config)
         if form != "plain":

@@ -17,6 +17,7 @@ from raslik_jax.index.store import SketchStore
 from raslik_jax.retrieve import behaviors, chance, noise
 from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.run import artifacts, memory
+from raslik_jax.run.manifests import read_manifest
 from raslik_jax.run.programs import AbstractRun, Work
 from raslik_jax.run.recipes import Recipe
 from raslik_jax.run.stages import generate
@@ -144,8 +145,7 @@ def _compare(
     """Returns the chances of scores against unrelated prompts and the kind of comparison."""
     aggregate = workspace.config.retrieve.aggregate
     position_M = artifacts.NULL_POSITIONS.read(workspace.root)
-    shape = len(score_N), len(position_M)
-    null_NM = artifacts.NULL_SCORES.read(workspace.root, shape)
+    null_NM = artifacts.NULL_SCORES.read(workspace.root, (len(score_N), len(position_M)))
     is_unrelated_M = ~chance.related_prompts(score_N, position_M)
     null_NG = chance.group_prompts(
         null_NM[:, is_unrelated_M],
@@ -173,12 +173,13 @@ def of_trace(
     stored = artifacts.NULL_SCORES.current(workspace.root)
     own = workspace.root / "sketch" / "index" / MANIFEST
     is_own = own.is_file() and own.read_bytes() == store.manifest.seal()
+    made = (read_manifest(workspace.root / "retrieve" / "null") or {}).get("settings", {})
+    is_own &= made.get("retrieve.center") == workspace.config.retrieve.center
     if stored is None or not is_own or {row.example_id for row in rows} != {*store.ids}:
         return None
     place_N = store.positions_of(row.example_id for row in rows)
     found, _ = _compare(workspace, score_N[place_N], queries.gram_QQ)
-    order_N = np.argsort(place_N)
-    return chance.Chance(*(part[order_N] for part in found))
+    return chance.Chance(*(part[np.argsort(place_N)] for part in found))
 
 
 def _noise_of_best(

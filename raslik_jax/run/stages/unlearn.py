@@ -171,8 +171,7 @@ def _known_states(
 
 
 def _files_read(case: Case) -> str:
-    kinds = "forget", "retain"
-    sets = [artifacts.set_rows(case.member.strategy, kind).path for kind in kinds]
+    sets = [artifacts.set_rows(case.member.strategy, kind).path for kind in ("forget", "retain")]
     reads = [*sets, "{tokens} {finetuned}"]
     if case.config.unlearn.probe.steps:
         names = ("validation_target", "validation_normal")
@@ -202,8 +201,8 @@ def count_unlearning(run: AbstractRun, variant: Variant) -> Work:
     reads, reads_retain = _reads(OBJECTIVES[name]), OBJECTIVES[name].retain is not None
 
     def batch_of(shape: Shape, of: int) -> batches.Batch:
-        dtype, width = model.base["final_norm"]["scale"].dtype, model.decoder.config.hidden_size
-        size = shape.rows, shape.targets, width
+        dtype = jax.tree.leaves(model.base["final_norm"])[0].dtype
+        size = shape.rows, shape.targets, model.decoder.config.hidden_size
         known = {one: jax.ShapeDtypeStruct(size, dtype) for each, one in reads if each == of}
         return dataclasses.replace(shape.batch, known=known)
 
