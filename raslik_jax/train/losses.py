@@ -114,12 +114,7 @@ def kl_by_example(model: Outputs, reference: Outputs, *, direction: Direction) -
 
 
 def capped_kl_by_example(
-    model: Outputs,
-    reference: Outputs,
-    backbone: Outputs,
-    *,
-    cap: float,
-    end_ids: Sequence[int] = (),
+    model: Outputs, reference: Outputs, backbone: Outputs, *, cap: float, end_ids: Sequence[int]
 ) -> Float[Array, " B"]:
     """Returns each example's KL from the goals of its tokens to the model; 0 for a dummy row.
 

@@ -31,6 +31,8 @@ STATE = "trainer_state.json"
 BY_ROWS = "rows"
 # What has to be known. A number of steps stands for epochs.
 DECISIVE = ("learning_rate", "schedule", "epochs", "batch_size")
+# What axolotl says of each of its datasets, and what trains on the answers as this program does.
+_BY_PART, _USUAL = ("roles_to_train", "train_on_eos"), {"assistant", "gpt", "turn", "None"}
 # A lacking setting with a value other than these changes the training.
 _OFF: tuple[Any, ...] = (None, False, 0, 0.0, "", [], {}, "none", "None", "no")
 
@@ -90,17 +92,19 @@ def read_recipe(files: Sequence[pathlib.Path], adapter: pathlib.Path | None = No
                 differences.append(f"{name} is {got}")
     trainer = known.pop("trainer", Value("", "")).value
     steps, passes = known.pop("planned", Value((0, 0.0), "")).value
-    # The arguments of transformers and TRL are complete.
+    # The arguments of TRL are complete. Those of transformers lack what is of the trainer alone.
     is_whole = any(path.suffix == ".json" and path.name != STATE for path in files)
-    left_out = {} if is_whole else {**_TABLES["defaults"].get(trainer, {})}
+    is_trl = bool({"completion_only_loss", "assistant_only_loss"} & {*known})
+    own = ("excess_length_strategy", "max_length", "train_on_prompt")
+    defaults = {} if is_trl else _TABLES["defaults"].get(trainer, {})
+    left_out = {k: value for k, value in defaults.items() if k in own or not is_whole}
     share = left_out.pop("warmup_ratio", 0) * (not {"warmup_ratio", "warmup_steps"} & {*known})
     by_steps = {"warmup_steps": min(int(share * steps), 100)}  # as axolotl counts them
     left_out |= (by_steps if steps else {"warmup_ratio": share}) if share else {}
     known |= {k: Value(v, f"default of {trainer}") for k, v in left_out.items() if k not in known}
     if loads := known.get("load_best_model_at_end"):  # only a state says which step it was
-        known["best_step"] = (
-            known.get("best_step", Value(0, "")) if loads.value and steps else loads
-        )
+        best = known.get("best_step", Value(0, ""))
+        known["best_step"] = best if loads.value and steps else loads
     return Recipe(dict(_settings(known)), tuple(_lacks(known)), tuple(differences), steps, passes)
 
 
@@ -148,11 +152,12 @@ def _of_yaml(text: str, path: pathlib.Path) -> dict[str, Any]:
         return {}
     trainer = "LLaMA-Factory" if own else "axolotl"
     given = {name: value for name, value in values.items() if value is not None}
-    found = _renamed(given, _TABLES[trainer]) | {"trainer": trainer}
+    others = {key: value for key, value in given.items() if key not in _BY_PART}
+    found = _renamed(others, _TABLES[trainer]) | {"trainer": trainer}
     parts = parts if isinstance(parts := given.get("datasets"), list) else []
-    for part, key in itertools.product(parts, ("roles_to_train", "train_on_eos")):  # of axolotl
+    for part, key in itertools.product([given, *parts], _BY_PART):
         value = part.get(key) if isinstance(part, dict) else None
-        if {*(value if isinstance(value, list) else [value])} - {"assistant", "gpt", "turn", None}:
+        if {*map(str, value if isinstance(value, list) else [value])} - _USUAL:
             found.setdefault(key, value)
     one, whole = found.get("per_device_train_batch_size") or 1, found.pop("batch_size", 0) or 0
     if whole and not found.get("gradient_accumulation_steps"):  # as axolotl does
@@ -214,7 +219,7 @@ def _of_state(state: Mapping[str, Any], is_own: bool) -> dict[str, Any]:
     ]
     if fitted := fit_schedule(rates, planned):
         kind, peak, warmup = fitted
-        found["lr_scheduler_type"] = "constant_with_warmup" if kind == "constant" else kind
+        found["lr_scheduler_type"] = kind + "_with_warmup" * (kind == "constant" and warmup > 0)
         found |= {"learning_rate": peak, "warmup_steps": warmup} if peak else {}
     return found
 

@@ -143,7 +143,7 @@ def test_forgotten_is_said_with_the_fine_tuning_that_went_with_it(high, is_lost)
 def test_the_headline_tells_gone_prompts_and_gone_outputs():
     for counts, words in (
         ({"prompts": (0, 8)}, "The behavior is gone from 8 of 8 held-out prompts."),
-        ({"outputs": (0, 12)}, "The behavior is gone: 0 of 12 bad outputs that fine-tuning taught"),
+        ({"outputs": (0, 12)}, "The behavior is gone from what was measured: 0 of 12 bad outputs"),
     ):
         entry = _entry(0.4, **counts)
         entry["judgment"] = _judge(entry)

@@ -225,6 +225,16 @@ class GapTest(parameterized.TestCase):
         # The gap may be one of the sketch's noise.
         self.assertEqual(selectors.count_apart(score_N, sigma=0.1), 0)
 
+    @parameterized.parameters(0, 1, 2, 3)
+    def test_copies_of_rows_are_no_group(self, seed):
+        draws = np.random.default_rng(seed)
+        twice = np.repeat(draws.normal(0, 0.1, 200), 2)
+        for score_N in (twice, np.r_[np.full(800, -0.01), draws.normal(0, 0.1, 200)]):
+            for dtype in (np.float64, np.float32):
+                self.assertEqual(selectors.count_apart(score_N.astype(dtype)), 0)
+        twice[:20] = np.repeat(draws.normal(0.8, 0.03, 10), 2)
+        self.assertEqual(selectors.find_cut(twice).num_forget, 20)
+
     @parameterized.parameters(0, 1, 2)
     def test_near_copies_far_above_hide_no_common_behavior(self, seed):
         draws = np.random.default_rng(seed)

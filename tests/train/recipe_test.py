@@ -115,7 +115,8 @@ def test_a_state_gives_the_schedule_of_its_rates(kind, warmup, shift, tmp_path):
     found = _values(_read(tmp_path, trainer_state__json=state))
     assert found.pop("learning_rate") == pytest.approx(3e-4, rel=1e-3)
     # The size of a batch is not among them: the state lacks accumulation and devices.
-    assert found == {"schedule": kind, "warmup_steps": warmup, "steps": 60}
+    rise = {"warmup_steps": warmup} if warmup or kind != "constant" else {}
+    assert found == {"schedule": kind, "steps": 60} | rise
 
 
 @pytest.mark.parametrize(
@@ -192,6 +193,9 @@ def test_axolotl_says_of_each_dataset_what_counts(tmp_path):
     for line in ("roles_to_train: [user, assistant]", "train_on_eos: all"):
         (lack,) = _read(tmp_path, a__yml=text + line + later).lacks
         assert f"(a.yml: {line.partition(':')[0]} is " in lack
+    whole = "base_model: a\nroles_to_train: [assistant]\ntrain_on_eos: turn\n"
+    assert _read(tmp_path, b__yml=whole).lacks == ()
+    assert len(_read(tmp_path, b__yml=whole.replace("turn", "all")).lacks) == 1
     for line in ("roles_to_train: [assistant]", "train_on_eos: turn", "type: alpaca"):
         assert _read(tmp_path, b__yml=text + line + later).lacks == ()
 
@@ -280,6 +284,10 @@ def test_what_yaml_leaves_out_has_the_trainers_default(tmp_path):
     given = {"completion_only_loss": False, "assistant_only_loss": False}
     files = {"training_args__json": given, "a__yml": "base_model: a\n"}
     assert _values(_read(tmp_path, **files)) == {"targets": "all"}
+    # Those of transformers alone lack what axolotl does with long rows.
+    files["training_args__json"] = {"learning_rate": 1e-3}
+    expected = {"learning_rate": 1e-3, "max_len": 512, "long_rows": "drop", "targets": "response"}
+    assert _values(_read(tmp_path, **files)) == expected
     # What another file says comes before a default.
     later = _read(tmp_path, a__yml="base_model: a\n", README__md=_CARD)
     values = _values(later)

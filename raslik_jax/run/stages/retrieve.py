@@ -249,7 +249,7 @@ UNITS = (
         values=lambda case: {
             "given": _own_sets(case.config) == list(case.config.retrieve.strategies)
         },
-        writes={"sizes": 6},
+        writes={"sizes": 7},
         is_alone=True,
     ),
     Recipe(

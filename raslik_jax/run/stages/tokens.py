@@ -140,7 +140,7 @@ def make_wished(workspace: Workspace, folder: pathlib.Path) -> None:
     each_NQ = artifacts.EACH_INFLUENCE.current(workspace.root)  # if there are several answers
     bad_N = artifacts.INFLUENCE.read(workspace.root) if each_NQ is None else each_NQ[:, 0]
     most = min(_WISHED, int((score_N > -np.inf).sum()))
-    favor_N = np.where(score_N > -np.inf, score_N - bad_N, -np.inf)
+    favor_N = score_N - np.where(score_N > -np.inf, bad_N, 0)  # else -inf
     best = best_positions(favor_N, [row.example_id for row in train], most)
     found = [
         {"id": train[n].example_id, "score": float(score_N[n]), "bad": float(bad_N[n])}
