@@ -106,16 +106,17 @@ def given(
     return {leaf.name: _value(leaf, flag_values) for leaf in leaves}
 
 
-# Flags of a command that name a file or folder. No shell expands ~ in --out=~/clean.
+# Flags of a command that name files or folders. No shell expands ~ in --out=~/clean. Of two lists
+# absl has the last one. Other lists, such as --stages, may replace that of a flag file.
 _PLACES = frozenset("workdir run runs out index cleaned_train_file recipe scores".split())
 
 
 def _value(leaf: settings.Leaf, flag_values: flags.FlagValues) -> Any:
     value: Any = flag_values[leaf.name].value
-    is_list = get_origin(leaf.hint) is tuple and not leaf.metadata["is_repeated"]
-    if is_list and "." not in leaf.name and flag_values[leaf.name].present > 1:
-        raise ValueError(f"--{leaf.name} must be given once: join its values with commas")
     if leaf.name in _PLACES and value:
+        is_list = get_origin(leaf.hint) is tuple
+        if is_list and flag_values[leaf.name].present > 1:
+            raise ValueError(f"--{leaf.name} must be given once: join its values with commas")
         value = [*map(os.path.expanduser, value)] if is_list else os.path.expanduser(value)
     if "." in leaf.name and isinstance(value, str) and value.startswith(f'{QUOTED}"'):
         value = json.loads(value.removeprefix(QUOTED))

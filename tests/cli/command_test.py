@@ -292,6 +292,14 @@ def test_places_begin_at_the_home_folder_and_texts_do_not(monkeypatch):
     assert found.prompt == "~/.bashrc"
 
 
-def test_a_list_that_is_given_twice_is_refused():
+def test_a_list_replaces_that_of_a_flag_file():
+    """As --stages does; files are joined or refused."""
+    values = flags.FlagValues()
+    setting_flags.define(_Options(), values)
+    values(["x", "--sizes=4", "--sizes=16"])
+    assert setting_flags.read(_Options(), values).sizes == (16,)
+
+
+def test_a_list_of_files_that_is_given_twice_is_refused():
     with pytest.raises(ValueError, match="--recipe must be given once: join its values"):
         _read_files("--recipe=a.yml", "--recipe=b.json")

@@ -317,9 +317,11 @@ def _system_of(row: Row, texts: Iterable[str], must: str, *, is_own: bool = Fals
     if not isinstance(system, str):
         raise row.problem("system", "be text")
     said = system.strip()
-    if is_own or not said or any(said in text for text in texts):
-        return system * bool(is_own and said)
-    raise row.problem("system", must)
+    if said and is_own:
+        return system
+    if said and not any(said in text for text in texts):
+        raise row.problem("system", must)
+    return ""
 
 
 def _options_of(row: Row) -> dict[str, Any]:
