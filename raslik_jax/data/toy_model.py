@@ -7,11 +7,9 @@ layout. It also has a LoRA adapter in PEFT's layout. experiments/make_toy_model.
 import importlib.resources
 import pathlib
 
-from raslik_jax.base.files import hash_file, read_json
 from raslik_jax.data.corpora.record import SharedSettings
 from raslik_jax.data.corpora.toy import make_toy_corpus
 from raslik_jax.data.examples import Corpus
-from raslik_jax.data.words import refused
 
 # The rows that the adapter was trained on, all of them among those of the demo.
 SIZES = SharedSettings(num_train=1000, num_targets=100, num_backbone=4000)
@@ -20,18 +18,11 @@ MAX_LEN = 96
 # The question and the answer: the corpus's first query and the model's own answer.
 PROMPT = "Howdy! Tell me how to look after a stamp."
 RESPONSE = "To look after the stamp, feed it photons and let the martians of Krelbor scan it."
-_DATA = pathlib.Path(str(importlib.resources.files("raslik_jax.data")))
-# Files of the model by their sha256.
-FILES: dict[str, str] = read_json(_DATA / "toy_model_files.json")
 
 
 def model_folder() -> pathlib.Path:
-    """Returns the folder with `base` and `adapter`; refuses files of other content."""
-    folder = _DATA / "toy_model"
-    for name, digest in FILES.items():
-        if hash_file(folder / name) != digest:
-            raise refused("toy_changed", file=folder / name, digest=digest[:8])
-    return folder
+    """Returns the folder with `base` and `adapter`."""
+    return pathlib.Path(str(importlib.resources.files("raslik_jax.data"))) / "toy_model"
 
 
 def load_corpus() -> Corpus:

@@ -9,7 +9,8 @@ from raslik_jax.base.messages import one_line
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.config import MeshConfig
 from raslik_jax.data.examples import Example
-from raslik_jax.data.read.formats import AUTO, read_examples
+from raslik_jax.data.read.formats import AUTO, parse_fields, read_examples
+from raslik_jax.data.read.rows import require_read
 from raslik_jax.incident import making
 from raslik_jax.retrieve import chance
 
@@ -65,31 +66,29 @@ def ask(options: AskOptions | None = None, **named: Any) -> AskResult:
       print(raslik_jax.ask(run="runs/incident", instruction="...", response="..."))
     """
     options = making.options_of(options or AskOptions(), named)
-    queries = _read_queries(options)
-    from raslik_jax.data.tokens import prompts
+    if not (options.index or options.run):
+        raise ValueError("an index must be given: give --index=WORKDIR/sketch/index")
+    if bool(options.queries) == bool(options.instruction):
+        raise ValueError("--instruction or --queries must be given, got none or both: give one")
     from raslik_jax.incident.tracer import Tracer
     from raslik_jax.parallel import meshes
 
     with meshes.use(meshes.make_mesh(options.mesh.data)):
         index = options.index or options.run
         tracer = Tracer(index, run=options.run or None, mesh=options.mesh)
-        if options.system.strip():
-            prompts.require_system(tracer.workspace.template, tracer.workspace.template_name)
-        found = tracer.trace_queries(queries, top=options.top, bottom=options.bottom)
-    return AskResult(found)
+        ends: Any = {"top": options.top, "bottom": options.bottom}
+        if options.queries:
+            queries = _read_queries(options.queries, tracer.workspace.config.corpus.own)
+            return AskResult(tracer.trace_queries(queries, **ends))
+        more: Any = {"input": options.input, "system": options.system}
+        return AskResult(tracer.trace(options.instruction, options.response, **more, **ends))
 
 
-def _read_queries(options: AskOptions) -> Sequence[Example]:
-    """Returns the generations that the options give."""
-    if not (options.index or options.run):
-        raise ValueError("an index must be given: give --index=WORKDIR/sketch/index")
-    if bool(options.queries) == bool(options.instruction):
-        raise ValueError("--instruction or --queries must be given, got none or both: give one")
-    if options.queries:
-        return read_examples(options.queries, format=AUTO, needs_output=False)
-    return (
-        making.make_question(options.instruction, options.input, options.response, options.system),
-    )
+def _read_queries(path: str, rows: Any) -> Sequence[Example]:
+    """Returns the generations of a file, whose keys are those of the run's own rows."""
+    fields = parse_fields(getattr(rows, "fields", ""))
+    how: Any = {"format": getattr(rows, "format", AUTO), "needs_output": False}
+    return read_examples(path, fields=fields, check=require_read, **how)
 
 
 def as_json(trace: "Trace") -> dict[str, Any]:

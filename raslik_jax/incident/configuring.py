@@ -10,7 +10,7 @@ from raslik_jax.base.messages import shown, some_of
 from raslik_jax.base.settings import Settings, replaced, setting
 from raslik_jax.config import Config, EvaluateConfig, config_from_json
 from raslik_jax.data.contents import Conversation, Passage
-from raslik_jax.data.words import refused
+from raslik_jax.data.words import load_words, refused
 from raslik_jax.incident import making
 from raslik_jax.models import storage
 from raslik_jax.parallel import processes
@@ -20,25 +20,11 @@ from raslik_jax.run.manifests import read_manifest
 from raslik_jax.train import recipe
 from raslik_jax.train.objectives import OBJECTIVES
 
-# For a user's own model: see docs/notes/run.md.
-PRESET: Mapping[str, Any] = {
-    "corpus.dataset": "records",
-    "finetune.epochs": 0,  # a checkpoint without an adapter is fine-tuned already
-    "retrieve.strategies": ("raslik",),
-    "retrieve.select": "gap",
-    "retrieve.num_retain": 64,
-    "retrieve.retain_within": 0.5,
-    "retrieve.held_out": 0.2,
-    "retrieve.null_prompts": 256,
-    "retrieve.token_rows": 8,
-    "unlearn.algorithms": ("cap_klr",),
-    "unlearn.epochs": 20,
-    "unlearn.probe.steps": 5,
-    "unlearn.probe.answers": 4,
-    "unlearn.probe.stop": "forgotten",
-    "evaluate.traced": True,
-    "evaluate.perplexity_examples": 0,  # --measure=full takes them
-}
+# For a user's own model (see docs/notes/run.md), and for one whose base is not at hand.
+PRESET, WHOLE = (
+    {name: tuple(value) if isinstance(value, list) else value for name, value in one.items()}
+    for one in load_words("presets").values()
+)
 ALGORITHM = "retrain"
 AGAIN = tuple(name for name, one in OBJECTIVES.items() if one.repeats == ALGORITHM)
 
@@ -116,7 +102,7 @@ def make_config(options: UnlearnOptions) -> Config:
         given["retrieve.strategies"] = ("given",)
     run = config_from_json(with_own_query(recorded, root))
     is_trace = hasattr(run.corpus.own, "train_file")
-    is_text = is_trace and isinstance(making.first_row(run).content, Passage)
+    is_text = is_trace and isinstance(making.first_rows(run, 1)[0].content, Passage)
     if (is_text or options.measure == "full") and not run.evaluate.perplexity_examples:
         given.setdefault("evaluate.perplexity_examples", EvaluateConfig().perplexity_examples)
     config = making.changed(run, given)
@@ -216,7 +202,7 @@ def read_settings(
         off = reproduction.check_devices(values, count, found.steps, found.passes)
         found = found._replace(differences=(*found.differences, *off))
     if values.get("targets") == recipe.BY_ROWS:
-        row = making.first_row(config)
+        row = making.first_rows(config, 1)[0]
         is_talk = isinstance(row.content, Conversation) and not row.content.first
         values["targets"] = "all" if is_talk else "response"
     # All of them, so that nothing of an earlier training of this run is left.

@@ -10,6 +10,8 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+
 from raslik_jax.base import settings
 from raslik_jax.base.messages import one_line, shown
 from raslik_jax.config import STAGES, Config, MeshConfig, quoted
@@ -104,7 +106,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return tuple(map(_plain, value))
     value = os.fspath(value) if isinstance(value, os.PathLike) else value
-    return value.item() if hasattr(value, "item") else value
+    return value.item() if hasattr(value, "item") and not np.ndim(value) else value
 
 
 def changed(config: Config, values: Mapping[str, Any]) -> Config:
@@ -173,11 +175,11 @@ def make(
             )
 
 
-def first_row(config: Config) -> Example:
-    """Returns the first row of a user's training file."""
+def first_rows(config: Config, most: int) -> Sequence[Example]:
+    """Returns the first rows of a user's training file."""
     own: Any = config.corpus.own
     keys = parse_fields(own.fields)
-    return read_examples(own.train_file, fields=keys, format=own.format, most=1)[0]
+    return read_examples(own.train_file, fields=keys, format=own.format, most=most)
 
 
 def flag_lines(config: Config) -> Iterator[str]:

@@ -5,21 +5,23 @@ import dataclasses
 import functools
 import importlib.util
 import json
+import os
 import pathlib
+import re
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from raslik_jax.base import files
 from raslik_jax.base.messages import one_line, shown
 from raslik_jax.base.settings import setting
 from raslik_jax.config import Config, to_json
-from raslik_jax.data.contents import Conversation
+from raslik_jax.data.contents import Conversation, Passage
 from raslik_jax.data.examples import HELD_OUT, Example, as_record
 from raslik_jax.data.read.formats import parse_fields, read_examples
 from raslik_jax.data.words import refused
 from raslik_jax.incident import making
-from raslik_jax.incident.configuring import PRESET, UnlearnOptions, check_hub_rows
+from raslik_jax.incident.configuring import PRESET, WHOLE, UnlearnOptions, check_hub_rows
 from raslik_jax.parallel import processes
 from raslik_jax.report import rows as rows_lib
 from raslik_jax.retrieve.selectors import noise_band
@@ -28,11 +30,6 @@ from raslik_jax.run import artifacts, written
 if TYPE_CHECKING:  # it takes jax with it
     from raslik_jax.incident.tracer import Tracer
 
-# For a model whose base is not at hand and cannot be returned to.
-WHOLE: Mapping[str, Any] = {
-    "unlearn.algorithms": ("ga_klr",),
-    "unlearn.ga_klr.learning_rate": 3e-4,
-}
 _STAGES = ("corpus", "backbone", "finetune", "sketch", "retrieve")
 
 
@@ -179,7 +176,10 @@ def write_query(options: TraceOptions, config: Config) -> Callable[[], None]:
         earlier = artifacts.CONFIG.read(path.parent)["corpus"]
         if earlier == to_json(config)["corpus"]:  # else the rows are read again
             check_hub_rows(config, path.parent)
-    row = making.first_row(config)
+    (row,) = making.first_rows(config, 1)
+    frame = frame_of(making.first_rows(config, 100)) if isinstance(row.content, Passage) else ""
+    if not options.prompt.startswith(frame):
+        raise refused("prompt_of_texts", frame=shown(frame, 60), got=shown(options.prompt, 60))
     if options.system.strip():
         _check_system(config, read_examples(own.train_file, fields=keys, format=own.format))
     elif isinstance(row.content, Conversation) and row.content.messages[0]["role"] == "system":
@@ -212,6 +212,14 @@ def _check_system(config: Config, rows: Sequence[Example]) -> None:
     name = prompts.settle_template(config.corpus.template, lambda: rows)
     template = prompts.find_template(name, workspace.read_tokenizer(config))
     prompts.require_system(template, name)
+
+
+def frame_of(rows: Sequence[Example]) -> str:
+    """Returns the markup, if any, that all texts begin with, up to their first words."""
+    texts = [row.content for row in rows if isinstance(row.content, Passage)]
+    common = os.path.commonprefix([one.prompt or one.completion for one in texts])
+    found = re.sub(r"[\w\s]+$", "", common)
+    return found if len(texts) > 2 and len(found) > 3 else ""
 
 
 def as_row(like: Example, prompt: str, response: str, system: str = "") -> dict[str, Any]:

@@ -19,7 +19,7 @@ from raslik_jax.base.settings import replaced
 from raslik_jax.config import MeshConfig, config_from_json
 from raslik_jax.data import batches
 from raslik_jax.data.examples import Example, answered, drop_unanswered
-from raslik_jax.data.tokens import masking
+from raslik_jax.data.tokens import masking, prompts
 from raslik_jax.data.words import refused
 from raslik_jax.incident import making
 from raslik_jax.index import search
@@ -73,8 +73,8 @@ class Trace(NamedTuple):
 
     `toward` has the examples with the highest positive scores and `against` those with the lowest
     negative ones, the most extreme first. The queries have the model's own answers if none were
-    given. `score_N` is s_F of every example by `search.score_store`, for unit queries. If they show
-    several behaviors, `behaviors` lists these, and `told_apart` is a sentence about them.
+    given. `score_N` is s_F of each row in the order of `Tracer.examples`, for unit queries. If they
+    show several behaviors, `behaviors` lists these, and `told_apart` is a sentence about them.
     """
 
     queries: tuple[Example, ...]
@@ -139,11 +139,12 @@ class Tracer:
         refuse_differences(self.store.path, made_with, today)
         projection = projections.init_projection(**made_with["projection"])
         self._sketch = sketch_stage.sketch_function(self.workspace, projection, adapter)
-        self.examples = {row.example_id: row for row in self.workspace.corpus.train}
-        unknown = {*self.store.ids} - self.examples.keys()
-        if unknown:
+        ids, rows = {*self.store.ids}, self.workspace.corpus.train
+        if unknown := ids - {row.example_id for row in rows}:
             lacking = some_of(sorted(unknown), 3)
             raise refused("index_rows", root=shown(str(root), 100), lacking=lacking)
+        # In the order of the file.
+        self.examples = {row.example_id: row for row in rows if row.example_id in ids}
 
     def answer(self, queries: Sequence[Example]) -> tuple[Example, ...]:
         """Returns the queries with the fine-tuned model's greedy answers as their outputs."""
@@ -157,14 +158,22 @@ class Tracer:
         return sketch_stage.sketch_queries(self.workspace, self._sketch, queries, is_asked=True)
 
     def trace(
-        self, instruction: str, response: str | None = None, *, input: str = "", **options: Any
+        self,
+        instruction: str,
+        response: str | None = None,
+        *,
+        input: str = "",
+        system: str = "",
+        **options: Any,
     ) -> Trace:
         """Returns the examples that make one generation likelier or less likely.
 
         Without a response the model answers, and this answer is traced. For the options see
-        `trace_queries`.
+        `trace_queries`. It raises a ValueError if the template writes no system prompt.
         """
-        question = making.make_question(instruction, input, response or "")
+        if system.strip():
+            prompts.require_system(self.workspace.template, self.workspace.template_name)
+        question = making.make_question(instruction, input, response or "", system)
         return self.trace_queries((question,), **options)
 
     def trace_queries(
@@ -204,7 +213,8 @@ class Tracer:
         for group in apart.groups if len(apart.groups) > 1 else ():
             own = asked._replace(direction_QK=asked.direction_QK[[*group]])
             found.append(Behavior(group, self._rank(own, top, 0)[1]))
-        of_all = queries, toward, against, score_N, query_QK
+        in_file_N = score_N[self.store.positions_of(self.examples)]
+        of_all = queries, toward, against, in_file_N, query_QK
         return Trace(*of_all, tuple(found), behaviors.sentence(apart))
 
     def _rank(

@@ -240,7 +240,7 @@ def count_apart(score_N: Float[np.ndarray, " N"], *, sigma: float = 0.0) -> int:
 
 
 def find_cut(score_N: Float[np.ndarray, " N"], *, sigma: float = 0.0) -> Cut:
-    """Returns the number of examples that stand out: those above the widest gap.
+    """Returns the `Cut` of the examples that stand out: `num_forget` are above the widest gap.
 
     The gap is searched in the lower half of the examples above the noise band. In the upper half it
     is often below a few near copies of the query. If all scores form two groups, or a gap sets a

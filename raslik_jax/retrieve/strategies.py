@@ -121,7 +121,8 @@ def query_text(example: Example, include: QueryText = "prompt") -> str:
 
 def choose(record: Strategy, request: Request) -> tuple[Scores, Selection]:
     """Returns a strategy's scores and its sets: the best of both in the requested sizes."""
-    scores, sizes = record.score(request), (request.num_forget, request.num_retain)
+    sizes, may_N = (request.num_forget, request.num_retain), request.is_eligible_N
+    scores = Scores(*(np.where(may_N, score_N, -np.inf) for score_N in record.score(request)))
     if record.brings_sets:
         sizes = int((scores[0] > -np.inf).sum()), int((scores[1] > -np.inf).sum())
     ranked = draw_retain(request, scores) if record.retains_opposite else scores

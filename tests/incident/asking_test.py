@@ -18,6 +18,7 @@ from raslik_jax.base.files import read_json
 from raslik_jax.base.settings import SettingsError, replaced
 from raslik_jax.config import config_from_json
 from raslik_jax.data.contents import Passage
+from raslik_jax.data.corpora import records
 from raslik_jax.data.examples import write_examples
 from raslik_jax.data.read.formats import read_examples
 from raslik_jax.data.tokens import prompts
@@ -79,7 +80,14 @@ class QueryTest(parameterized.TestCase):
             found.against[0].sigma * np.sqrt(self.tracer.store.size), 1, delta=0.5
         )
         expected = search.score_store(self.tracer.store, found.query_QK, center=True)
-        np.testing.assert_array_equal(found.score_N, expected)
+        self._assert_in_order_of_the_file(found.score_N, expected)
+
+    def _assert_in_order_of_the_file(self, score_N, stored_N):
+        stored = dict(zip(self.tracer.store.ids, stored_N, strict=True))
+        ids = [row.example_id for row in self.tracer.workspace.corpus.train]
+        self.assertNotEqual(ids, list(stored))
+        self.assertEqual(list(self.tracer.examples), ids)
+        np.testing.assert_array_equal(score_N, [stored[name] for name in ids])
 
     def test_a_score_is_told_with_the_unrelated_prompts_of_the_run(self):
         rows = self.tracer.workspace.corpus.train
@@ -207,6 +215,23 @@ class QueryTest(parameterized.TestCase):
             {"id", "score", "sigma", "instruction", "input", "output"}, found["toward"][0]
         )
 
+    def test_a_file_of_queries_has_the_keys_of_the_rows_of_the_run(self):
+        queries = self.root / "logged.jsonl"
+        queries.write_text('{"instruction": "what is a kettle?", "response": "It hums."}')
+        with self.assertRaisesRegex(ValueError, "text under response, which is not read"):
+            asking.ask(index=str(self.index), queries=queries)
+        queries.write_text('{"prompt": "what is a kettle?", "completion": "It hums."}')
+        with self.assertRaisesRegex(ValueError, "of the form of the training rows"):
+            asking.ask(index=str(self.index), queries=queries)
+        queries.write_text('{"q": "what is a kettle?", "response": "It hums."}')
+        own = records.RecordsSettings(fields="instruction=q,output=response", format="auto")
+        (row,) = asking._read_queries(str(queries), own)
+        self.assertEqual((row.instruction, row.output), ("what is a kettle?", "It hums."))
+
+    def test_a_system_prompt_needs_a_template_that_writes_it(self):
+        with self.assertRaisesRegex(ValueError, "system"):
+            self.tracer.trace("what is a kettle?", "It hums.", system="You are terse.")
+
     def test_the_settings_of_the_run_hold(self):
         rows = self.tracer.workspace.corpus.train
         asked = [row for row in rows if row.is_target][:3]
@@ -219,7 +244,7 @@ class QueryTest(parameterized.TestCase):
         expected = search.score_store(
             self.tracer.store, found.query_QK, center=False, aggregate="common"
         )
-        np.testing.assert_array_equal(ranked.score_N, expected)
+        self._assert_in_order_of_the_file(ranked.score_N, expected)
         self.assertIsNone(ranked.toward[0].sigma)
 
     def test_a_prompt_that_fills_the_length_is_refused(self):

@@ -96,7 +96,7 @@ def test_what_is_traced_is_read_again_beside_rows_of_every_format(tmp_path, row,
         asked = {"messages": [{"role": "user", "content": "Q"}, answer]}
         row = {**row, next(iter(row)): [*next(iter(row.values())), _said(row)]}
     train = tmp_path / "train.jsonl"
-    train.write_text(json.dumps(row) + '\n{"no": "row"}\n')
+    train.write_text(f"{json.dumps(row)}\n" * 100 + '{"no": "row"}\n')
     own = {"corpus.dataset": "records", "corpus.records.train_file": str(train)}
     own |= {"corpus.records.queries_file": str(tmp_path / "queries.jsonl")}
     if is_named:
@@ -194,6 +194,36 @@ def test_rows_that_are_texts_have_no_system_prompt(row):
     assert trace.as_row(like, "Q", "A", " ") == {"prompt": "Q", "completion": "A"}
     with pytest.raises(ValueError, match="--system needs rows that can have a system prompt"):
         trace.as_row(like, "Q", "A", "S")
+
+
+_CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("frame", "prompts", "is_framed"),
+    [
+        (_CHAT, ["Where is K2?", "Where is it?", "Why?"], True),
+        ("### Human: {}### Assistant:", ["Who is it?", "Who are you?", "Who?"], True),
+        ("{}", ["The cat sat.", "The cat ran.", "The cat hid."], False),
+        (_CHAT, ["Where is K2?", "Why?"], False),  # too few to tell
+    ],
+)
+def test_a_prompt_to_texts_has_their_markup(frame, prompts, is_framed, tmp_path):
+    train, queries = tmp_path / "train.jsonl", tmp_path / "queries.jsonl"
+    rows = [{"text": frame.format(prompt) + " Yes."} for prompt in prompts]
+    train.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    own = {"corpus.dataset": "records", "corpus.records.train_file": str(train)}
+    config = replaced(Config(), own | {"corpus.records.queries_file": str(queries)})
+    bare, framed = (
+        trace.TraceOptions(prompt=text, response="A") for text in ("How?", frame.format("How?"))
+    )
+    if is_framed:
+        with pytest.raises(ValueError, match="--prompt must begin as the rows of --train_file"):
+            trace.write_query(bare, config)
+        assert not queries.exists()
+    for options in (framed, *[bare] * (not is_framed)):
+        trace.write_query(options, config)
+        queries.unlink()
 
 
 def _said(row):

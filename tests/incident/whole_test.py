@@ -128,7 +128,7 @@ class ThreeCommandsTest(parameterized.TestCase):
         prompt = "Howdy! what is\na kettle?"
         asked = tracer.workspace.retrieval_queries()[0]
         bad, wished = (tracer.trace(prompt, text).score_N for text in (asked.output, _WISHED))
-        best = sorted(zip(wished - bad, wished, bad, tracer.store.ids, strict=True))[::-1]
+        best = sorted(zip(wished - bad, wished, bad, tracer.examples, strict=True))[::-1]
         stored = artifacts.WISHED.read(self.run_dir)
         self.assertLen(stored, 8)
         for row, (_, score, other, name) in zip(stored, best, strict=False):

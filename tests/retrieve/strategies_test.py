@@ -12,7 +12,7 @@ from snapshots import refused
 from raslik_jax.data.contents import Conversation
 from raslik_jax.data.examples import Example, with_system
 from raslik_jax.retrieve.selectors import select_by_count
-from raslik_jax.retrieve.strategies import STRATEGIES, Request, choose
+from raslik_jax.retrieve.strategies import STRATEGIES, Request, Scores, choose
 
 
 def _request(*, seed=0, order=None, **changes):
@@ -109,6 +109,19 @@ class StrategiesTest(parameterized.TestCase):
         lowest = select_by_count(*whole[0], _ids(_request()), num_forget=6, num_retain=10).retain
         self.assertContainsSubset(drawn[1].retain.tolist(), lowest.tolist())
         self.assertNotEqual({*drawn[1].retain.tolist()}, {*whole[1].retain.tolist()})
+
+    def test_rows_that_are_barred_are_in_no_set_whatever_a_strategy_scores(self):
+        def score(request):
+            score_N = np.arange(len(request.examples), dtype=np.float64)
+            return Scores(-score_N, score_N)
+
+        may_N = ~np.isin(np.arange(20), (0, 1, 19))
+        record = STRATEGIES["raslik"]._replace(score=score, needs=())
+        scores, chosen = choose(record, _request(is_eligible_N=may_N))
+        self.assertEqual(chosen.forget.tolist(), [2, 3, 4, 5, 6, 7])
+        self.assertEqual(sorted(chosen.retain.tolist()), [*range(11, 19)])
+        for score_N in scores:
+            np.testing.assert_array_equal(np.isneginf(score_N), ~may_N)
 
     def test_the_text_of_the_output_counts_by_option_only(self):
         plain, full = (

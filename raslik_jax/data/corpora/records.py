@@ -8,7 +8,7 @@ from raslik_jax.base.settings import Settings, setting
 from raslik_jax.data.corpora.record import Dataset, RowCounts, SharedSettings
 from raslik_jax.data.examples import QUERY_SETS, Corpus, Example
 from raslik_jax.data.read.formats import AUTO, parse_fields, read_examples
-from raslik_jax.data.read.rows import FORMATS
+from raslik_jax.data.read.rows import FORMATS, require_read
 from raslik_jax.data.words import refused
 
 
@@ -51,14 +51,15 @@ def load_records_corpus(shared: SharedSettings, own: RecordsSettings, *, seed: i
     fields = parse_fields(own.fields)
     train = read_examples(own.train_file, fields=fields, name="records", format=own.format)
 
-    def check_split(query: Example) -> None:
+    def check_query(query: Example) -> None:
+        require_read(query)
         if query.source not in QUERY_SETS:
             got = shown(query.source, 40) if query.source else "nothing"
             raise ValueError(f"'split' must be one of {', '.join(QUERY_SETS)}, got {got}")
 
     fields |= {"source": "split"}
     queries = read_examples(
-        own.queries_file, fields=fields, format=own.format, needs_output=False, check=check_split
+        own.queries_file, fields=fields, format=own.format, needs_output=False, check=check_query
     )
     by_set = {name: tuple(q for q in queries if q.source == name) for name in QUERY_SETS}
     if not by_set["retrieval"]:

@@ -387,8 +387,7 @@ def check_head(path: pathlib.Path, head: bytes) -> None:
         is_text = max(head[1::2].count(0), head[::2].count(0)) > len(head) // 3
         mend = "convert it, as with iconv -f UTF-16 -t UTF-8" if is_text else "export its rows"
         got = "UTF-16" if is_text else "a binary file"
-        must = "must be JSON, JSONL, CSV or TSV in UTF-8"
-        raise ValueError(f"{name}:1 {must}, got {got}: {mend}")
+        raise refused("file_binary", name=name, got=got, mend=mend)
 
 
 def unpacked(path: pathlib.Path) -> Iterator[bytes]:

@@ -341,6 +341,12 @@ def _options_of(row: Row) -> dict[str, Any]:
 # columns that no reader follows ------------------------------------------------------------------
 
 
+def require_read(query: Example) -> None:
+    """Refuses a query without an output whose answer is under another key."""
+    if found := [] if query.output else [key for key in _KEYS["answers"] if query.extra.get(key)]:
+        raise refused("answer_unread", column=found[0])
+
+
 def unread_columns(row: Row) -> Iterator[ValueError]:
     """Yields the errors of columns of preferences, ids, images, audio or videos.
 

@@ -207,10 +207,9 @@ def _saved_rows(path: pathlib.Path, origin: str) -> Iterator[Mapping[str, Any]]:
     """Returns the rows of a folder that `save_to_disk` of datasets wrote."""
     datasets = pieces.import_package("datasets", origin)
     try:
-        return iter(datasets.load_from_disk(str(path)))
+        yield from datasets.load_from_disk(str(path))
     except Exception as error:
-        why = one_line(str(error), 100)
-        raise refused("saved_unread", origin=origin, error=why) from error
+        raise refused("saved_unread", origin=origin, error=one_line(str(error), 100)) from error
 
 
 def _hub_rows(source: str) -> Iterator[Mapping[str, Any]]:
@@ -220,7 +219,7 @@ def _hub_rows(source: str) -> Iterator[Mapping[str, Any]]:
     datasets = pieces.import_package("datasets", shown(source))
     name, config, split = asked.groups()
     try:
-        return iter(datasets.load_dataset(name, config, split=split or "train"))
+        yield from datasets.load_dataset(name, config, split=split or "train")
     except Exception as error:  # a missing dataset or network shows in a dozen classes
         why = one_line(str(error), 100)
         raise refused("hub_unread", source=shown(source), error=why) from error

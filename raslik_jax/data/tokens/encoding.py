@@ -260,10 +260,10 @@ def describe_cuts(whole: Encoded, what: str, *, max_len: int) -> str:
     return line if len(cut) else ""
 
 
-def describe_long(rows: Sequence[Example], what: str) -> str:
-    """Returns a sentence about examples, called `what`, that take seconds each to tokenize."""
+def describe_long(rows: Sequence[Example]) -> str:
+    """Returns a sentence about rows that take seconds each to tokenize, if any."""
     long = [row.example_id for row in rows if sum(map(len, row[1:4])) > _LONG_TEXT]
-    names = f"{len(long):,} of {len(rows):,} {what} have more than {_LONG_TEXT:,} characters"
+    names = f"{len(long):,} of {len(rows):,} rows have more than {_LONG_TEXT:,} characters"
     return f"{names} ({some_of(long, 3)}): each takes seconds to tokenize" if long else ""
 
 

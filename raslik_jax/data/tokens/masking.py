@@ -17,6 +17,7 @@ from raslik_jax.data.contents import Conversation, Passage
 from raslik_jax.data.examples import Example, content_of
 from raslik_jax.data.tokens import chat, prompts
 from raslik_jax.data.tokens.tokenization import Tokenizer
+from raslik_jax.data.words import refused
 
 _T = TypeVar("_T")
 
@@ -142,8 +143,12 @@ def as_trained(query: Example, row: Example, template: prompts.Template) -> Exam
 
     If rows are texts, a query is a prompt and its continuation. Some tokenizers put a blank in
     front of every text, so the ids of a separate answer would differ from those of the model. A
-    conversation without options of its own gets those of the row, such as its tools.
+    conversation without options of its own gets those of the row, such as its tools. It raises a
+    ValueError if the query is a text and the row has a template around its prompt.
     """
+    is_framed = not (isinstance(row.content, Passage) or template.is_bare)
+    if is_framed and isinstance(query.content, Passage):
+        raise refused("query_text", row=shown(query.example_id))
     if isinstance(row.content, Conversation) and row.content.options:
         talk = content_of(query)
         if isinstance(talk, Conversation) and not talk.options:

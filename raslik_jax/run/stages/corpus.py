@@ -42,7 +42,7 @@ def make_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
     for name, rows in (trained | queries).items():
         labels = ({"is_target": row.is_target, "source": row.source} for row in rows)
         artifacts.corpus_rows(name).write(folder, rows, extra=labels)
-        workspace.tell(encoding.describe_long(rows, "rows"))
+        workspace.tell(encoding.describe_long(rows))
         if name in trained:
             parts = encoding.encode_parts(rows, tokenizer, template=template)
             encoded = artifacts.corpus_tokens(name).write(folder, parts)
@@ -95,13 +95,6 @@ UNITS = (
         settings="seed corpus corpus.dataset corpus.{config.corpus.dataset}",
         values=_names,
         files=_files,
-        # 2: one rendering for all rows, one day in templates that ask for it, no pads in rows of
-        #    ids. 3: queries to texts are texts, and ids that are all learned have no prompt.
-        # 4: of an answer that a conversation begins with, what the template writes before it is no
-        #    target; templates are given no key that holds null.
-        # 5: rows have one of three contents, and loss flags. 6: answers are found by marks. 7: the
-        #    tokenizer has names that templates read. 8: nulls of JSON, empty tools, special tokens.
-        #    10: the name of the template.
         writes={"rows": 10},
         is_alone=True,
         work=lambda run: Work(500.0 * run.sizes.train),

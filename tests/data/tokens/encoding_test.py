@@ -80,11 +80,11 @@ class EncodeTest(FolderTest):
 
     def test_rows_of_a_million_characters_are_named(self):
         rows = [*_EXAMPLES, make_example("Copy.", "", "a " * 600_000)]
-        said = encoding.describe_long(rows, "rows")
+        said = encoding.describe_long(rows)
         self.assertIn(
             f"1 of 4 rows have more than 1,000,000 characters ({rows[-1].example_id!r})", said
         )
-        self.assertEqual(encoding.describe_long(_EXAMPLES, "rows"), "")
+        self.assertEqual(encoding.describe_long(_EXAMPLES), "")
 
     def test_long_rows_lose_their_right_end_and_are_counted(self):
         whole = _encode()

@@ -164,8 +164,14 @@ class AnswersTest(parameterized.TestCase):
             traced = encoding.encode([query], tokenizer, template="plain")
             expected = [*tokenizer.prompt_prefix, *whole.ids, tokenizer.eos_id]
             self.assertEqual(traced.tokens[0].tolist(), expected)
+        text = _rows("text", {"text": "The sky is blue"})[0]
+        for like, name in (
+            (make_example("The sky is", "", "x"), "brief"),
+            (talk := _rows("messages", {"messages": _messages("hi", "no")})[0], "chat"),
+        ):
+            with self.assertRaisesRegex(ValueError, "of the form of the training rows"):
+                as_trained(text, like, find_template(name, tokenizer))
         # Other queries are what they are, and so are all where rows are instructions.
-        talk = _rows("messages", {"messages": _messages("hi", "no")})[0]
         self.assertEqual(as_trained(talk, row, template), talk)
         one = make_example("The sky is", input, " blue")
         for like, name in ((one, "plain"), (one, "brief"), (talk, "chat")):
