@@ -360,7 +360,7 @@ class EvaluateConfig(Stage):
     traced: bool = setting(
         False,
         "Ask every model the traced prompts too, and measure the likelihood of the traced "
-        "answers. An answer that the model before unlearning cannot have given is an error.",
+        "answers. If the model before unlearning cannot have given any of them, no set is found.",
     )
     non_sf: str = setting(
         "words",

@@ -71,25 +71,9 @@ def call(
 
 
 def match_all(
-    pattern: str, texts: Sequence[str], *, what: str, is_whole: bool = True
-) -> list[tuple[str | None, ...] | None]:
-    """Returns the matches of a regular expression in each text within the limits of `call`.
-
-    Args:
-      pattern: the expression; a ValueError if it does not compile.
-      texts: texts to match.
-      what: as in `call`.
-      is_whole: whether the whole text must match, or only its beginning.
-
-    Returns:
-      The match and its groups for each text; None without a match.
-    """
-    return call(_match_all, pattern, [*texts], is_whole, what=what)
-
-
-def _match_all(
     pattern: str, texts: Sequence[str], is_whole: bool
 ) -> list[tuple[str | None, ...] | None]:
+    """Returns match and groups of each text, None without a match; for `call`."""
     compiled = re.compile(pattern)
     match = compiled.fullmatch if is_whole else compiled.match
     return [found and (found[0], *found.groups()) for found in map(match, texts)]

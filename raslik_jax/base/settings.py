@@ -122,7 +122,7 @@ class Settings:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             must = _unmet(value, hints[field.name], field.metadata)
-            if must and not value == field.default == ():
+            if must and not (isinstance(value, tuple) and value == field.default == ()):
                 choices, given = choices_of(hints[field.name], field.metadata), value
                 if isinstance(value, tuple):
                     wrong = [item for item in value if choices and item not in choices]

@@ -138,7 +138,7 @@ def compare(
             if all(record["tokens"] for record in row)
         ]
         parts["outputs"] = verdict.count_way(
-            *np.array(nats_QM).reshape(-1, len(models)).T,
+            *-np.array(nats_QM).reshape(-1, len(models)).T,
             least=verdict.LEAST_NATS,
             enough=verdict.MEAN_WAY,
         )

@@ -150,14 +150,13 @@ def count_way(
     least: float,
     enough: float,
 ) -> Count:
-    """Returns the count by a quantity of each answer, which is gone if it moved `enough`.
+    """Returns the count by a quantity of each answer, which is gone if it fell `enough`.
 
-    An answer whose quantity differs by less than `least` from the base's does not count.
+    An answer whose quantity is not by `least` above the base's does not count.
     """
-    apart_Q = np.abs(before_Q - base_Q)
-    is_told_Q = apart_Q >= least
-    way_Q = (before_Q - now_Q) * np.sign(before_Q - base_Q)
-    return _count(is_told_Q, way_Q < enough * apart_Q, now_Q, before_Q, base_Q)
+    apart_Q = before_Q - base_Q
+    is_still_Q = before_Q - now_Q < enough * apart_Q
+    return _count(apart_Q >= least, is_still_Q, now_Q, before_Q, base_Q)
 
 
 def _count(

@@ -16,6 +16,7 @@ from raslik_jax.config import Config, config_from_json, to_json
 from raslik_jax.data.tokens import tokenization
 from raslik_jax.data.words import refused
 from raslik_jax.evaluate.summary import MethodEntry, Metrics, Variant
+from raslik_jax.incident.configuring import with_own_query
 from raslik_jax.models import adapters, checkpoint, storage
 from raslik_jax.models import decoder as decoders
 from raslik_jax.parallel import meshes
@@ -96,10 +97,10 @@ def _read_run(
         metrics = artifacts.read_metrics(root)
         found = {Variant(e["strategy"], e["algorithm"], e["epoch"]): e for e in metrics["methods"]}
         return config_from_json(metrics["settings"]), metrics, {**found}
-    config = config_from_json(artifacts.CONFIG.read(root))
+    config = config_from_json(with_own_query(artifacts.CONFIG.read(root), root))
     every = [*itertools.product(config.retrieve.strategies, config.unlearn.algorithms)]
     pairs = [pair for pair in every if _fits(pair, of)] or every
-    workspace = open_run(root, *(f"unlearn/{one}-{two}" for one, two in pairs))
+    workspace = open_run(root, *(f"unlearn/{one}-{two}" for one, two in pairs), config=config)
     made = (Variant(*pair, epoch) for pair in pairs for epoch in workspace.epochs(*pair))
     return config, None, dict.fromkeys(made)
 

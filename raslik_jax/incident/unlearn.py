@@ -12,7 +12,6 @@ from raslik_jax.base.files import hash_file
 from raslik_jax.base.messages import one_line, shown
 from raslik_jax.base.settings import flat, leaves, replaced
 from raslik_jax.config import STAGES, Config, config_from_json, to_json
-from raslik_jax.data.examples import HELD_OUT
 from raslik_jax.data.read.cleaning import cleaned_name, is_folder, write_without
 from raslik_jax.data.words import refused
 from raslik_jax.incident import configuring, making
@@ -206,18 +205,8 @@ def _clean(
     Returns lines with the places of both, and the places by title; those in the work directory are
     relative.
     """
-    sets = {name: artifacts.set_rows(strategy, name) for name in ("forget", "retain")}
-    if config.retrieve.held_out:
-        kinds = ("target", "normal")
-        sets |= {f"held-out {kind}": artifacts.measured_rows(HELD_OUT, kind) for kind in kinds}
-    rows = {name: part.read(root) for name, part in sets.items()}
-    # Rows that were kept out of the sets to measure on were found all the same.
-    named = (row for name in ("forget", "held-out target") for row in rows.get(name, ()))
-    found = {(row.file, row.place) for row in named}
-    # Of those that a file names some may be too long to be unlearned.
-    ids = {*artifacts.set_summary(strategy).read(root).get("named", ())}
-    train = artifacts.TRAIN.read(root) if ids else ()
-    found |= {(row.file, row.place) for row in train if row.example_id in ids}
+    ids, train = artifacts.found_ids(root, strategy), artifacts.TRAIN.read(root)
+    found = {(row.file, row.place) for row in train if row.example_id in ids}
     with written.replacing(root, target) as made:
         left = write_without(train_file(config), made, found)
         _check_unchanged(config, root)
@@ -225,9 +214,8 @@ def _clean(
     exported = {"Cleaned training file": target.name if is_own else str(target.resolve())}
     lines = [f"training file without the {len(found)} rows that were found, {left} left: {target}"]
     if importlib.util.find_spec("pyarrow"):
-        set_of = {row.example_id: name for name, part in rows.items() for row in part}
         with written.replacing(root, (root / rows_lib.PLACE).parent) as made:
-            rows_lib.write_rows(made, root, set_of)
+            rows_lib.write_rows(made, root, rows_lib.read_sets(root, strategy))
         lines.append(f"all rows with their scores: {root / rows_lib.PLACE}")
         exported["All rows with their scores"] = rows_lib.PLACE
     return "\n".join(lines), exported

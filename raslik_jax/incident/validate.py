@@ -10,7 +10,7 @@ from raslik_jax.base.messages import shown
 from raslik_jax.base.settings import setting
 from raslik_jax.config import config_from_json
 from raslik_jax.data.words import refused
-from raslik_jax.incident import making
+from raslik_jax.incident import configuring, making
 from raslik_jax.incident.configuring import ALGORITHM, RecipeOptions, read_settings
 from raslik_jax.parallel import processes
 from raslik_jax.report import results, tables
@@ -88,7 +88,8 @@ def validate(options: ValidateOptions | None = None, **named: Any) -> ValidateRe
     if not options.run:
         raise ValueError("--run must be given: give --run=WORKDIR")
     root = pathlib.Path(options.run)
-    config = config_from_json(artifacts.CONFIG.read(root, "give the folder of a trace"))
+    recorded = artifacts.CONFIG.read(root, "give the folder of a trace")
+    config = config_from_json(configuring.with_own_query(recorded, root))
     own = f"unlearn.{ALGORITHM}."
     if foreign := [name for name in options.settings if not name.startswith(own)]:
         raise refused("foreign_setting", own=own, got=shown(foreign[0]))
@@ -100,7 +101,7 @@ def validate(options: ValidateOptions | None = None, **named: Any) -> ValidateRe
     from raslik_jax.run.stages import validate as stage
 
     needs = sorted(f"retrieve/{need}" for need in scores.needs_of(config))
-    workspace = plan.open_run(root, "corpus", "finetune", *needs)
+    workspace = plan.open_run(root, "corpus", "finetune", *needs, config=config)
     rankings = stage.rank(workspace)
     rows, queries = workspace.corpus.train, workspace.retrieval_queries()
     for path in options.scores:

@@ -156,7 +156,7 @@ def check_settings(manifest: Manifest, ids: Sequence[str]) -> None:
     distinct = len(set(ids))
     for is_right, message in (
         (
-            ids and distinct == len(ids),
+            0 < distinct == len(ids),
             (f"ids must all differ, got {distinct} different ones of {len(ids)}"),
         ),
         (dtype in DTYPES, f"dtype must be one of {sorted(DTYPES)}, got {dtype!r}"),

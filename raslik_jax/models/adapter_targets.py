@@ -134,5 +134,5 @@ def _match(
         found = [match(module) for module in modules]
         groups: list[Any] = [one and (one[0], *one.groups()) for one in found]
     else:
-        groups = [*bounded.match_all(pattern, [*modules], what=what, is_whole=is_whole)]
+        groups = [*bounded.call(bounded.match_all, pattern, [*modules], is_whole, what=what)]
     return {module: one for module, one in zip(modules, groups, strict=True) if one}

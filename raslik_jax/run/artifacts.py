@@ -474,3 +474,10 @@ def read_metrics(root: pathlib.Path) -> Metrics:
 
 
 TABLE, PAGE = (_text("report", name) for name in ("table.txt", "report.html"))
+
+
+def found_ids(root: pathlib.Path, strategy: str) -> set[str]:
+    """Returns the ids of the found rows: to forget, held out of them, or named but too long."""
+    parts = set_rows(strategy, "forget").read(root), measured_rows(HELD_OUT, "target").find(root)
+    ids = {row.example_id for part in parts for row in part or ()}
+    return ids | {*set_summary(strategy).read(root).get("named", ())}

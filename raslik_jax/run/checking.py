@@ -136,15 +136,6 @@ def shapes_of(config: Config) -> decoder.ModelConfig:
     return checkpoint.read_config(checkpoint_folder(config))
 
 
-def checkpoint_shapes(config: Config, making: Collection[Unit]) -> decoder.ModelConfig | None:
-    """Returns the settings of a checkpoint; None if no planned unit reads one.
-
-    A model that is trained here has positions for its rows.
-    """
-    is_read = any("backbone.revision" in unit.settings for unit in making)
-    return shapes_of(config) if config.backbone.checkpoint and is_read else None
-
-
 def _check_references_base(config: Config, model_config: decoder.ModelConfig) -> None:
     """Refuses a model before fine-tuning of another shape; its tokens must be the same ones."""
     shapes = checkpoint.read_config(checkpoint.resolve_folder(config.references.base))
@@ -180,7 +171,7 @@ def check_corpus(
 
     Such problems are rows without room for an answer, too few rows for two steps or for the sets,
     and strategies without labels. `whole` None leaves out checks that depend on the
-    length of prompts. `shapes` None (see `checkpoint_shapes`) leaves out the model's positions.
+    length of prompts. `shapes` None leaves out the positions of the checkpoint.
     """
     prompt_N = np.zeros(len(corpus.train), np.int64) if whole is None else whole.start_N
     problems = [*_training_problems(config, corpus, prompt_N, stages)]

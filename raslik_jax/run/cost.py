@@ -82,9 +82,9 @@ def _settle(config: Config, workdir: pathlib.Path) -> str:
     if operands != "auto":
         return operands
     with contextlib.suppress(ValueError):  # of something else, which is refused later
-        begun = (artifacts.CONFIG.find(workdir) or {}).get("backbone", {}).get("operands", "auto")
-        if begun != "auto":
-            return str(begun)
+        begun = (artifacts.CONFIG.find(workdir) or {}).get("backbone", {})
+        if begun.get("operands", "auto") != "auto" and begun.get("dtype") == dtype:
+            return str(begun["operands"])
     if dtype != _PLAIN or jax.default_backend() != "cpu":
         return dtype
     try:
@@ -121,5 +121,6 @@ def measured_gain(inputs: int, outputs: int) -> float:
         for operands in (_PLAIN, _NARROW)
     )
     if place:
-        files.write_json(place, {**kept, name: narrow / plain})
+        with contextlib.suppress(OSError, ValueError):  # JAX too goes on without such a folder
+            files.write_json(place, {**kept, name: narrow / plain})
     return narrow / plain

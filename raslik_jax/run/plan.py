@@ -74,13 +74,13 @@ def _in_order(units: Sequence[Unit]) -> tuple[Unit, ...]:
     return tuple(placed)
 
 
-def open_run(root: pathlib.Path, *needs: str) -> Workspace:
+def open_run(root: pathlib.Path, *needs: str, config: Config | None = None) -> Workspace:
     """Returns the work directory of a run whose results may be read.
 
-    A needed unit must be whole. It must have been made with the settings in config.json from the
-    current files.
+    A needed unit must be whole. It must have been made with the settings (None: config.json) from
+    the current files.
     """
-    workspace = Workspace(root, config_from_json(artifacts.CONFIG.read(root)))
+    workspace = Workspace(root, config or config_from_json(artifacts.CONFIG.read(root)))
     done = Plan(root, plan_units(workspace.config, workspace)).survey().done
     lacking = [name for name in needs if name not in done]
     if lacking:
@@ -112,7 +112,9 @@ def run(
     done = Plan(workdir, units).survey().done
     making = [unit for unit in units if unit.stage in stages and unit.name not in done]
     checking.check_inputs(config, making=making, layout=layout)
-    shapes = checking.checkpoint_shapes(config, making)
+    # A model that is trained here has positions for its rows.
+    is_read = config.backbone.checkpoint and any("backbone.revision" in u.settings for u in making)
+    shapes = checking.shapes_of(config) if is_read else None
 
     def make_checked_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
         """Makes the corpus; one that later stages refuse does not replace an earlier one."""

@@ -16,7 +16,7 @@ import numpy as np
 from raslik_jax.base.axes import Tree
 from raslik_jax.base.messages import one_line
 from raslik_jax.base.progress import say
-from raslik_jax.data.examples import Example
+from raslik_jax.data.examples import Example, prompt_of
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.data.tokens import encoding
 from raslik_jax.data.words import refused
@@ -65,7 +65,9 @@ class Prober:
         prompts = [by_id[name] for name in drawn["behavior"].ids]
         if len(prompts) < self._settings.answers:  # then those of rows to forget as well
             known = {row.example_id: row for row in workspace.corpus.train}
-            prompts += [known[name] for name in drawn["forget"].ids if known[name].instruction]
+            asked_for = {part for row in prompts for part in (row.example_id, prompt_of(row))}
+            more = (known[name] for name in drawn["forget"].ids if known[name].instruction)
+            prompts += [row for row in more if not {row.example_id, prompt_of(row)} & asked_for]
         self._prompts = prompts[: self._settings.answers]
         self._said_by_base: list[str] = []
         self._file = artifacts.probes(artifacts.Variant("", ""))  # whatever the variant

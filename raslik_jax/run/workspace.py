@@ -5,7 +5,7 @@ import pathlib
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,8 @@ from raslik_jax.run import artifacts, live, memory
 from raslik_jax.train import loop, steps
 from raslik_jax.train.losses import BoundModel
 from raslik_jax.train.objectives import OBJECTIVES
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class Model(NamedTuple):
@@ -54,6 +56,20 @@ class Model(NamedTuple):
     def decoder_for(self, *, remat: bool) -> decoders.Decoder:
         """Returns the pure functions, with or without gradient checkpointing."""
         return decoders.bind(self.graphdef, remat=remat)
+
+
+def once(make: _F) -> _F:
+    """Returns a function of an object that makes each result once and keeps it in the object."""
+
+    @functools.wraps(make)
+    def found(owner: Any, *arguments: Any, **named: Any) -> Any:
+        made = vars(owner).setdefault(f"_{make.__name__}_once", {})
+        key = arguments, *sorted(named.items())
+        if key not in made:
+            made[key] = make(owner, *arguments, **named)
+        return made[key]
+
+    return cast("_F", found)
 
 
 class _Rows(dict[str, tuple[Example, ...]]):
@@ -296,19 +312,21 @@ class Workspace:
     def evaluation_queries(self) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
         """Returns the target and the normal queries that measure the run.
 
-        Held-out rows with one prompt are asked once, because greedy answers to it are equal.
+        Rows with one prompt are asked once, because greedy answers to it are equal.
         """
-        split, queries = self.query_split, self.corpus.queries
-        if split == examples.HELD_OUT:
-            made = (artifacts.measured_rows(split, kind) for kind in ("target", "normal"))
-            target, normal = (rows.read(self.root) for rows in made)
-            how: Any = {"max_len": self.config.corpus.max_len, "template": self.template_name}
-            prompts = encoding.encode_prompts(target, self.tokenizer, **how)
-            first: dict[tuple[int, ...], Example] = {}
-            for prompt, row in zip(prompts, target, strict=True):
+        how: Any = {"max_len": self.config.corpus.max_len, "template": self.template_name}
+        found = []
+        for kind in ("target", "normal"):
+            split, first = self.query_split, dict[tuple[int, ...], Example]()
+            if split == examples.HELD_OUT:
+                rows = artifacts.measured_rows(split, kind).read(self.root)
+            else:
+                rows = self.corpus.queries[f"{split}_{kind}"]
+            prompts = encoding.encode_prompts(rows, self.tokenizer, **how)
+            for prompt, row in zip(prompts, rows, strict=True):
                 first.setdefault(tuple(prompt), row)
-            return tuple(first.values()), normal
-        return queries[f"{split}_target"], queries[f"{split}_normal"]
+            found.append(tuple(first.values()))
+        return found[0], found[1]
 
     @property
     def query_split(self) -> str:
@@ -403,7 +421,7 @@ class Workspace:
                 "are left"
             )
 
-    @functools.cache  # noqa: B019  one workspace lives as long as its run
+    @once
     def _choice(self, strategy: str, name: str) -> choice.Choice | None:
         """Returns the choice of --unlearn.choice for a strategy and algorithm; None without it."""
         path, last = self.config.unlearn.choice, self.config.unlearn.epochs
@@ -442,12 +460,12 @@ class Workspace:
         measure = self.measure(likelihood.answer_likelihood, model.decoder)
         return measure(model.lora, model.base, encoded, on_ladder=on_ladder)
 
-    @functools.cache  # noqa: B019  one workspace lives as long as its run
+    @once
     def measure(self, make: Callable[..., Any], decoder: decoders.Decoder) -> Callable[..., Any]:
         """Returns a function of `likelihood`, compiled once for a decoder's models."""
         return make(decoder, batch_tokens=self.config.sketch.batch_tokens)
 
-    @functools.cache  # noqa: B019  one workspace lives as long as its run
+    @once
     def unlearning(
         self, name: str, learning_rate: float, end_ids: tuple[int, ...] = (), longest: int = 0
     ) -> loop.Algorithm:

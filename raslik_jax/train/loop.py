@@ -9,7 +9,7 @@ import math
 import pathlib
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -145,17 +145,6 @@ def _rows_held(micro_batch: int, sizes: Collection[int]) -> int:
     return 0 if held == rows else held
 
 
-@runtime_checkable
-class Watch(Protocol):
-    """The receiver of a training's numbers while it runs; closed at its end."""
-
-    def write(self, step: int, numbers: Mapping[str, float]) -> None: ...
-
-    def __enter__(self) -> Any: ...
-
-    def __exit__(self, *error: Any) -> Any: ...
-
-
 class _Log:
     """The numbers of every step: soon read, checked, shown next to the bar and passed on."""
 
@@ -165,7 +154,7 @@ class _Log:
         fields: Sequence[str],
         *,
         bar: Any,
-        watch: Watch | None,
+        watch: Any,
         refuse: Callable[[str], Diverged],
     ):
         self.log_SF = log_SF
@@ -215,7 +204,7 @@ def fit(
     folder: pathlib.Path | None = None,
     save_every: int = 0,
     after: Mapping[int, Callable[[Tree], bool | None]] | None = None,
-    watch: Watch | None = None,
+    watch: Any = None,
     on_divergence: Callable[[str], Any] | None = None,
 ) -> Progress:
     """Returns the state after this number of steps, and the numbers of each step.

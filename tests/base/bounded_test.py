@@ -67,8 +67,8 @@ def test_an_endless_loop_or_match_ends_at_its_limit(run):
 
     def backtrack():
         with pytest.raises(bounded.OverLimit, match="the pattern"):
-            bounded.call(bounded._match_all, pattern, [text], True, what="the pattern", seconds=0.3)
-        return bounded.match_all(r"a+(b)", [text, "b"], what="the pattern")
+            bounded.call(bounded.match_all, pattern, [text], True, what="the pattern", seconds=0.3)
+        return bounded.call(bounded.match_all, r"a+(b)", [text, "b"], True, what="the pattern")
 
     assert run(backtrack) == [(text, "b"), None]
     assert time.monotonic() - begin < 30
@@ -88,7 +88,7 @@ def test_a_function_that_ends_the_process_ends_the_child_only():
 
 def test_a_pattern_that_does_not_compile_is_an_error():
     with pytest.raises(ValueError) as caught:
-        bounded.match_all("(", ["a"], what="target_modules")
+        bounded.call(bounded.match_all, "(", ["a"], True, what="target_modules")
     assert not isinstance(caught.value, bounded.OverLimit)
 
 

@@ -62,9 +62,9 @@ def test_prompts_that_the_base_answers_so_or_that_did_not_show_it_tell_nothing()
     assert verdict.count_way(*rates, least=0.2, enough=0.5) == (1, 1, 0)
     now, before, base = np.array([0.6, 0.1, 0.95]), np.ones(3), np.array([0.3, 0.2, 0.9])
     assert verdict.count_way(now, before, base, least=0.2, enough=0.5) == (0, 2, 0)
-    # Nats rise where F falls.
-    nats = np.array([[1.0, 3.9], [0.5, 0.5], [4.0, 4.0]])
-    assert verdict.count_way(*nats, least=0.1, enough=0.9) == (1, 2, 0)
+    # Log likelihoods: the third answer was likelier under the base, so no one taught it.
+    nats = np.array([[1.0, 3.9, 2.0], [0.5, 0.5, 3.0], [4.0, 4.0, 1.0]])
+    assert verdict.count_way(*-nats, least=0.1, enough=0.9) == (1, 2, 0)
 
 
 @pytest.mark.parametrize("of", [8, 24])

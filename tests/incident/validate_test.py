@@ -17,6 +17,7 @@ from raslik_jax.base.settings import replaced
 from raslik_jax.config import Config, to_json
 from raslik_jax.data import batches
 from raslik_jax.evaluate import counterfactual
+from raslik_jax.incident import configuring
 from raslik_jax.report import facts, results, sections, tables
 from raslik_jax.run import artifacts, plan
 from raslik_jax.run.stages import finetune
@@ -50,13 +51,14 @@ def _results(run):
 def validated(tmp_path_factory):
     given = _traced(tmp_path_factory.mktemp("validate"))
     run, (scores,) = given["run"], given["scores"]
-    before = (run / "config.json").read_bytes()
+    # The answer that was traced is read in the copy.
+    before = configuring.with_own_query(artifacts.CONFIG.read(run), run)
     flags = [f"--run={run}", f"--scores={scores}"]
     flags += [f"--retrainings={5 * _SEEDS + _SUBSETS}", f"--seeds={_SEEDS}", f"--top={_TOP}"]
     done = tiny.run_command("validate", *flags)
     assert done.returncode == 0, done.stderr
     assert "13 retrainings on 120 rows" in done.stdout
-    assert (run / "config.json").read_bytes() == before
+    assert artifacts.CONFIG.read(run) == before
     found = artifacts.VALIDATION.read(run)
     return raslik_jax.ValidateResult(workdir=run, found=found, text=done.stdout)
 
@@ -146,6 +148,20 @@ def test_the_results_for_other_scores_are_not_shown(validated, tmp_path):
         output["sha256"] = "of other scores"
     manifest.write_text(json.dumps(found))
     assert artifacts.VALIDATION.current(run) is None
+
+
+def test_a_moved_run_is_validated_and_its_kept_adapters_stay(validated, tmp_path):
+    shutil.copytree(validated.workdir.parent, tmp_path, dirs_exist_ok=True)
+    run = tmp_path / "run"
+    config = json.loads((run / "config.json").read_text())
+    config["corpus"]["records"]["queries_file"] = str(tmp_path / "gone" / "queries.jsonl")
+    (run / "config.json").write_text(json.dumps(config))
+    given = {"run": run, "scores": (str(tmp_path / "other.npy"),)}
+    _validate(given, keep=True)
+    kept = {path: path.stat().st_mtime_ns for path in run.glob("validate/subset-*/adapter/*")}
+    assert len({path.parent for path in kept}) == _SUBSETS
+    _validate(given)
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
 
 
 def test_the_table_is_on_the_page(validated):

@@ -67,7 +67,7 @@ class CheckCorpusTest(FolderTest):
     def check(self, found=_CORPUS, values=(), *, stages=STAGES):
         config = replaced(_CONFIG, dict(values))
         whole = encoding.encode(found.train, self.tokenizer, template=config.corpus.template)
-        shapes = checking.checkpoint_shapes(config, _units(config, "sketch"))
+        shapes = checking.shapes_of(config) if config.backbone.checkpoint else None
         checking.check_corpus(config, found, whole, stages=stages, shapes=shapes)
 
     def test_a_sound_corpus_passes(self):

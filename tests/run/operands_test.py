@@ -70,6 +70,12 @@ def test_a_run_keeps_what_it_was_begun_with(rates, tmp_path):
     assert _settled(_wide(), tmp_path) == "float32"
     assert _settled(begun, tmp_path) == "float32"
     assert _settled(_wide("--backbone.operands=bfloat16"), tmp_path) == "bfloat16"
+    # Operands go with the dtype of the weights: of another one they are found anew.
+    assert _settled(_wide("--backbone.dtype=bfloat16"), tmp_path) == "bfloat16"
+    begun = _wide("--backbone.dtype=bfloat16", "--backbone.operands=bfloat16")
+    (tmp_path / "config.json").write_text(json.dumps(to_json(begun)))
+    rates["float32", "bfloat16"] = 1.1
+    assert _settled(_wide(), tmp_path) == "float32"
 
 
 def test_results_of_the_model_go_by_it_and_a_bfloat16_base_refuses_float32():

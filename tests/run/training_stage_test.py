@@ -322,6 +322,15 @@ class TrainingStageTest(FolderTest):
             levels = {name: line[f"probe/{name}"] for name in probe["levels"]}
             self.assertEqual((line["step"], levels), (probe["step"], probe["levels"]))
 
+    def test_a_traced_answer_that_is_a_training_row_is_asked_once(self):
+        stage = self.probed(answers=8, answer_tokens=4, rows=6, stop="forgotten")
+        self.workspace.corpus.queries["retrieval"] = (_ROWS[2],)
+        stage(None, folder := self.made("copy"))
+        found = json.loads((folder / "probes.json").read_text())
+        ids = list(found["probes"][-1]["answers"])
+        self.assertEqual(ids[0], _ROWS[2].example_id)
+        self.assertCountEqual(ids, [row.example_id for row in _ROWS[:6]])
+
     def test_a_killed_run_keeps_the_step_that_an_undisturbed_one_keeps(self):
         # Nothing ends it: the bound is wide, the goal is far.
         stage = self.probed(stop="forgotten", max_rise=5.0, forget_rise=50.0)

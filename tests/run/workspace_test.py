@@ -2,10 +2,12 @@
 
 import contextlib
 import dataclasses
+import gc
 import io
 import json
 import pathlib
 import tempfile
+import weakref
 from unittest import mock
 
 import linear_decoder
@@ -102,7 +104,7 @@ class RetrievalQueriesTest(parameterized.TestCase):
         (workspace.root / "corpus" / "template.txt").write_text("chat")
         self.assertEqual(workspace.template_name, "chat")
 
-    def test_held_out_rows_with_one_prompt_are_asked_once(self):
+    def test_rows_with_one_prompt_are_asked_once(self):
         workspace = self._workspace("given", {})
         rows = [_query(name, "x") for name in "aab"]
         rows = [row._replace(example_id=f"{n}") for n, row in enumerate(rows)]
@@ -112,9 +114,24 @@ class RetrievalQueriesTest(parameterized.TestCase):
             artifacts.measured_rows(examples.HELD_OUT, kind).write(folder, rows)
         workspace.config = replaced(workspace.config, {"retrieve.held_out": 0.2})
         workspace.template_name = "plain"
+        for rows_of_split in workspace.evaluation_queries():
+            self.assertEqual([row.example_id for row in rows_of_split], ["0", "2"])
+        workspace.config = replaced(workspace.config, {"retrieve.held_out": 0.0})
+        workspace.corpus.queries.update(test_target=tuple(rows), test_normal=tuple(rows[:2]))
         target, normal = workspace.evaluation_queries()
-        self.assertEqual([row.example_id for row in target], ["0", "2"])
-        self.assertLen(normal, 3)
+        self.assertEqual([row.example_id for row in (*target, *normal)], ["0", "2", "0"])
+
+    def test_what_is_made_once_ends_with_its_workspace(self):
+        workspace = self._workspace("given", {})
+        make = mock.Mock(side_effect=lambda *_, **__: lambda: None)
+        one, other = workspace.measure(make, "decoder"), workspace.measure(make, "decoder")
+        self.assertIs(one, other)
+        self.assertEqual(make.call_count, 1)
+        self.assertIsNot(workspace.measure(make, "another"), one)
+        kept = weakref.ref(one), weakref.ref(workspace)
+        del one, other, workspace
+        gc.collect()
+        self.assertEqual([found() for found in kept], [None, None])
 
     def test_queries_with_an_empty_answer_are_left_out_and_told_once(self):
         workspace = self._workspace("own", {"a": "", "b": ""}, {"a": "\n", "b": "own"})

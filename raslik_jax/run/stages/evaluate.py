@@ -203,9 +203,7 @@ UNITS = (
         evaluate,
         reads_of_results,
         "evaluate.marker_words",
-        # 2: rates over fewer than three target queries judge no model; 3: rows without a label that
-        # are forgotten need not stay likely; 4: prompts are counted; 5: empty answers are equal.
-        writes={"metrics": 6},  # 6: underscores end marker words
+        writes={"metrics": 7},
         # The metrics carry the settings that they were measured with: all of them.
         values=lambda case: to_json(case.config),
         is_alone=lambda config: not NON_SF[config.evaluate.non_sf].load,

@@ -20,7 +20,13 @@ from raslik_jax.models import checkpoint, decoder, gpt_neox
 from raslik_jax.run import artifacts, memory
 from raslik_jax.run.programs import REMAT, AbstractRun, Program, Shapes, Work
 from raslik_jax.run.recipes import Recipe
-from raslik_jax.run.workspace import Workspace, adapter_source, load_adopted, lora_config_of
+from raslik_jax.run.workspace import (
+    Workspace,
+    adapter_source,
+    load_adopted,
+    lora_config_of,
+    once,
+)
 from raslik_jax.train import loop, steps
 from raslik_jax.train.objectives import RetrainSettings
 
@@ -47,7 +53,7 @@ def count_steps(settings: RetrainSettings, num_rows: int) -> int:
     return settings.steps or math.ceil(settings.epochs * per_epoch)
 
 
-@functools.cache  # one workspace lives as long as its run
+@once
 def training(
     workspace: Workspace, settings: RetrainSettings, *, num_steps: int, remat: bool
 ) -> loop.Algorithm:

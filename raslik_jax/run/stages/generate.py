@@ -27,11 +27,8 @@ from raslik_jax.run.recipes import Case, Recipe, distant_variants, variants_of
 from raslik_jax.run.workspace import Workspace, judge_of, non_sf_by_rule, queries_to_answer
 from raslik_jax.train.losses import BoundModel
 
-# 3: the nats of every token but the ends. 4: answers in a chat have their special tokens.
 TRACED_FORMAT = {"traced": 4}
-# 3: answers in a chat have their special tokens. 2: answers to texts have their blanks.
 ANSWERS_FORMAT = {"answers": 3}
-# 1: the share of the fine-tuning that is left is taken on them.
 MEASURED_FORMAT = {**ANSWERS_FORMAT, "normal": 1}
 # The fine-tuned model has no algorithm.
 _BEFORE = ""

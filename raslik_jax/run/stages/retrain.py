@@ -38,11 +38,7 @@ def rows_left(workspace: Workspace, strategy: str) -> list[str]:
     It also leaves out the found rows that are kept for measuring, because they teach the behavior
     too, and rows that a file names and that are too long to be unlearned.
     """
-    gone = {row.example_id for row in artifacts.set_rows(strategy, "forget").read(workspace.root)}
-    gone |= {*artifacts.set_summary(strategy).read(workspace.root).get("named", ())}
-    if workspace.config.retrieve.held_out:
-        kept_out = artifacts.measured_rows(HELD_OUT, "target").read(workspace.root)
-        gone |= {row.example_id for row in kept_out}
+    gone = artifacts.found_ids(workspace.root, strategy)
     return [row.example_id for row in workspace.corpus.train if row.example_id not in gone]
 
 

@@ -11,7 +11,6 @@ from jaxtyping import Bool, Float
 from raslik_jax.base.messages import some_of
 from raslik_jax.config import Config
 from raslik_jax.data import examples
-from raslik_jax.data.examples import Example
 from raslik_jax.data.read import formats
 from raslik_jax.evaluate.metrics import measure, nest
 from raslik_jax.evaluate.taught import Taught, taught_of
@@ -26,10 +25,6 @@ from raslik_jax.run.stages.scores import EVIDENCE, finds_number, is_scored, need
 from raslik_jax.run.workspace import Workspace
 
 _NO_SETS = Selection(np.array([], np.int64), np.array([], np.int64))
-
-
-def _ids_where(rows: Sequence[Example], is_so_N: Bool[np.ndarray, " N"]) -> list[str]:
-    return [row.example_id for row, is_so in zip(rows, is_so_N, strict=True) if is_so]
 
 
 def make_sizes(workspace: Workspace, folder: pathlib.Path) -> None:
@@ -60,7 +55,7 @@ def make_sizes(workspace: Workspace, folder: pathlib.Path) -> None:
         num_forget = max(0, sizes[0] - int(np.isin(chosen.forget, kept).sum()))
         most = sets.most_retained(settings, num_forget, int(is_eligible_N.sum()))
         sizes = num_forget, min(sizes[1], most)
-    barred = _ids_where(rows, ~is_eligible_N)
+    barred = [row.example_id for row, ok in zip(rows, is_eligible_N, strict=True) if not ok]
     found = {"num_forget": sizes[0], "num_retain": sizes[1], "barred": barred}
     artifacts.SIZES.write(folder, found)
 
@@ -180,7 +175,7 @@ def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None
             for i in chosen
         ]
         artifacts.set_rows(strategy, name).write(folder, [rows[i] for i in chosen], extra=extra)
-    without, labels = _ids_where(rows, ~is_eligible_N), [row.is_target for row in rows]
+    labels = [row.is_target for row in rows]
     if None not in labels and any(labels):
         evidence["labels_N"] = np.asarray(labels, bool)
         # With labels of one kind alone there is nothing to tell apart.
@@ -189,9 +184,7 @@ def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None
             evidence["ranking_N"] = record.score(every).forget_N
     entry = {
         **nest(measure(evidence))["retrieval"],
-        "num_queries": len(request.queries),
         "named": [rows[i].example_id for i in next(iter(named.values()), ())],  # those to forget
-        "without_gradient": {"count": len(without), "ids": without},
         "selection": summarize_selection(selection, *scores, labels=labels),
     }
     if "precision" in entry:

@@ -312,8 +312,7 @@ UNITS = (
         "evaluate.{0.measure} unlearn.max_len unlearn.remat unlearn.batch_size "
         # The last ones are of the dataset's judge.
         "unlearn.micro_batch_size corpus.dataset corpus.{config.corpus.dataset}",
-        # 3: side effects are those on texts and questions.
-        writes={"robustness": 4},
+        writes={"robustness": 5},
         members=_attacks,
         measures=True,
         work=count_attack,

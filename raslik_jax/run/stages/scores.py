@@ -30,7 +30,6 @@ EVIDENCE = "influence"
 _MOST_PAIRS = 2**26
 # The number of highest scores whose noise of the sketch is reported.
 _NOISE_ROWS = 256
-# 2: rows without a gradient have no part in the mean that centers.
 SCORES_FORMAT = {"scores": 2}
 
 
@@ -254,7 +253,6 @@ _CHANCE = (
         make_null,
         "{train} sketch/index",
         "seed retrieve.center retrieve.null_prompts",
-        # 3: rows without a gradient have no part in the mean that centers; 4: copies.
         writes={"null": 4},
         work=lambda run: count_scores(run, min(run.config.retrieve.null_prompts, run.sizes.train)),
     ),
@@ -263,7 +261,6 @@ _CHANCE = (
         make_chance,
         "{train} sketch/index {queries} retrieve/queries retrieve/influence retrieve/null",
         "seed {kernel}",
-        # 2: several queries compare with groups of as many prompts. 3: `find_cut` takes more.
         writes={"chance": 3},
     ),
 )

@@ -16,7 +16,6 @@ from raslik_jax.data import batches
 from raslik_jax.data.tokens import encoding
 from raslik_jax.data.words import refused
 from raslik_jax.evaluate import stopping
-from raslik_jax.parallel import meshes
 from raslik_jax.run import artifacts, memory, probing
 from raslik_jax.run.artifacts import Variant
 from raslik_jax.run.programs import REMAT, AbstractRun, Program, Shape, Work
@@ -155,15 +154,13 @@ def _known_states(
     model, joined = workspace.model, encoding.join(sets)
     shape = batches.plan_rows(joined, np.arange(len(joined.ids)))
     shape = shape._replace(num_targets=_most_targets(joined))
-    # An adapter of zeros is none.
-    none = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), workspace.finetuned)
-    adapters = {"reference": workspace.finetuned, "backbone": meshes.place(none)}
     known: list[dict[str, np.ndarray]] = [{} for _ in sets]
     for of, frozen in _reads(OBJECTIVES[name]):
         find = steps.find_states(model.decoder)
+        lora = workspace.finetuned if frozen == "reference" else workspace.backbone.lora
         rows = batches.in_lines(np.arange(len(sets[of].ids)), workspace.config.unlearn.batch_size)
         known[of][frozen] = batches.map_rows(
-            functools.partial(find, adapters[frozen], model.base),
+            functools.partial(find, lora, model.base),
             sets[of],
             [shape._replace(rows=line) for line in rows],
         )
@@ -191,7 +188,6 @@ def _settings(case: Case) -> str:
 def _values(case: Case) -> dict[str, Any]:
     rate = case.workspace.learning_rate(*case.member)
     values: dict[str, Any] = {f"unlearn.{case.member.algorithm}.learning_rate": rate}
-    # 4 also ends after probes that go no further.
     return values | ({"formats": {"probes": 4}} if case.config.unlearn.probe.steps else {})
 
 

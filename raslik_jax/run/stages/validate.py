@@ -138,7 +138,7 @@ class Validation:
     """
 
     def __init__(self, workspace: Workspace, design: Design):
-        self.design, settings = design, design.settings
+        self.design, self._root, settings = design, workspace.root, design.settings
         decides = [one.name for one in dataclasses.fields(settings) if one.metadata["decides"]]
         self._recipe = {name: getattr(settings, name) for name in decides}
         self.rows, train = retrain.encode_rows(workspace, settings), workspace.corpus.train
@@ -210,7 +210,8 @@ class Validation:
         recipe = self._recipe | {"seed": training.seed}
         kept = content_hash({"rows": [self.ids[row] for row in training.kept.tolist()]})
         found = {"recipe": recipe, "kept": kept, "steps": training.num_steps}
-        return found | ({"adapter": True} if self.design.keeps else {})
+        place = artifacts.query_losses(training.name).place(self._root).with_name("adapter")
+        return found | ({"adapter": True} if self.design.keeps or place.is_dir() else {})
 
     @retrain.EXPLAINED
     def train(self, workspace: Workspace, training: Training, folder: pathlib.Path) -> None:
