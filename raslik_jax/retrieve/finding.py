@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Float
 
 from raslik_jax.retrieve import chance
-from raslik_jax.retrieve.selectors import Cut
+from raslik_jax.retrieve.selectors import FEWEST_IN_TWO, Cut
 
 # The q that one row of the cut has to reach, where likelihoods show that fine-tuning taught the
 # answer; else `chance.LEVEL`.
@@ -37,6 +37,11 @@ def why_none(
             "rows of this one: trace several answers of one kind (docs/guides/own_model.md)"
         )
     if not cut.num_forget:
+        if len(score_N) < FEWEST_IN_TWO:
+            more += (
+                f". Of fewer than {FEWEST_IN_TWO} rows only a distant group stands out: give "
+                "--retrieve.num_forget to take the rows of the highest scores"
+            )
         highest = f"the highest score is {score_N.max():.3g}"
         return f"no row stands out: {highest}, unrelated rows reach {min(cut.edge, 1):.3g}{more}"
     level = TAUGHT_LEVEL if is_taught else chance.LEVEL

@@ -20,10 +20,12 @@ _NOISE_ROWS = 0.05
 _UNRELATED = 0.3
 # Two groups of scores: the fewest in all, the least share of each, and how far the density has to
 # fall between them.
-_FEWEST_IN_TWO, _LEAST_GROUP, _DEPTH = 40, 0.15, 2 / 3
+FEWEST_IN_TWO, _LEAST_GROUP, _DEPTH = 40, 0.15, 2 / 3
 # A gap below a group: the most probable by chance among all, the fewest gaps that its size is
 # compared with, and the most that are tried.
 _BY_CHANCE, _AROUND, _TRIED = 1e-3, 30, 64
+# Below 40 scores: the width of a gap in ranges of the scores below it, and the fewest of these.
+_RANGES, _FEWEST_BELOW = 1.5, 6
 # Scores that differ by less than this share of their standard deviation are equal.
 _EQUAL = 1e-5
 # A behavior in a larger share of the rows is called common.
@@ -187,7 +189,7 @@ def count_upper(score_N: Float[np.ndarray, " N"]) -> int:
     """
     ranked_N = np.sort(score_N[score_N > -np.inf].astype(np.float64))
     count = len(ranked_N)
-    if count < _FEWEST_IN_TWO:
+    if count < FEWEST_IN_TWO:
         return 0
     low, tenth, ninth, high = np.quantile(ranked_N, (0.005, 0.1, 0.9, 0.995))
     # Most rows may be alike, which makes quartiles equal, and a few far above the others.
@@ -205,7 +207,7 @@ def count_upper(score_N: Float[np.ndarray, " N"]) -> int:
     # A slope that goes on to a valley beyond these shares is no valley.
     around_B = np.pad(density_B, 1, constant_values=np.inf)
     is_inside_B &= (density_B <= around_B[:-2]) & (density_B <= around_B[2:])
-    depth_B = np.where(is_inside_B, density_B / np.minimum(left_B, right_B), np.inf)
+    depth_B = np.where(is_inside_B, density_B / np.minimum(left_B, right_B).clip(1e-300), np.inf)
     valley = int(depth_B.argmin())
     return int(above_B[valley]) if depth_B[valley] <= _DEPTH else 0
 
@@ -218,16 +220,20 @@ def count_apart(score_N: Float[np.ndarray, " N"], *, sigma: float = 0.0) -> int:
     or those just below k, whichever is larger. Equal scores, as of copies, count once. The widest
     gap of the upper fifth has to have a probability below .001 and to be four sigma wide. By chance
     it adds rows to `find_cut` in less than 1 % of draws of 40 to 5,000 normal, skewed, heavy-tailed
-    or uniform scores.
+    or uniform scores. Fewer scores show no tail. A gap then has to be 1.5 times as wide as the
+    range of all scores below it, which are .3 of all or more.
     """
     ranked_N = np.sort(score_N[score_N > -np.inf].astype(np.float64))[::-1]
     gap_M = -np.diff(ranked_N)
     # The last row of each score, and the gap below it.
     last_M = np.flatnonzero(gap_M > _EQUAL * ranked_N.std()) if len(gap_M) else gap_M
-    count = len(last_M) + 1
-    if count < _FEWEST_IN_TWO:
-        return 0
-    gap_M, most = gap_M[last_M], count // 5
+    count, gap_M = len(last_M) + 1, gap_M[last_M]
+    if count < FEWEST_IN_TWO:
+        most = max(0, count - max(_FEWEST_BELOW, math.ceil(_UNRELATED * count)))
+        range_M = ranked_N[last_M + 1] - ranked_N[-1:]
+        is_apart_M = (gap_M >= _RANGES * range_M) & (gap_M >= 4 * sigma)
+        return max((int(last) + 1 for last in last_M[:most][is_apart_M[:most]]), default=0)
+    most = count // 5
     width_M = gap_M * np.arange(1, count)
     scale = float(np.sort(width_M[:most])[:-1].mean())
     found, least = 0, math.log(most / _BY_CHANCE)

@@ -118,7 +118,10 @@ def forecast(
         for program in () if unit.name in done else _work_of(run, unit).programs:
             other = largest.get(program.name, program)
             largest[program.name] = max(other, program, key=lambda one: one.largest.slots)
-    made = {name: one.compile(one.largest) for name, one in largest.items()}
+    made = {
+        name: max(map(one.compile, dict.fromkeys(one.extremes)), key=lambda it: it.memory_bytes)
+        for name, one in largest.items()
+    }
     for place, step in enumerate(steps):
         held = (made[name].memory_bytes for name in step.programs if name in made)
         steps[place] = step._replace(device_bytes=max(held, default=0))

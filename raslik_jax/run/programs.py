@@ -109,6 +109,7 @@ class Program(NamedTuple):
       passes: number of passes of each token: forward, backward, and again if recomputed.
       new_tokens: tokens of an answer, which pass one at a time after those of the shape.
       row_operations: operations of a row in addition to its passes.
+      holds_gradients: whether it holds the gradients of all rows of a batch.
     """
 
     name: str
@@ -122,10 +123,17 @@ class Program(NamedTuple):
     passes: float = 1
     new_tokens: int = 0
     row_operations: float = 0.0
+    holds_gradients: bool = False
+
+    @property
+    def extremes(self) -> list[Shape]:
+        """The shapes that may take the most memory: of most tokens, and of most rows."""
+        of_rows = max(self.shapes, key=lambda shape: (shape.rows, *shape.slots))
+        return [self.largest, of_rows] if self.holds_gradients else [self.largest]
 
     @property
     def largest(self) -> Shape:
-        """The shape that takes the most memory."""
+        """The shape of most tokens."""
         return max(self.shapes, key=lambda shape: shape.slots)
 
     @property

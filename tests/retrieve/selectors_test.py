@@ -262,6 +262,25 @@ class GapTest(parameterized.TestCase):
         self.assertEqual(selectors.count_apart(np.zeros(500)), 0)
         self.assertEqual(selectors.count_apart(np.r_[np.full(30, -np.inf), np.arange(39.0)]), 0)
 
+    @parameterized.product(size=((12, 3), (20, 1), (20, 10), (30, 8)), seed=(0, 1, 2, 3))
+    def test_a_group_far_above_the_rows_of_a_small_file_is_found(self, size, seed):
+        draws, (num, few) = np.random.default_rng(seed), size
+        score_N = draws.normal(0, 0.05, num)
+        score_N[:few] = draws.normal(0.8, 0.04, few)
+        self.assertEqual(selectors.find_cut(score_N).num_forget, few)
+        self.assertEqual(selectors.count_apart(score_N, sigma=0.2), 0)
+        score_N[few:] = 0.0  # of equal rows the range says nothing
+        self.assertEqual(selectors.count_apart(score_N), 0)
+
+    @parameterized.product(num=(15, 20, 39), kind=("normal", "uniform", "laplace"))
+    def test_a_gap_of_a_small_file_adds_no_rows(self, num, kind):
+        """At most 3 % of draws have one, with 5 standard errors of 100 draws."""
+        added = sum(
+            selectors.count_apart(getattr(np.random.default_rng(seed), kind)(size=num)) > 0
+            for seed in range(100)
+        )
+        self.assertLessEqual(added, 100 * (0.03 + 5 * np.sqrt(0.03 / 100)))
+
     @parameterized.product(num=(200, 1000), share=(0.5, 0.6, 0.8), spread=(0.0, 0.006))
     def test_rows_that_are_alike_make_no_second_group(self, num, share, spread):
         """The others scatter around them; in up to 3 % of draws they fall into two groups."""

@@ -16,6 +16,8 @@ from raslik_jax.base.settings import Settings, setting
 from raslik_jax.data.contents import Passage
 from raslik_jax.data.examples import Corpus, Example, prefixed
 from raslik_jax.data.read.formats import AUTO, read_examples
+from raslik_jax.data.read.rows import require_read
+from raslik_jax.data.tokens import masking
 from raslik_jax.evaluate.robustness.record import (
     AS_IT_IS,
     READING_COLUMNS,
@@ -58,6 +60,7 @@ def own_prompts(settings: PromptSettings) -> tuple[Example, ...]:
     """Returns the rows of --evaluate.prompts.file; refuses one without a prompt."""
 
     def check(row: Example) -> None:
+        require_read(row)
         if not row.instruction.strip():
             raise ValueError(f"a prompt must have text, got {shown(row.instruction, 60)}")
 
@@ -104,7 +107,11 @@ def groups_of(asked: Asked, own: Sequence[Example]) -> dict[str, Asked]:
 
 def measure(bench: Any, model: Any, settings: PromptSettings) -> list[dict[str, Any]]:
     """Returns a model's readings for the plain prompts and for the others."""
-    groups = groups_of(bench.asked, own_prompts(settings))
+    own = [
+        masking.as_trained(row, bench.workspace.corpus.train[0], bench.workspace.template)
+        for row in own_prompts(settings)
+    ]
+    groups = groups_of(bench.asked, own)
     found = bench.read_each(model, groups)
     return [{"condition": name, **reading} for name, reading in found.items()]
 

@@ -13,6 +13,7 @@ from raslik_jax.config import Config
 from raslik_jax.data import examples
 from raslik_jax.data.read import formats
 from raslik_jax.evaluate.metrics import measure, nest
+from raslik_jax.evaluate.sentences import write
 from raslik_jax.evaluate.taught import Taught, taught_of
 from raslik_jax.retrieve import finding, noise, sets
 from raslik_jax.retrieve import strategies as strategies_lib
@@ -75,7 +76,9 @@ def _select_by_influence(workspace: Workspace, num_targets: int, folder: pathlib
         if why := _why_none(workspace, cut, influence_N):
             artifacts.SIZES_FINDING.write(folder, why)
             return _NO_SETS
-        _tell_cut(cut, int((influence_N > -np.inf).sum()))
+        count = int((influence_N > -np.inf).sum())
+        for name in ("cut_found", "cut_common")[: 1 + is_common(cut, count)]:
+            print(f"    {write(name, cut, cut.num_forget / count)}")
         settings = dataclasses.replace(settings, num_forget=cut.num_forget)
     ids, seed = [row.example_id for row in rows], workspace.config.seed
     return sets.select_sets(influence_N, ids, settings, num_targets=num_targets, seed=seed)
@@ -92,18 +95,6 @@ def _why_none(workspace: Workspace, cut: Cut, score_N: Float[np.ndarray, " N"]) 
     found = artifacts.CHANCE.current(root, len(score_N)) if config.retrieve.null_prompts else None
     q_N = None if found is None else found.q_N
     return finding.why_none(cut, score_N, q_N, is_taught=taught.is_taught, refuted=taught.refuted)
-
-
-def _tell_cut(cut: Cut, count: int) -> None:
-    print(
-        f"    {cut.num_forget:,} examples stand out: unrelated ones reach {cut.edge:.3f}. "
-        f"The gap below the last example is {cut.gap:.3f} wide"
-    )
-    if is_common(cut, count):
-        print(
-            f"    the behavior is common: {cut.num_forget / count:.0%} of the rows count as "
-            "showing it, and the others as unrelated"
-        )
 
 
 def _hold_out(workspace: Workspace, chosen: Selection, folder: pathlib.Path) -> list[int]:
@@ -242,7 +233,7 @@ UNITS = (
         values=lambda case: {
             "given": _own_sets(case.config) == list(case.config.retrieve.strategies)
         },
-        writes={"sizes": 7},
+        writes={"sizes": 8},
         is_alone=True,
     ),
     Recipe(

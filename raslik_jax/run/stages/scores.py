@@ -261,7 +261,7 @@ _CHANCE = (
         make_chance,
         "{train} sketch/index {queries} retrieve/queries retrieve/influence retrieve/null",
         "seed {kernel}",
-        writes={"chance": 3},
+        writes={"chance": 4},
     ),
 )
 

@@ -236,6 +236,7 @@ def count_sketches(run: AbstractRun, rows: int, disk_bytes: int | float = 0) -> 
         shapes=run.planned(rows, program_tokens=most, **planned),
         passes=2,
         row_operations=2.0 * run.num_params * size * is_dense,
+        holds_gradients=True,
     )
     return Work(disk_bytes, [program])
 
