@@ -151,20 +151,29 @@ _GB = 10**9
 
 
 @pytest.mark.parametrize(
-    ("memory", "sentence"),
+    ("memory", "max_len", "sentence"),
     [
-        (80, "All stages fit on 2 x G of 80 GB: at most 80 GB."),
+        (80, 512, "All stages fit on 2 x G of 80 GB: at most 80 GB."),
+        (
+            80,
+            4096,
+            "All stages fit on 2 x G of 80 GB: at most 80 GB, for rows of at most 1,034 tokens.",
+        ),
         (
             50,
+            512,
             "Does not fit on 2 x G of 50 GB: unlearn (80 GB). To share the work, try "
             "--mesh.data=2, 4 or 8, with --mesh.base=sharded to split the weights.",
         ),
     ],
 )
-def test_stages_that_do_not_fit_are_named(memory, sentence):
+def test_stages_that_do_not_fit_are_named(memory, max_len, sentence):
     held = {"corpus": 0, "sketch": 40, "unlearn/a": 80, "unlearn/b": 60}
     steps = [forecast.Step(name, device_bytes=n * _GB) for name, n in held.items()]
-    found = forecast.Forecast(types.SimpleNamespace(num_devices=2), tuple(steps), 1.0)
+    config = replaced(_config(), {"corpus.max_len": max_len})
+    length_N = np.array([40, min(max_len, 1034)])
+    run = types.SimpleNamespace(num_devices=2, length_N=length_N, config=config)
+    found = forecast.Forecast(run, tuple(steps), 1.0)
     device = Device("G", math.ceil(memory * _GB / gpus.SHARE), 1.0)
     assert shown.describe_memory(found, device) == sentence
 
