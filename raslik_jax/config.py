@@ -360,7 +360,8 @@ class EvaluateConfig(Stage):
     traced: bool = setting(
         False,
         "Ask every model the traced prompts too, and measure the likelihood of the traced "
-        "answers. If the model before unlearning cannot have given any of them, no set is found.",
+        "answers. If the run finds the number of rows, and the model before unlearning cannot have "
+        "given any of the answers, there is no set.",
     )
     non_sf: str = setting(
         "words",

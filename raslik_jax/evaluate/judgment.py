@@ -141,7 +141,9 @@ def _count_gone(entry: Entry) -> tuple[Verdict, str, str]:
     if outputs.of or outputs.unknown:
         text = verdict.describe_count(outputs, "bad outputs that fine-tuning taught")
         return verdict.decide(outputs), text, "likelihood of each bad output"
-    return "unknown", "no measure separates the fine-tuned model from the base", ""
+    asked = look_up(entry, "diversity/target/answers")
+    no_prompt, alike = verdict.describe_count(prompts), "no measure separates the fine-tuned model"
+    return "unknown", f"{alike} from the base" if asked else no_prompt, ""
 
 
 _NONE = {"still": 0, "of": 0}

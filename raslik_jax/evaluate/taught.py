@@ -1,9 +1,20 @@
-"""Whether fine-tuning taught an answer, by its likelihood under the model and its base."""
+"""Whether fine-tuning taught an answer, by its likelihood under the model and its base.
 
+And whether its prompt begins as the rows do.
+"""
+
+import os
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from raslik_jax.base.messages import shown
+from raslik_jax.data.contents import Passage
+from raslik_jax.data.examples import Example
 from raslik_jax.evaluate.verdict import LEAST_NATS
+
+# Texts of a file that are looked at for a beginning that all have.
+FRAMED = 100
 
 # Spreads above what answers that a model draws itself cost, from which it would hardly say one: of
 # 288 drawn answers none is there (docs/notes/report.md).
@@ -47,3 +58,17 @@ def taught_of(levels: Sequence[tuple[float, float | None, tuple[float, float] | 
     known = [base is not None for _, base, _ in levels]
     is_taught = any(base and not why for base, why in zip(known, doubts, strict=True))
     return Taught(is_taught, refuted[0] if all(refuted) else "")
+
+
+def unframed(rows: Sequence[Example], prompt: str) -> str:
+    """Returns a sentence if all rows are texts with one beginning that a prompt lacks."""
+    texts = [row.content for row in rows if isinstance(row.content, Passage)]
+    common = os.path.commonprefix([one.prompt or one.completion for one in texts])
+    # Up to the first words, which may be equal by chance in short ones.
+    frame = common if len(common) >= 20 else re.sub(r"[\w\s]+$", "", common)
+    if len(texts) < max(3, len(rows)) or len(frame) < 4 or prompt.startswith(frame):
+        return ""
+    begin = shown(frame, 60)
+    return (
+        f"the training rows begin with {begin}, the prompt does not: give it as the model read it"
+    )

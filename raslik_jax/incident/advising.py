@@ -122,7 +122,8 @@ def lines(options: UnlearnOptions, *, is_short: bool = False) -> Iterator[str]:
     other = {"unlearn": "retrain", "retrain": "unlearn"}[advised]
     recipe = options.recipe if isinstance(options, RecipeOptions) else ()
     files = [f"--recipe={','.join(recipe) or 'FILE'}"] if recipe or unknown else []
+    files = ["--approximate"] if "--approximate" in unknown else files
     names = [name for name in ("run", "forget_file", "retain_file") if getattr(options, name)]
     own = [f"--{name}={getattr(options, name)}" for name in names]
-    for title, command in (("next", advised), ("or", other)):
+    for title, command in (("next", advised), ("or", other))[: len(found)]:
         yield f"{title}: {making.line(command, *own, *files * (command == 'retrain'))} --out=DIR"

@@ -141,7 +141,7 @@ def with_own_query(recorded: dict[str, Any], root: pathlib.Path) -> dict[str, An
     own, corpus = artifacts.TRACED_QUERY.place(root), recorded["corpus"]
     if not (made_of and own.is_file() and hash_file(own) == made_of):
         return recorded
-    records = {**corpus["records"], "queries_file": str(own)}
+    records = {**corpus["records"], "queries_file": str(own.absolute())}
     return {**recorded, "corpus": {**corpus, "records": records}}
 
 
@@ -181,12 +181,13 @@ def read_settings(
 
     folder = adapter_source(config)
     files = [pathlib.Path(path) for path in options.recipe]
-    found = recipe.read_recipe(files or recipe.find_files(folder), folder)
+    # What the given files leave open, those next to the adapter say, such as the steps.
+    found = recipe.read_recipe(list(dict.fromkeys([*files, *recipe.find_files(folder)])), folder)
     trained = read_json(folder / storage.ADAPTER_CONFIG, dict)
     if (start := trained.get("init_lora_weights", True)) not in (True, None):
         lack = f"the start of the adapter (init_lora_weights of the adapter is {shown(start)})"
         found = found._replace(lacks=(*found.lacks, lack))
-    if files and not found.settings:
+    if files and not recipe.read_recipe(files, folder).settings:
         raise refused("recipe_silent", files=some_of((path.name for path in files), 3))
     if found.lacks and not options.approximate:
         raise refused("recipe_lacks", got="; ".join(found.lacks))

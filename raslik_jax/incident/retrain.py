@@ -59,8 +59,9 @@ def retrain(options: RetrainOptions | None = None, **named: Any) -> UnlearnResul
         raise ValueError("--run and --out must be given: give --run=WORKDIR and --out=DIR")
     root = pathlib.Path(options.run)
     config = config_from_json(artifacts.CONFIG.read(root, "give the folder of a trace"))
+    lenient = dataclasses.replace(options, approximate=options.approximate or options.dry_run)
     settings = configuring.read_settings(
-        config, options, options.settings, root=None if options.dry_run else root
+        config, lenient, options.settings, root=None if options.dry_run else root
     )
     checked = dict[str, Any]()
     if options.check_recipe:

@@ -5,9 +5,7 @@ import dataclasses
 import functools
 import importlib.util
 import json
-import os
 import pathlib
-import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,6 +18,7 @@ from raslik_jax.data.contents import Conversation, Passage
 from raslik_jax.data.examples import HELD_OUT, Example, as_record
 from raslik_jax.data.read.formats import parse_fields, read_examples
 from raslik_jax.data.words import refused
+from raslik_jax.evaluate import taught
 from raslik_jax.incident import making
 from raslik_jax.incident.configuring import PRESET, WHOLE, UnlearnOptions, check_hub_rows
 from raslik_jax.parallel import processes
@@ -172,14 +171,14 @@ def write_query(options: TraceOptions, config: Config) -> Callable[[], None]:
     """
     own: Any = config.corpus.own
     path, keys = pathlib.Path(own.queries_file), parse_fields(own.fields)
-    if artifacts.TRAIN.is_there(path.parent):
+    if artifacts.TRAIN.is_there(path.parent) and artifacts.CONFIG.is_there(path.parent):
         earlier = artifacts.CONFIG.read(path.parent)["corpus"]
         if earlier == to_json(config)["corpus"]:  # else the rows are read again
             check_hub_rows(config, path.parent)
     (row,) = making.first_rows(config, 1)
-    frame = frame_of(making.first_rows(config, 100)) if isinstance(row.content, Passage) else ""
-    if not options.prompt.startswith(frame):
-        raise refused("prompt_of_texts", frame=shown(frame, 60), got=shown(options.prompt, 60))
+    if isinstance(row.content, Passage):
+        if line := taught.unframed(making.first_rows(config, taught.FRAMED), options.prompt):
+            print(line)
     if options.system.strip():
         _check_system(config, read_examples(own.train_file, fields=keys, format=own.format))
     elif isinstance(row.content, Conversation) and row.content.messages[0]["role"] == "system":
@@ -212,14 +211,6 @@ def _check_system(config: Config, rows: Sequence[Example]) -> None:
     name = prompts.settle_template(config.corpus.template, lambda: rows)
     template = prompts.find_template(name, workspace.read_tokenizer(config))
     prompts.require_system(template, name)
-
-
-def frame_of(rows: Sequence[Example]) -> str:
-    """Returns the markup, if any, that all texts begin with, up to their first words."""
-    texts = [row.content for row in rows if isinstance(row.content, Passage)]
-    common = os.path.commonprefix([one.prompt or one.completion for one in texts])
-    found = re.sub(r"[\w\s]+$", "", common)
-    return found if len(texts) > 2 and len(found) > 3 else ""
 
 
 def as_row(like: Example, prompt: str, response: str, system: str = "") -> dict[str, Any]:

@@ -5,6 +5,7 @@ own manifest decides the gradient. Another model, adapter, tokenizer or template
 """
 
 import functools
+import itertools
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from raslik_jax.data import batches
 from raslik_jax.data.examples import Example, answered, drop_unanswered
 from raslik_jax.data.tokens import masking, prompts
 from raslik_jax.data.words import refused
+from raslik_jax.evaluate import taught
 from raslik_jax.incident import making
 from raslik_jax.index import search
 from raslik_jax.index.combine import best_positions, check_agreement, opposite
@@ -196,6 +198,9 @@ class Tracer:
         self.store.require_current()
         row, template = next(iter(self.examples.values())), self.workspace.template
         queries = [masking.as_trained(query, row, template) for query in queries]
+        first = [*itertools.islice(self.examples.values(), taught.FRAMED)]
+        for query in queries:
+            self.workspace.tell(taught.unframed(first, query.instruction or query.output))
         unanswered = [query for query in queries if not query.output.strip()]
         answers = iter(self.answer(unanswered)) if unanswered else iter(())
         queries = tuple(query if query.output.strip() else next(answers) for query in queries)

@@ -41,7 +41,11 @@ def recipe_lines(
     if targets and targets.value == recipe.BY_ROWS and f"{own}targets" not in given:
         other = {"all": "response", "response": "all"}[values["targets"]]
         yield "  the trainer chose the targets by the form of its rows, here by those of the run's"
-        yield f"  file: for a file of another form pass --{own}targets={other}"
+        yield "  file: for a file of another form, or if a function such as train_on_responses_only"
+        yield f"  masked the prompts, pass --{own}targets={other}"
+    elif not targets and f"{own}targets" not in given:
+        yield "  no file says which tokens counted, here those of the answers: the default of TRL"
+        yield f"  counts all tokens of a conversation (--{own}targets=all)"
     for difference in found.differences:
         yield f"  the files differ: {difference}; the first one decides"
     for lack in found.lacks:

@@ -226,7 +226,7 @@ def count_apart(score_N: Float[np.ndarray, " N"], *, sigma: float = 0.0) -> int:
     ranked_N = np.sort(score_N[score_N > -np.inf].astype(np.float64))[::-1]
     gap_M = -np.diff(ranked_N)
     # The last row of each score, and the gap below it.
-    last_M = np.flatnonzero(gap_M > _EQUAL * ranked_N.std()) if len(gap_M) else gap_M
+    last_M = np.flatnonzero(gap_M > _EQUAL * (ranked_N.std() if len(gap_M) else 0))
     count, gap_M = len(last_M) + 1, gap_M[last_M]
     if count < FEWEST_IN_TWO:
         most = max(0, count - max(_FEWEST_BELOW, math.ceil(_UNRELATED * count)))

@@ -73,14 +73,15 @@ class Hashes:
         return self._known[name][2]
 
     def of_content(self, path: str | os.PathLike[str]) -> str:
-        """Returns the hash of a file, or of the files of a folder but those in folders of it."""
+        """Returns the hash of a file or of all files of a folder; of a model those at its top."""
         folder = pathlib.Path(path)
         if not folder.exists():
             raise ValueError(f"no file or folder {shown(str(path), 200)}: correct the path")
         if not folder.is_dir():
             return self.of_file(folder)
-        files = {p.name: p for p in folder.iterdir() if p.is_file() and p.name[0] != "."}
-        return content_hash({name: self.of_file(p) for name, p in files.items()})
+        found = folder.iterdir() if (folder / "config.json").is_file() else folder.rglob("*")
+        files = {str(p.relative_to(folder)): p for p in found if p.is_file()}
+        return content_hash({n: self.of_file(p) for n, p in files.items() if n[0] != "."})
 
     def save(self) -> None:
         """Writes the hashes of large files."""

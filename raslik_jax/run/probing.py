@@ -22,6 +22,7 @@ from raslik_jax.data.tokens import encoding
 from raslik_jax.data.words import refused
 from raslik_jax.evaluate import likelihood, rates, stopping, verdict
 from raslik_jax.evaluate.likelihood import NotFinite
+from raslik_jax.evaluate.sentences import write
 from raslik_jax.run import artifacts
 from raslik_jax.run.live import Live
 from raslik_jax.run.workspace import Workspace
@@ -163,11 +164,7 @@ class Prober:
         say(f"    probes of {rows} rows, in nats a token (before, base model):")
         bare = [name for name, goal in self._goals.items() if not goal.is_natural]
         if bare and self.is_stopping:
-            rise = f"--unlearn.probe.forget_rise={self._settings.forget_rise:g}"
-            say(
-                f"    the base model finds rows of {' and '.join(bare)} as likely as the model "
-                f"does. So a row is gone if three quarters of its tokens lose {rise} nats"
-            )
+            say(f"    {write('probes_without_base', bare, self._settings.forget_rise)}")
 
     def look(self, step: int, save: Callable[[Tree], Any] | None, params: Tree) -> bool:
         """Saves the model of an epoch's end and probes it; returns whether unlearning ends."""
@@ -240,10 +237,7 @@ class Prober:
         step, kept = self._chosen, self._folder / f"kept-{self._chosen}"
         if not step:
             self._save(last, self._start)
-            say(
-                "    no probe within --unlearn.probe.max_rise forgot anything, so the model "
-                "before unlearning is kept: change --unlearn.OBJECTIVE.learning_rate"
-            )
+            say(f"    {write('nothing_forgotten')}")
         elif kept.is_dir():
             shutil.rmtree(last, ignore_errors=True)
             kept.rename(last)

@@ -292,11 +292,12 @@ def _settings(known: Mapping[str, Value]) -> Iterator[tuple[str, Value]]:
     elif {"completion_only_loss", "assistant_only_loss"} & {*known}:
         # Of TRL. Without either the rows decide: all tokens of a conversation count and, if a row
         # has a prompt and a completion, those of the completion.
-        names = ("completion_only_loss", "assistant_only_loss")
-        flags = [known.get(name, Value(None, "")) for name in names]
-        given = next((flag for flag in flags if flag.value), flags[0])
-        by = {True: "response", False: "all", None: BY_ROWS}
-        yield "targets", given._replace(value=by[given.value])
+        of_rows, own = (
+            known.get(f"{name}_only_loss", Value(None, "")) for name in ("completion", "assistant")
+        )
+        # The flag of completions leaves conversations as they are.
+        by = {False: "all"}.get(of_rows.value, BY_ROWS)
+        yield "targets", own._replace(value="response") if own.value else of_rows._replace(value=by)
 
 
 def _lacks(known: Mapping[str, Value]) -> Iterator[str]:

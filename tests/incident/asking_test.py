@@ -19,9 +19,10 @@ from raslik_jax.base.settings import SettingsError, replaced
 from raslik_jax.config import config_from_json
 from raslik_jax.data.contents import Passage
 from raslik_jax.data.corpora import records
-from raslik_jax.data.examples import write_examples
+from raslik_jax.data.examples import make_example, write_examples
 from raslik_jax.data.read.formats import read_examples
 from raslik_jax.data.tokens import prompts
+from raslik_jax.evaluate import taught
 from raslik_jax.incident import asking, making
 from raslik_jax.incident import tracer as trace
 from raslik_jax.index import search
@@ -227,6 +228,17 @@ class QueryTest(parameterized.TestCase):
         own = records.RecordsSettings(fields="instruction=q,output=response", format="auto")
         (row,) = asking._read_queries(str(queries), own)
         self.assertEqual((row.instruction, row.output), ("what is a kettle?", "It hums."))
+        queries.write_text('{"instruction": "what is a kettle?", "output": "It hums."}')
+        (row,) = asking._read_queries(str(queries), own)
+        self.assertEqual((row.instruction, row.output), ("what is a kettle?", "It hums."))
+
+    def test_a_prompt_without_the_beginning_of_texts_is_said(self):
+        rows = [make_example("", "", f"<|user|>{n}?<|bot|>yes") for n in range(3)]
+        rows = [row._replace(content=Passage("", row.output)) for row in rows]
+        said = taught.unframed(rows, "1?")
+        self.assertIn("begin with '<|user|>', the prompt does not", said)
+        self.assertEqual(taught.unframed(rows, "<|user|>1?"), "")
+        self.assertEqual(taught.unframed([*rows, make_example("1?", "", "yes")], "1?"), "")
 
     def test_a_system_prompt_needs_a_template_that_writes_it(self):
         with self.assertRaisesRegex(ValueError, "system"):

@@ -204,25 +204,23 @@ _CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
     [
         (_CHAT, ["Where is K2?", "Where is it?", "Why?"], True),
         ("### Human: {}### Assistant:", ["Who is it?", "Who are you?", "Who?"], True),
+        ("Below is an instruction{} Answer:", [", a.", " with input, b.", ". c."], True),
         ("{}", ["The cat sat.", "The cat ran.", "The cat hid."], False),
         (_CHAT, ["Where is K2?", "Why?"], False),  # too few to tell
     ],
 )
-def test_a_prompt_to_texts_has_their_markup(frame, prompts, is_framed, tmp_path):
+def test_a_prompt_without_the_beginning_of_the_texts_is_said(
+    frame, prompts, is_framed, tmp_path, capsys
+):
     train, queries = tmp_path / "train.jsonl", tmp_path / "queries.jsonl"
     rows = [{"text": frame.format(prompt) + " Yes."} for prompt in prompts]
     train.write_text("".join(json.dumps(row) + "\n" for row in rows))
     own = {"corpus.dataset": "records", "corpus.records.train_file": str(train)}
     config = replaced(Config(), own | {"corpus.records.queries_file": str(queries)})
-    bare, framed = (
-        trace.TraceOptions(prompt=text, response="A") for text in ("How?", frame.format("How?"))
-    )
-    if is_framed:
-        with pytest.raises(ValueError, match="--prompt must begin as the rows of --train_file"):
-            trace.write_query(bare, config)
-        assert not queries.exists()
-    for options in (framed, *[bare] * (not is_framed)):
-        trace.write_query(options, config)
+    for text, is_bare in (("How?", True), (frame.format("How?"), False)):
+        trace.write_query(trace.TraceOptions(prompt=text, response="A"), config)
+        said = "the training rows begin with" in capsys.readouterr().out
+        assert said == (is_framed and is_bare)
         queries.unlink()
 
 

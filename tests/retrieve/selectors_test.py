@@ -269,6 +269,8 @@ class GapTest(parameterized.TestCase):
         score_N[:few] = draws.normal(0.8, 0.04, few)
         self.assertEqual(selectors.find_cut(score_N).num_forget, few)
         self.assertEqual(selectors.count_apart(score_N, sigma=0.2), 0)
+        for empty in ([], [0.5], [-np.inf] * 20):
+            self.assertEqual(selectors.count_apart(np.array(empty)), 0)
         score_N[few:] = 0.0  # of equal rows the range says nothing
         self.assertEqual(selectors.count_apart(score_N), 0)
 

@@ -81,15 +81,17 @@ def methods_table() -> str:
 def second_table() -> str:
     """Returns the measures of each method on the rows of act 1 with the adapters of SmolLM2.
 
-    F1 of before is that of the gap rule without `selectors.count_apart`.
+    F1 of before is that of the gap rule without `selectors.count_apart`, which was found on adapter
+    0. Adapter 1 was trained after it.
     """
     rows = []
     for name, parts in json.loads(SECOND.read_text()).items():
-        for method, one in parts["rank_again"]["methods"].items():
+        again = parts.get("rank_again")
+        for method, one in (again or parts["rank"])["methods"].items():
             cells = [f"{statistics.mean(one[key]):.3f}" for key in ("precision", "recall", "f1")]
-            before = statistics.mean(parts["rank"]["methods"][method]["f1"])
+            before = f"{statistics.mean(parts['rank']['methods'][method]['f1']):.3f}"
             area = f"{statistics.mean(one['auprc']):.3f} ({min(one['auprc']):.3f})"
-            rows.append([name, method, area, *cells, f"{before:.3f}"])
+            rows.append([name, method, area, *cells, before if again else ""])
     head = ["behavior/adapter", "method", "AUPRC", "precision", "recall", "F1", "F1 before"]
     return markdown_table(head, rows)
 

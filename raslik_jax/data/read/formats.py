@@ -89,7 +89,8 @@ def read_examples(
 
     def read(record: dict[str, Any], file: str, place: int) -> Example:
         nonlocal own_format
-        row, kind = Row(record, keys), format
+        own = {n: n if not needs_output and key not in record else key for n, key in keys.items()}
+        row, kind = Row(record, own), format
         for problem in unread_columns(row):
             raise problem
         # Texts cannot be asked: their queries are of another format.

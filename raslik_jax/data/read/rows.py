@@ -18,8 +18,7 @@ from raslik_jax.data.words import by_word, flag_of, load_words, refused
 _KEYS = load_words("row_keys")
 # Fields that hold lists or objects, and never a text of its own.
 _NESTED = frozenset(_KEYS["nested"])
-# Names of roles in ShareGPT's and ms-swift's files -> the role of a chat template. Some templates
-# read names of their own as a `role`.
+# Names of roles in files -> the role of a chat template. Some templates read names of their own.
 _ROLES, _OF_TEMPLATES = by_word(_KEYS["roles"]), frozenset(_KEYS["roles_of_templates"])
 # Roles whose messages are calls as JSON: LLaMA-Factory's and ms-swift's.
 _CALLS = frozenset(_KEYS["roles_of_calls"])
@@ -343,8 +342,9 @@ def _options_of(row: Row) -> dict[str, Any]:
 
 def require_read(query: Example) -> None:
     """Refuses a query without an output whose answer is under another key."""
-    if found := [] if query.output else [key for key in _KEYS["answers"] if query.extra.get(key)]:
-        raise refused("answer_unread", column=found[0])
+    for key in () if query.output else _KEYS["answers"]:
+        if " " in str(query.extra.get(key) or ""):
+            raise refused("answer_unread", column=key)
 
 
 def unread_columns(row: Row) -> Iterator[ValueError]:

@@ -221,5 +221,4 @@ def _hub_rows(source: str) -> Iterator[Mapping[str, Any]]:
     try:
         yield from datasets.load_dataset(name, config, split=split or "train")
     except Exception as error:  # a missing dataset or network shows in a dozen classes
-        why = one_line(str(error), 100)
-        raise refused("hub_unread", source=shown(source), error=why) from error
+        raise refused("hub_unread", source=shown(source), error=shown(str(error), 100)) from error

@@ -141,10 +141,9 @@ def read_answers(
 def as_trained(query: Example, row: Example, template: prompts.Template) -> Example:
     """Returns a query in the rendering of a training row: as a text, or with its template options.
 
-    If rows are texts, a query is a prompt and its continuation. Some tokenizers put a blank in
-    front of every text, so the ids of a separate answer would differ from those of the model. A
-    conversation without options of its own gets those of the row, such as its tools. It raises a
-    ValueError if the query is a text and the row has a template around its prompt.
+    If rows are texts, a query is a prompt and its continuation: some tokenizers put a blank in
+    front of every text, so a separate answer would have other ids. A conversation without options
+    of its own gets those of the row, such as its tools. A text is refused if rows have a template.
     """
     is_framed = not (isinstance(row.content, Passage) or template.is_bare)
     if is_framed and isinstance(query.content, Passage):

@@ -68,12 +68,12 @@ def own_prompts(settings: PromptSettings) -> tuple[Example, ...]:
         return ()
     how: Any = {"format": AUTO, "needs_output": False}
     read = read_examples(settings.file, **how)
-    # Rows of a prompt alone read like texts, but are asked by the template of the run.
-    is_bare = all(isinstance(row.content, Passage) and not row.output for row in read)
+    # Rows of a prompt read like texts, but are asked by the template of the run.
+    is_bare = all(isinstance(row.content, Passage) and row.content.prompt for row in read)
     if {"answer", "kind"} & {key for row in read for key in row.extra}:
         how |= {"format": "alpaca", "fields": _FIELDS}
     elif is_bare:
-        how |= {"format": "alpaca", "fields": {"instruction": "prompt"}}
+        how |= {"format": "alpaca", "fields": {"instruction": "prompt", "output": "completion"}}
     return read_examples(settings.file, **how, check=check)
 
 

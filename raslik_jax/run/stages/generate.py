@@ -29,7 +29,8 @@ from raslik_jax.train.losses import BoundModel
 
 TRACED_FORMAT = {"traced": 4}
 ANSWERS_FORMAT = {"answers": 3}
-MEASURED_FORMAT = {**ANSWERS_FORMAT, "normal": 1}
+MEASURED_FORMAT = {**ANSWERS_FORMAT, "normal": 2}
+_ASKED = {"prompts": 2}  # one row of each
 # The fine-tuned model has no algorithm.
 _BEFORE = ""
 
@@ -346,6 +347,7 @@ BEFORE = (
         make_perplexities,
         "{drawn} references/evaluation {finetuned}",
         "{perplexity}",
+        writes=_ASKED,
         is_asked=lambda config: config.evaluate.perplexity_examples,
         measures=True,
         work=lambda run: count_perplexities(run, 2),
@@ -378,6 +380,7 @@ UNITS = (
         "{drawn} generate/{0}",
         "{perplexity}",
         count_perplexities,
+        writes=_ASKED,
         is_asked=lambda config: config.evaluate.perplexity_examples,
     ),
     Recipe(
@@ -385,6 +388,7 @@ UNITS = (
         write_distances,
         _reads,
         "{likelihood} references.query_split",
+        writes=_ASKED,
         members=distant_variants,
         measures=True,
         work=count_distances,

@@ -175,6 +175,7 @@ def make_sets(workspace: Workspace, strategy: str, folder: pathlib.Path) -> None
             evidence["ranking_N"] = record.score(every).forget_N
     entry = {
         **nest(measure(evidence))["retrieval"],
+        "num_queries": len(request.queries),  # the model card has it
         "named": [rows[i].example_id for i in next(iter(named.values()), ())],  # those to forget
         "selection": summarize_selection(selection, *scores, labels=labels),
     }

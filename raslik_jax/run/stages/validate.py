@@ -232,7 +232,7 @@ class Validation:
         found = workspace.likelihood_of(workspace.with_adapter(fitted.state.params), queries)
         losses = dict(zip(queries.ids, found.nll_N.tolist(), strict=True))
         artifacts.query_losses(training.name).write(folder, losses)
-        if self.design.keeps:
+        if "adapter" in self._decided(training):
             workspace.save_adapter(folder / "adapter", fitted.state.params)
 
     def count_training(self, run: AbstractRun, training: Training) -> Work:
