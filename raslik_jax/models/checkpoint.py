@@ -31,6 +31,17 @@ from raslik_jax.models.lora import LoRAConfig
 from raslik_jax.models.storage import resolve_folder
 from raslik_jax.parallel import meshes, processes
 
+# Fields of generation_config.json that transformers applies to greedy answers, and their neutral
+# values (transformers/generation/utils.py at 5.23).
+_PROCESSORS = {
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "min_new_tokens": 0,
+    "suppress_tokens": [],
+    "bad_words_ids": [],
+    "stop_strings": [],
+}
+
 
 class LoadedModel(NamedTuple):
     """A decoder from a checkpoint.
@@ -113,6 +124,19 @@ def read_end_ids(folder: str | os.PathLike[str]) -> tuple[int, ...]:
             if ids is not None:
                 return (ids,) if isinstance(ids, int) else tuple(ids)
     return ()
+
+
+def describe_generation(folder: str | os.PathLike[str]) -> str:
+    """Returns which settings of generation_config.json change greedy answers and are not read."""
+    path = pathlib.Path(folder) / storage.GENERATION
+    fields = storage.read_json(path) if path.is_file() else {}
+    found = [
+        f"{n} {fields[n]}" for n, off in _PROCESSORS.items() if fields.get(n) not in (None, off)
+    ]
+    if not found:
+        return ""
+    mend = "give the traced answer as --response"
+    return f"{storage.GENERATION} has {', '.join(found)}, answers here are made without it: {mend}"
 
 
 def check_weights(folder: pathlib.Path) -> None:

@@ -112,7 +112,6 @@ def run(
     done = Plan(workdir, units).survey().done
     making = [unit for unit in units if unit.stage in stages and unit.name not in done]
     checking.check_inputs(config, making=making, layout=layout)
-    # A model that is trained here has positions for its rows.
     is_read = config.backbone.checkpoint and any("backbone.revision" in u.settings for u in making)
     shapes = checking.shapes_of(config) if is_read else None
 

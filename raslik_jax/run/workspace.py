@@ -349,7 +349,8 @@ class Workspace:
         settings, own = self.config.backbone, masking.end_ids(self.tokenizer, self.template)
         if not settings.checkpoint:
             return own
-        return tuple(sorted({*own, *checkpoint.read_end_ids(checkpoint_folder(self.config))}))
+        self.tell(checkpoint.describe_generation(folder := checkpoint_folder(self.config)))
+        return tuple(sorted({*own, *checkpoint.read_end_ids(folder)}))
 
     def generate(
         self, model: BoundModel, rows: Sequence[Example], what: str, **how: Any

@@ -171,6 +171,14 @@ def test_what_cannot_be_repeated_is_refused_before_anything_runs(traced, tmp_pat
         retrain.retrain(**_adapter_run(traced, tmp_path, left))
 
 
+def test_files_next_to_the_adapter_say_what_a_given_one_leaves_open(traced, tmp_path):
+    state = {"global_step": 4, "max_steps": 9, "epoch": 1.0, "save_steps": 2, "log_history": []}
+    given = _adapter_run(traced, tmp_path, {"trainer_state.json": json.dumps(state)})
+    (tmp_path / "mine.json").write_text(json.dumps(_RECIPE))
+    with pytest.raises(ValueError, match="an end before the planned one .*step 4 of 9"):
+        retrain.retrain(**given, recipe=(str(tmp_path / "mine.json"),))
+
+
 def test_a_recipe_that_says_nothing_and_none_at_all_are_refused(traced, tmp_path):
     given = _adapter_run(traced, tmp_path, {})
     (tmp_path / "other.yml").write_text("colors: [red]\n")
@@ -245,7 +253,7 @@ def test_targets_that_the_rows_decided_are_named(traced, tmp_path, capsys, given
     with pytest.raises(ValueError):  # the run is no trace
         retrain.retrain(**run, settings=given)
     said = capsys.readouterr().out
-    assert ("for a file of another form pass --unlearn.retrain.targets=all" in said) == (not given)
+    assert ("masked the prompts, pass --unlearn.retrain.targets=all" in said) == (not given)
 
 
 @pytest.mark.heavy

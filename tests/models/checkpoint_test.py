@@ -30,6 +30,16 @@ from raslik_jax.models import adapters, checkpoint, decoder, key_map, quantize, 
 from raslik_jax.models.lora import LoRAConfig
 
 
+def test_what_changes_greedy_answers_and_is_not_read_is_said(tmp_path):
+    assert checkpoint.describe_generation(tmp_path) == ""
+    fields = {"repetition_penalty": 1.05, "no_repeat_ngram_size": 0, "temperature": 0.7}
+    (tmp_path / "generation_config.json").write_text(json.dumps(fields))
+    said = checkpoint.describe_generation(tmp_path)
+    assert said.startswith("generation_config.json has repetition_penalty 1.05, answers here")
+    (tmp_path / "generation_config.json").write_text('{"repetition_penalty": 1.0}')
+    assert checkpoint.describe_generation(tmp_path) == ""
+
+
 class RoundTripTest(FolderTest):
     @parameterized.parameters(*NAMES)
     def test_every_tensor_of_transformers_layout_comes_back_as_it_was(self, name):

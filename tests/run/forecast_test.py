@@ -27,6 +27,7 @@ from raslik_jax.run import checking, forecast, gpus
 from raslik_jax.run.artifacts import Variant
 from raslik_jax.run.gpus import Device
 from raslik_jax.run.plan import plan_units
+from raslik_jax.run.programs import Program, Shape
 from raslik_jax.run.stages import finetune, generate, sketch, unlearn
 from raslik_jax.sketch import head
 
@@ -186,6 +187,16 @@ def _works(run):
         "unlearn": unlearn.count_unlearning(run, Variant("raslik", "ga_klr")),
         "answers": generate.count_answers(run, 4, 1, given=40),
     }
+
+
+def test_a_sketch_is_compiled_at_the_batch_of_most_rows_too():
+    shapes = {Shape(2, 64, 40): 1, Shape(9, 12, 8): 1, Shape(4, 32, 30): 1}
+    program = Program("a", None, (), shapes, None, None)
+    assert program.extremes == [Shape(2, 64, 40)]
+    both = program._replace(holds_gradients=True).extremes
+    assert both == [Shape(2, 64, 40), Shape(9, 12, 8)]
+    (sketch,) = _works(forecast.abstract_run(_config(), _NOWHERE))["sketch"].programs
+    assert sketch.holds_gradients
 
 
 def test_the_rule_counts_what_a_step_does():

@@ -51,6 +51,12 @@ def test_a_damaged_file_of_rates_is_measured_again(rates, tmp_path):
     assert [*json.loads((tmp_path / "operands.json").read_text()).values()] == [1.9]
 
 
+def test_a_folder_that_cannot_be_written_ends_no_run(rates, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "file"))
+    assert cost.measured_gain(576, 1536) == 1.9
+
+
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [

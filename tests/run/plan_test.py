@@ -54,6 +54,21 @@ def _decided(config: Config, root: pathlib.Path) -> dict[str, Any]:
     }
 
 
+def test_a_model_is_its_files_at_the_top_and_a_dataset_all_of_them(tmp_path):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "a.safetensors").write_text("a")
+    empty = Hashes().of_content(tmp_path)
+    (tmp_path / "runs" / "b.json").write_text("b")
+    whole = Hashes().of_content(tmp_path)
+    assert whole != empty
+    (tmp_path / "config.json").write_text("{}")
+    model = Hashes().of_content(tmp_path)
+    (tmp_path / "runs" / "b.json").write_text("c")
+    assert Hashes().of_content(tmp_path) == model
+    (tmp_path / "a.safetensors").write_text("b")
+    assert Hashes().of_content(tmp_path) != model
+
+
 def _changed(one: dict[str, Any], other: dict[str, Any]) -> set[str]:
     return {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)}
 

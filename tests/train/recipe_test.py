@@ -44,6 +44,21 @@ def test_trainers_arguments(tmp_path):
     assert found.lacks == found.differences == ()
 
 
+@pytest.mark.parametrize(
+    ("completion", "assistant", "targets"),
+    [
+        (True, False, recipe.BY_ROWS),  # of a conversation TRL then trains on all tokens
+        (None, False, recipe.BY_ROWS),
+        (False, False, "all"),
+        (None, True, "response"),
+        (False, True, "response"),
+    ],
+)
+def test_the_tokens_that_trl_counts(completion, assistant, targets, tmp_path):
+    flags = {"completion_only_loss": completion, "assistant_only_loss": assistant}
+    assert _values(_read(tmp_path, training_args__json=flags))["targets"] == targets
+
+
 def test_axolotl(tmp_path):
     found = _read(tmp_path, config__yml=_AXOLOTL)
     expected = {"learning_rate": 2e-4, "weight_decay": 0.0, "warmup": 0.1, "max_len": 2048}
