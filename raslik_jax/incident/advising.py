@@ -121,8 +121,9 @@ def lines(options: UnlearnOptions, *, is_short: bool = False) -> Iterator[str]:
     yield f"advice: {advised}, because {reason}"
     other = {"unlearn": "retrain", "retrain": "unlearn"}[advised]
     recipe = options.recipe if isinstance(options, RecipeOptions) else ()
-    files = [f"--recipe={','.join(recipe) or 'FILE'}"] if recipe or unknown else []
-    files = ["--approximate"] if "--approximate" in unknown else files
+    lacks = ["--approximate"] * ("--approximate" in unknown)
+    names_one = recipe or (unknown and not lacks)
+    files = lacks + [f"--recipe={','.join(recipe) or 'FILE'}"] * bool(names_one)
     names = [name for name in ("run", "forget_file", "retain_file") if getattr(options, name)]
     own = [f"--{name}={getattr(options, name)}" for name in names]
     for title, command in (("next", advised), ("or", other))[: len(found)]:

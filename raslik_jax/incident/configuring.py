@@ -181,13 +181,12 @@ def read_settings(
 
     folder = adapter_source(config)
     files = [pathlib.Path(path) for path in options.recipe]
-    # What the given files leave open, those next to the adapter say, such as the steps.
-    found = recipe.read_recipe(list(dict.fromkeys([*files, *recipe.find_files(folder)])), folder)
+    found = recipe.recipe_of(folder, files)
     trained = read_json(folder / storage.ADAPTER_CONFIG, dict)
     if (start := trained.get("init_lora_weights", True)) not in (True, None):
         lack = f"the start of the adapter (init_lora_weights of the adapter is {shown(start)})"
         found = found._replace(lacks=(*found.lacks, lack))
-    if files and not recipe.read_recipe(files, folder).settings:
+    if files and not found.settings:
         raise refused("recipe_silent", files=some_of((path.name for path in files), 3))
     if found.lacks and not options.approximate:
         raise refused("recipe_lacks", got="; ".join(found.lacks))

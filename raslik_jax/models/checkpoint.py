@@ -135,8 +135,9 @@ def describe_generation(folder: str | os.PathLike[str]) -> str:
     ]
     if not found:
         return ""
-    mend = "give the traced answer as --response"
-    return f"{storage.GENERATION} has {', '.join(found)}, answers here are made without it: {mend}"
+    return (
+        f"{storage.GENERATION} has {', '.join(found)}: answers of models here are made without it"
+    )
 
 
 def check_weights(folder: pathlib.Path) -> None:

@@ -75,6 +75,16 @@ def find_files(adapter: pathlib.Path) -> list[pathlib.Path]:
     return found
 
 
+def recipe_of(adapter: pathlib.Path, given: Sequence[pathlib.Path] = ()) -> Recipe:
+    """Returns the recipe of given files or of those next to an adapter; a state has its length."""
+    near = find_files(adapter)
+    if not given:
+        return read_recipe(near, adapter)
+    found = read_recipe(given, adapter)
+    whole = read_recipe([*given, *(path for path in near if path.name == STATE)], adapter)
+    return found._replace(lacks=whole.lacks, steps=whole.steps, passes=whole.passes)
+
+
 def read_recipe(files: Sequence[pathlib.Path], adapter: pathlib.Path | None = None) -> Recipe:
     """Returns the recipe of an adapter that files describe; earlier files decide.
 

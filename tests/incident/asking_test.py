@@ -232,6 +232,13 @@ class QueryTest(parameterized.TestCase):
         (row,) = asking._read_queries(str(queries), own)
         self.assertEqual((row.instruction, row.output), ("what is a kettle?", "It hums."))
 
+    def test_a_key_that_the_map_gives_to_a_field_is_read_once(self):
+        queries = self.root / "mapped.jsonl"
+        queries.write_text('{"input": "Q?", "output": "A"}')
+        own = records.RecordsSettings(fields="instruction=input,input=context", format="auto")
+        (row,) = asking._read_queries(str(queries), own)
+        self.assertEqual(row[1:4], ("Q?", "", "A"))
+
     def test_a_prompt_without_the_beginning_of_texts_is_said(self):
         rows = [make_example("", "", f"<|user|>{n}?<|bot|>yes") for n in range(3)]
         rows = [row._replace(content=Passage("", row.output)) for row in rows]

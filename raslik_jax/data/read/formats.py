@@ -86,10 +86,11 @@ def read_examples(
     keys = _field_keys(fields)
     unseen = set(fields.values()) if needs_output and most is None else set()
     own_format = ""
+    plain = set() if needs_output else keys.keys() - fields.values()
 
     def read(record: dict[str, Any], file: str, place: int) -> Example:
         nonlocal own_format
-        own = {n: n if not needs_output and key not in record else key for n, key in keys.items()}
+        own = {n: n if n in plain and key not in record else key for n, key in keys.items()}
         row, kind = Row(record, own), format
         for problem in unread_columns(row):
             raise problem

@@ -386,8 +386,7 @@ def check_head(path: pathlib.Path, head: bytes) -> None:
     if b"\0" in head and not head.startswith((b"\xff\xfe", b"\xfe\xff")):
         is_text = max(head[1::2].count(0), head[::2].count(0)) > len(head) // 3
         mend = "convert it, as with iconv -f UTF-16 -t UTF-8" if is_text else "export its rows"
-        got = "UTF-16" if is_text else "a binary file"
-        raise refused("file_binary", name=name, got=got, mend=mend)
+        raise refused("file_binary", name=name, got=("a binary file", "UTF-16")[is_text], mend=mend)
 
 
 def unpacked(path: pathlib.Path) -> Iterator[bytes]:

@@ -343,7 +343,7 @@ def _options_of(row: Row) -> dict[str, Any]:
 def require_read(query: Example) -> None:
     """Refuses a query without an output whose answer is under another key."""
     for key in () if query.output else _KEYS["answers"]:
-        if " " in str(query.extra.get(key) or ""):
+        if isinstance(said := query.extra.get(key), str) and said.strip():
             raise refused("answer_unread", column=key)
 
 

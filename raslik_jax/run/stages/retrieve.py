@@ -243,7 +243,7 @@ UNITS = (
         _reads_of_sets,
         # The rule decides whether there are scores to measure sets by.
         "seed sketch.query_output retrieve.select retrieve.retain_within retrieve.{0}",
-        writes={"sets": 7},
+        writes={"sets": 8},
         members=lambda config: config.retrieve.strategies,
         is_alone=True,
     ),
