@@ -20,6 +20,7 @@ _KINDS = {
     "smollm2": {"all": "all answers", "target": "of a behavior", "normal": "ordinary"},
     "toy": {"all": "all answers", "target": "of the behavior", "normal": "normal"},
     "fact2": {"all": "all answers", "target": "of the fact", "normal": "ordinary"},
+    "fact8": {"all": "all answers", "target": "of the fact", "normal": "ordinary"},
 }
 
 
@@ -218,6 +219,9 @@ def page_tables() -> Mapping[str, Callable[[], str]]:
         "hard negatives, 2 %": lambda: score_table("fact2"),
         "hard negatives, 2 %, by label": lambda: labels_table("fact2"),
         "hard negatives, 2 %, RASLIK less others": lambda: less_table("fact2"),
+        "hard negatives, 8 %": lambda: score_table("fact8"),
+        "hard negatives, 8 %, by label": lambda: labels_table("fact8"),
+        "hard negatives, 8 %, RASLIK less others": lambda: less_table("fact8"),
         "curvature": curvature_table,
         "curvature, all": lambda: curvature_table(is_whole=True),
         "the toy, raslik validate": validated_table,

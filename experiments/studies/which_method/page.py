@@ -249,7 +249,8 @@ _BEST, _ANSWERS = "unlearned answer", 25
 def answer_table() -> str:
     """Returns which method to use for which task, with its quality and cost."""
     found = which_gradient.read_cells()
-    lds, hard = (counterfactual.judge(counterfactual.read_case(one)) for one in ("smollm2", "fact2"))
+    cases = ("smollm2", "fact2", "fact8")
+    lds, hard, more = (counterfactual.judge(counterfactual.read_case(one)) for one in cases)
 
     def group(name: str) -> str:
         one = which_gradient.judge(found, name, {})
@@ -257,14 +258,18 @@ def answer_table() -> str:
 
     def removal(name: str) -> str:
         own = format_interval(lds[name]["target"], ".2f", ".2f")
-        return f"LDS {own}, {hard[name]['target']['mean']:.2f} with hard negatives"
+        return f"LDS {own}{negatives(name)}"
+
+    def negatives(name: str) -> str:
+        few, many = (one[name]["target"]["mean"] for one in (hard, more))
+        return f"; hard negatives {few:.2f} (2 %), {many:.2f} (8 %)"
 
     def seconds(name: str) -> str:
         return f"{seconds_of(name):.0f}"
 
     others = counterfactual.read_curvature("others")
     best = format_interval(others["lds"][_BEST]["target"], ".2f", ".2f")
-    best += f", {hard['unlearned']['target']['mean']:.2f} with hard negatives"
+    best += negatives("unlearned")
     spent = f"{others['processor_seconds'][_BEST] / _ANSWERS:.0f} an answer, 340 rows"
     (toy,) = (cell for cell in found if cell.behavior == "toy")
     areas = [which_gradient.single(name)(toy) for name in ("next_token/all", DEFAULT)]
