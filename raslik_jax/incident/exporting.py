@@ -23,11 +23,10 @@ from raslik_jax.parallel import meshes
 from raslik_jax.report import incident
 from raslik_jax.report.card import Base, CardFacts, render_card
 from raslik_jax.run import artifacts
-from raslik_jax.run.checking import is_measurable
 from raslik_jax.run.manifests import Manifest, check_finished
 from raslik_jax.run.plan import open_run
 from raslik_jax.run.units import Plan
-from raslik_jax.run.workspace import StoredCorpus, Workspace, tokenizer_folders
+from raslik_jax.run.workspace import Workspace, tokenizer_folders
 
 
 @meshes.on_host()
@@ -93,12 +92,12 @@ def export_model(
 def _read_run(
     root: pathlib.Path, of: artifacts.Variant
 ) -> tuple[Config, Metrics | None, dict[Variant, MethodEntry | None]]:
-    """Returns a run's settings, its metrics if it is measured, and its models with answers."""
-    config = config_from_json(with_own_query(artifacts.CONFIG.read(root), root))
-    if artifacts.METRICS.is_there(root) and is_measurable(config, StoredCorpus(root / "corpus")):
+    """Returns a run's settings, its metrics if it has any, and its models with their answers."""
+    if artifacts.METRICS.is_there(root):
         metrics = artifacts.read_metrics(root)
         found = {Variant(e["strategy"], e["algorithm"], e["epoch"]): e for e in metrics["methods"]}
         return config_from_json(metrics["settings"]), metrics, {**found}
+    config = config_from_json(with_own_query(artifacts.CONFIG.read(root), root))
     every = [*itertools.product(config.retrieve.strategies, config.unlearn.algorithms)]
     pairs = [pair for pair in every if _fits(pair, of)] or every
     workspace = open_run(root, *(f"unlearn/{one}-{two}" for one, two in pairs), config=config)

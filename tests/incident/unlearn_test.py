@@ -22,11 +22,12 @@ def work(tmp_path, monkeypatch):
     root, train = tmp_path / "incident", tmp_path / "train.jsonl"
     (root / "retrieve" / "raslik").mkdir(parents=True)
     train.write_text("".join(f'{{"instruction": "q{n}", "output": "a"}}\n' for n in range(3)))
-    for name, place in (("forget", 2), ("retain", 3)):
-        row = make_example(f"q{place - 1}", "", "a")._replace(place=place)
+    rows = [make_example(f"q{n}", "", "a")._replace(place=n + 1) for n in range(3)]
+    for name, row in (("forget", rows[1]), ("retain", rows[2])):
         write_examples(root / "retrieve" / "raslik" / f"{name}.jsonl", [row])
     files.write_json(root / "retrieve" / "raslik" / "summary.json", {})
     (root / "corpus").mkdir()
+    write_examples(root / "corpus" / "train.jsonl", rows)
     manifest = {"format": manifests.FORMAT, "key": "", "settings": {}, "reads": {}, "seconds": 0}
     own = {"corpus.dataset": "records", "retrieve.strategies": ("raslik",)}
     own |= {"unlearn.algorithms": ("ga_gdr",), "retrieve.held_out": 0.0, "evaluate.traced": False}
@@ -81,9 +82,7 @@ def test_the_command_that_was_stopped_in_the_report_goes_on(work, tmp_path, is_n
 
 def test_a_row_that_is_named_but_too_long_to_be_unlearned_is_not_in_the_cleaned_file(work):
     root = work[0]
-    rows = [make_example(f"q{n}", "", "a")._replace(place=n + 1) for n in range(3)]
-    write_examples(root / "corpus" / "train.jsonl", rows)
-    named = {"named": [rows[0].example_id]}
+    named = {"named": [artifacts.TRAIN.read(root)[0].example_id]}
     (root / "retrieve" / "raslik" / "summary.json").write_text(json.dumps(named))
     cleaned = root / "cleaned_train.jsonl"
     unlearn._clean(unlearn.make_config(None), root, "raslik", cleaned)
