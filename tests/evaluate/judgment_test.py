@@ -151,6 +151,20 @@ def test_the_headline_tells_gone_prompts_and_gone_outputs():
         assert notes.macros().headline(entry).startswith(words)
 
 
+def test_the_headline_says_why_it_is_partly_and_under_what_it_returns():
+    entry = _entry(0.8, prompts=(8, 8))
+    entry["judgment"] = _judge(entry) | {"returns": "the behavior returns (nf4)"}
+    assert entry["judgment"]["verdict"] == "partly"
+    said = notes.macros().headline(entry)
+    assert said.startswith("The behavior is partly gone: 8 of 8 held-out prompts show it; F ")
+    assert said.endswith(" The behavior returns (nf4).")
+
+
+def test_where_no_prompt_was_asked_no_measure_is_said_to_find_nothing():
+    (reason,) = judgment.judge({"forget": None}, {"forget": None}, {"forget": None})["reasons"]
+    assert reason == "there are no prompts that showed the behavior: give 8 or more"
+
+
 def test_a_destroyed_model_is_damaged_whatever_its_rates():
     entry = _entry(0.3, held_out=2.0 * 7.6)
     found = _judge(entry)

@@ -56,3 +56,20 @@ def test_the_next_command_has_all_files_of_the_recipe(given, shown):
         lines = [*advising.lines(_Options(run="runs/x", recipe=given), is_short=True)]
     (line,) = (one for one in lines if "raslik retrain" in one)
     assert line.split("raslik retrain ")[1] == f"--run=runs/x --recipe={shown} --out=DIR"
+
+
+@pytest.mark.parametrize(
+    ("unknown", "has_adapter", "shown"),
+    [
+        ("it has packing: pass --approximate to leave this out", True, "--approximate"),
+        ("no file says it", True, "--recipe=FILE"),
+        ("--run must be a trace of an adapter", False, ""),
+    ],
+)
+def test_the_other_command_is_one_that_can_work(unknown, has_adapter, shown):
+    device = SimpleNamespace(title="a CPU", memory_bytes=8e9)
+    costs = {"unlearn": Cost(480.0)} | ({"retrain": Cost(285.0)} if has_adapter else {})
+    with mock.patch.object(advising, "_compare", return_value=(costs, unknown, device)):
+        lines = [*advising.lines(_Options(run="runs/x", recipe=()), is_short=True)]
+    others = [line.split("raslik retrain ")[1] for line in lines if "raslik retrain" in line]
+    assert others == [f"--run=runs/x {shown} --out=DIR"] * has_adapter

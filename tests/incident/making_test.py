@@ -1,6 +1,7 @@
 """How stages are run and repeated: modules that are missing, flags that repeat a run, options."""
 
 import pathlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -48,5 +49,8 @@ def test_options_take_paths_and_refuse_what_is_none():
     given = {"scores": [pathlib.Path("a.npy"), "b.npy"], "settings": {"seed": np.int64(3)}}
     found = making.options_of(ValidateOptions(), given)
     assert (found.scores, dict(found.settings)) == (("a.npy", "b.npy"), {"seed": 3})
+    for wrong in (np.array([1, 2]), SimpleNamespace(ndim=2)):
+        with pytest.raises(ValueError, match="^--train_file must be text, got"):
+            making.options_of(TraceOptions(), {"train_file": wrong})
     with pytest.raises(TypeError, match="reponse"):
         making.options_of(TraceOptions(), {"reponse": "x"})

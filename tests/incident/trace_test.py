@@ -1,6 +1,7 @@
 """What `raslik trace` and `raslik unlearn` say and draw, without a model."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -222,6 +223,18 @@ def test_a_prompt_without_the_beginning_of_the_texts_is_said(
         said = "the training rows begin with" in capsys.readouterr().out
         assert said == (is_framed and is_bare)
         queries.unlink()
+
+
+def test_a_trace_that_was_stopped_after_its_corpus_goes_on(tmp_path):
+    """The rows are there then, and no config.json."""
+    train, queries = tmp_path / "train.jsonl", tmp_path / "queries.jsonl"
+    train.write_text(json.dumps({"instruction": "a", "output": "b"}) + "\n")
+    own = {"corpus.dataset": "records", "corpus.records.train_file": str(train)}
+    config = replaced(Config(), own | {"corpus.records.queries_file": str(queries)})
+    (tmp_path / "corpus").mkdir()
+    shutil.copy(train, tmp_path / "corpus" / "train.jsonl")
+    trace.write_query(trace.TraceOptions(prompt="Q", response="A"), config)
+    assert '"instruction": "Q"' in queries.read_text()
 
 
 def _said(row):

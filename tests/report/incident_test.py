@@ -170,6 +170,10 @@ def test_the_page_of_a_trace_opens_with_what_was_asked_said_and_is_said_now(root
         assert words in parts["evidence"] or words in re.sub("<[^>]*>", "", parts["evidence"]), (
             words
         )
+    # A row of a high score that was not found is not behind the answer.
+    other = run._replace(incident=found._replace(cards=(card._replace(set_name=""), card)))
+    story = page.render(facts.group_runs([other])).split('<details class="part" id="')[0]
+    assert story.split('<ol class="few">')[1].partition("</ol>")[0].count("<li>") == 1
     # Rows of a user's own are not called found, and no other row is among them.
     given = run._replace(
         incident=found._replace(
