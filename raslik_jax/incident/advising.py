@@ -122,8 +122,8 @@ def lines(options: UnlearnOptions, *, is_short: bool = False) -> Iterator[str]:
     other = {"unlearn": "retrain", "retrain": "unlearn"}[advised]
     recipe = options.recipe if isinstance(options, RecipeOptions) else ()
     lacks = ["--approximate"] * ("--approximate" in unknown)
-    names_one = recipe or (unknown and not lacks)
-    files = lacks + [f"--recipe={','.join(recipe) or 'FILE'}"] * bool(names_one)
+    names_file = recipe or (unknown and not lacks)
+    files = lacks + [f"--recipe={','.join(recipe) or 'FILE'}"] * bool(names_file)
     names = [name for name in ("run", "forget_file", "retain_file") if getattr(options, name)]
     own = [f"--{name}={getattr(options, name)}" for name in names]
     for title, command in (("next", advised), ("or", other))[: len(found)]:
