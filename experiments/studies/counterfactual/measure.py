@@ -6,10 +6,12 @@
       --workdir=runs/counterfactual-smollm2 --embedding=BAAI/bge-small-en-v1.5 --group=6
   python experiments/studies/counterfactual/measure.py --case="fact 2 %" --model=FOLDER/smollm2 \\
       --workdir=runs/counterfactual-fact --group=3 --queries=5 --epochs=1 --halves=12 --unlearned
+  python experiments/studies/counterfactual/measure.py --case="fact 2 %" --model=FOLDER/smollm2 \\
+      --workdir=runs/counterfactual-qld --queries=5 --epochs=1 --seeds=2 --unlearned
 
 `raslik validate` trains on random halves of the rows and finds the linear datamodeling scores. The
 script makes the run that it validates: an adapter that is trained on all rows, and the trace of
-several answers. It adds scores of other methods and the labels. FOLDER/smollm2 is made by
+several answers. With --seeds it finds the QLD of the answers of a behavior. It adds scores of other methods and the labels. FOLDER/smollm2 is made by
 own_model/checkpoint.py. The facts are rows of --corpus.dataset=behaviors in $RASLIK_DATA. Results
 go to WORKDIR/results.json. A stopped command continues.
 """
@@ -148,6 +150,9 @@ class Options(Settings):
     embedding: str = setting("", "Sentence encoder, as --retrieve.embedding.checkpoint; '': none.")
     unlearned: bool = setting(False, "Also score rows by unlearning each answer.")
     halves: int = setting(20, "Trainings on random halves.", low=3)
+    seeds: int = setting(
+        0, "Seeds of QLD, for target prompts alone and without halves; 0: none.", zero_or=2
+    )
     again: int = setting(0, "First halves that are trained on again, in another order.", zero_or=3)
     group: int = setting(1, "Rows that a half has or lacks together: neighbors by label, prompt.")
     queries: int = setting(12, "Most prompts of each kind, target and normal.", low=1)
@@ -162,6 +167,7 @@ def write_rows(options: Options) -> list[bool]:
         (row | {"split": "retrieval"}, kind == "target")
         for kind, rows in asked.items()
         for row in rows[: options.queries]
+        if kind == "target" or not options.seeds
     ]
     ordered = sorted(train, key=lambda row: (row["label"], json.dumps(row)))
     root.mkdir(parents=True, exist_ok=True)
@@ -251,12 +257,29 @@ def sums_by_label(options: Options) -> dict[str, list[list[float]]]:
     }
 
 
-def measure(options: Options) -> dict[str, Any]:
-    """Returns nats a token of the answers and the sums of the scores, by half and query."""
-    root = pathlib.Path(options.workdir)
+def _recipe(options: Options) -> tuple[list[bool], dict[str, Any]]:
+    """Makes the trace; returns which queries are of a behavior, and the recipe of trainings."""
     is_target, trained = write_rows(options), trace_answers(options).finetune
     recipe = {f"unlearn.retrain.{name}": getattr(trained, name) for name in _RECIPE}
     recipe["unlearn.retrain.epochs"] = float(options.epochs)
+    return is_target, recipe
+
+
+def measure_qld(options: Options) -> dict[str, Any]:
+    """Returns the losses of the answers after training without the best rows of each method."""
+    root, (_, recipe) = pathlib.Path(options.workdir), _recipe(options)
+    score_rows(root, has_embedding=False, has_unlearned=options.unlearned)
+    files = [str(root / "unlearned.npy")] * options.unlearned
+    trainings = options.seeds * (4 + len(files))  # without nothing, random rows, and two methods
+    how: Any = {"run": root / "traced", "seeds": options.seeds, "retrainings": trainings}
+    found = raslik_jax.validate(**how, settings=recipe, scores=tuple(files)).found
+    kept = {name: found[name] for name in ("titles", "rows", "top", "seeds", "qld")}
+    return {name: getattr(options, name) for name in ("case", "queries", "epochs")} | kept
+
+
+def measure(options: Options) -> dict[str, Any]:
+    """Returns nats a token of the answers and the sums of the scores, by half and query."""
+    root, (is_target, recipe) = pathlib.Path(options.workdir), _recipe(options)
     has = {"has_embedding": bool(options.embedding), "has_unlearned": options.unlearned}
     files = score_rows(root, **has)
     how: Any = {"run": root / "traced", "seeds": 0, "group": options.group}
@@ -280,8 +303,10 @@ def run(options: Options) -> None:
     """Measures, writes results.json and prints the scores."""
     from experiments.studies.counterfactual import page
 
-    found = measure(options)
+    found = measure_qld(options) if options.seeds else measure(options)
     write_json(pathlib.Path(options.workdir) / "results.json", found)
+    if options.seeds:
+        return
     for title, minus in (("", ""), ("raslik above ", "raslik")):
         for method, kinds in page.judge(found, minus).items():
             texts = (
