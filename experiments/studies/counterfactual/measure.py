@@ -268,8 +268,13 @@ def _recipe(options: Options) -> tuple[list[bool], dict[str, Any]]:
 def measure_qld(options: Options) -> dict[str, Any]:
     """Returns the losses of the answers after training without the best rows of each method."""
     root, (_, recipe) = pathlib.Path(options.workdir), _recipe(options)
-    score_rows(root, has_embedding=False, has_unlearned=options.unlearned)
     files = [str(root / "unlearned.npy")] * options.unlearned
+    if files:
+        from experiments.studies.curvature import others
+        from raslik_jax.run import plan
+
+        workspace = plan.open_run(root / "traced", "corpus", "finetune")
+        np.save(files[0], others.kept_unlearned(workspace, workspace.retrieval_queries(), root))
     trainings = options.seeds * (4 + len(files))  # without nothing, random rows, and two methods
     how: Any = {"run": root / "traced", "seeds": options.seeds, "retrainings": trainings}
     found = raslik_jax.validate(**how, settings=recipe, scores=tuple(files)).found
