@@ -1,10 +1,11 @@
 """Text from data, made safe and short for messages and logs."""
 
 import unicodedata
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 MAX_MESSAGE = 300
+_T = TypeVar("_T")
 
 
 def is_unseen(character: str) -> bool:
@@ -38,6 +39,14 @@ def shown(value: Any, limit: int = 60) -> str:
         return one_line(repr(head), limit)
     except (RecursionError, ValueError):  # nested too deeply, or an integer of too many digits
         return f"a {type(value).__name__}"
+
+
+def chosen(name: str, value: str, known: Mapping[str, _T]) -> _T:
+    """Returns what a word of an argument stands for; an unknown word is refused by name."""
+    if value not in known:
+        must = f"{name} must be one of {', '.join(known)}"
+        raise ValueError(f"{must}, got {shown(value)}: correct it")
+    return known[value]
 
 
 def some_of(names: Iterable[Any], limit: int = 5, *, quoted: bool = True) -> str:

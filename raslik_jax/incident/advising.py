@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from raslik_jax.evaluate import reproduction
 from raslik_jax.incident import making
 from raslik_jax.incident.configuring import (
+    AGAIN,
     ALGORITHM,
     RecipeOptions,
     UnlearnOptions,
@@ -81,7 +82,7 @@ def _compare(options: UnlearnOptions, compiles: bool) -> tuple[dict[str, Cost], 
     if config.backbone.adapter:
         named = dataclasses.replace(named, approximate=True)
         own = read_settings(config, named, options.settings, is_told=False)
-        own["unlearn.algorithms"] = (ALGORITHM,)
+        own["unlearn.algorithms"] = (ALGORITHM, *AGAIN * getattr(options, "other_seed", False))
         config = make_config(dataclasses.replace(options, settings=own))
         found["retrain"] = forecast.forecast(config, root, **how)
         done = {step.name for step in found["retrain"].steps if step.is_done}

@@ -73,11 +73,11 @@ class TraceResult(making.Result):
 
     @property
     def forget_file(self) -> pathlib.Path:
-        """The file of the rows to forget; it does not exist if none was found."""
+        """The rows to forget of the last trace in the folder; no file if it found none."""
         return artifacts.set_rows(self.config.retrieve.strategies[0], "forget").place(self.workdir)
 
     def tracer(self) -> "Tracer":
-        """Returns a tracer for further answers of the model by the same index."""
+        """Returns a tracer by the model and the index that the folder has now."""
         from raslik_jax.incident.tracer import Tracer
 
         return Tracer(self.workdir)
@@ -96,7 +96,9 @@ def trace(options: TraceOptions | None = None, **named: Any) -> TraceResult:
     """
     options = making.options_of(options or TraceOptions(), named)
     workdir = pathlib.Path(options.workdir)
-    config = make_config(options)
+    from raslik_jax.run import cost  # it takes jax with it
+
+    config = cost.settled(make_config(options), workdir)
     stages = _STAGES if options.response else (*_STAGES, "references")
     finding = making.make(
         config,

@@ -8,7 +8,6 @@ import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from raslik_jax.base.files import hash_file
 from raslik_jax.base.messages import one_line, shown
 from raslik_jax.base.settings import flat, leaves, replaced
 from raslik_jax.config import STAGES, Config, config_from_json, to_json
@@ -18,8 +17,7 @@ from raslik_jax.incident import configuring, making
 from raslik_jax.incident.configuring import AGAIN, PRESET, UnlearnOptions, make_config, train_file
 from raslik_jax.parallel import processes
 from raslik_jax.report import rows as rows_lib
-from raslik_jax.report.incident import read_outcome
-from raslik_jax.retrieve.strategies import STRATEGIES
+from raslik_jax.report.incident import key_of, read_outcome
 from raslik_jax.run import artifacts, written
 from raslik_jax.run.manifests import read_manifest
 from raslik_jax.train.objectives import OBJECTIVES
@@ -53,23 +51,25 @@ def unlearn(options: UnlearnOptions | None = None, **named: Any) -> UnlearnResul
     if not options.run or not (options.out or options.dry_run):
         raise ValueError("--run and --out must be given: give --run=WORKDIR and --out=DIR")
     root, folder = pathlib.Path(options.run), pathlib.Path(options.out)
+    from raslik_jax.run import units  # it takes jax with it
+
+    config = make_config(options)
+    processes.alone(lambda: _check_unchanged(config, root))
+    plan = units.Plan(root, _units(config, root)).survey()  # a stored finding may be out of date
+    making.require_found(root, next(filter(None, map(plan.finding, plan.units.values())), ""))
     if options.dry_run:
-        from raslik_jax.incident import advising  # it takes jax with it
+        from raslik_jax.incident import advising
 
         text = "\n".join(advising.lines(options))
         return UnlearnResult(workdir=root, folder=folder, text=text)
-    config = make_config(options)
     variant = artifacts.Variant(config.retrieve.strategies[0], config.unlearn.algorithms[0])
     source = train_file(config)
     cleaned = pathlib.Path(options.cleaned_train_file or root / cleaned_name(source))
     processes.alone(lambda: _check_places(options, source, cleaned))
-    processes.alone(lambda: _check_unchanged(config, root))
     processes.alone(lambda: _check_used(config, root, options.settings))
-    is_same = to_json(config)["retrieve"] == artifacts.CONFIG.read(root)["retrieve"]
-    making.require_found(root, artifacts.read_finding(root) if is_same else "")
     if kept := _kept(config, options.settings):
         print(f"settings of the run, from its trace or an earlier command: {' '.join(kept)}")
-    print(f"sets: {describe_sets(config, variant.strategy)}")
+    print(f"sets: {rows_lib.describe_sets(config, variant.strategy, root)}")
     making.require("matplotlib")  # the report comes last, so a missing part of it is printed first
     how: Any = {"mesh": options.mesh, "update": True}
     first: Any = {"stages": [stage for stage in STAGES if stage != "report"], **how}
@@ -83,8 +83,7 @@ def unlearn(options: UnlearnOptions | None = None, **named: Any) -> UnlearnResul
         with written.replacing(root, folder) as made:
             export_model(root, variant, made, epoch="last", merged=options.merged)
         told, exported = _clean(config, root, variant.strategy, cleaned)
-        rows = hash_file(artifacts.set_rows(variant.strategy, "forget").place(root))
-        places = {"": rows, f"New {kind}": str(folder.resolve()), **exported}
+        places = {"": key_of(root, *variant[:2]), f"New {kind}": str(folder.resolve()), **exported}
         written.write_json(root, artifacts.EXPORTS.place(root), places)
         return told
 
@@ -147,15 +146,6 @@ def drop_exports(root: pathlib.Path) -> Callable[[], None]:
     restore = written.restorer(root, path)
     written.forget(root, path)
     return restore
-
-
-def describe_sets(config: Config, strategy: str) -> str:
-    """Returns a line on the source of the sets. Sets of files stay with the run."""
-    record, own = STRATEGIES[strategy], config.retrieve[strategy]
-    if not record.brings_sets:
-        return f"the rows of the trace ({record.title})"
-    named = " and ".join(shown(path, 120) for path in dataclasses.astuple(own) if path)
-    return f"the rows of {named}; --retrieve.strategies=raslik takes those of the trace"
 
 
 def _units(config: Config, root: pathlib.Path) -> Sequence[Any]:

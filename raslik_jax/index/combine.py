@@ -9,6 +9,8 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float, Int
 
+from raslik_jax.base.messages import chosen
+
 Aggregate = Literal["mean", "common"]
 
 # In units of a query's squared length: large against the noise of a sketch, small against what
@@ -61,7 +63,7 @@ def query_weights(
     query_gram_QQ: Float[np.ndarray, "Q Q"], aggregate: Aggregate
 ) -> Float[np.ndarray, " Q"]:
     """Returns the weights of the queries in the score of a row."""
-    if aggregate == "common":
+    if chosen("aggregate", aggregate, {"common": True, "mean": False}):
         return common_weights(query_gram_QQ)
     return np.full(len(query_gram_QQ), 1 / len(query_gram_QQ))
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from raslik_jax.base.files import hash_file
 from raslik_jax.config import config_from_json
 from raslik_jax.data.examples import HELD_OUT, Example
 from raslik_jax.data.words import capitalized
@@ -28,6 +27,7 @@ from raslik_jax.retrieve.chance import Chance
 from raslik_jax.retrieve.selectors import Cut
 from raslik_jax.run import artifacts
 from raslik_jax.run.artifacts import TracedAnswer
+from raslik_jax.run.manifests import read_manifest
 from raslik_jax.train.objectives import OBJECTIVES
 
 # Bytes of the files that the page holds itself, of all and of one.
@@ -159,7 +159,7 @@ def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
         costs=_costs(root, told, entry, metrics),
         chances=tuple(filter(None, told_chances)),
         cut=artifacts.CUT.current(root),
-        downloads=_downloads(root, strategy),
+        downloads=_downloads(root, strategy, algorithm),
         wished=tuple(Wished(by_id[one["id"]], one["score"], one["bad"]) for one in wished),
     )
 
@@ -336,11 +336,17 @@ def cost_sentence(metrics: Metrics, strategy: str, algorithm: str) -> str:
     return found
 
 
-def _downloads(root: pathlib.Path, strategy: str) -> tuple[Download, ...]:
+def key_of(root: pathlib.Path, strategy: str, algorithm: str) -> str:
+    """Returns the key of the settings and inputs of an unlearned model; "" if there is none."""
+    made = read_manifest(root / f"unlearn/{strategy}-{algorithm}", any_version=True)
+    return made["key"] if made else ""
+
+
+def _downloads(root: pathlib.Path, strategy: str, algorithm: str) -> tuple[Download, ...]:
     """Returns the existing files that a run wrote for its user; a small one is in its link."""
     places = {"Rows to forget": artifacts.set_rows(strategy, "forget").path}
-    rows, exports = root / places["Rows to forget"], artifacts.EXPORTS.find(root) or {}
-    if rows.is_file() and exports.pop("", "") == hash_file(rows):  # else of an earlier trace
+    exports, key = artifacts.EXPORTS.find(root) or {}, key_of(root, strategy, algorithm)
+    if key and exports.pop("", "") == key:  # else of an earlier model
         places |= exports
     room = _LINKED
     found = list[Download]()

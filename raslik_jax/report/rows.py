@@ -1,5 +1,6 @@
 """The rows of a run with their results: all as Parquet, the best for the terminal."""
 
+import dataclasses
 import pathlib
 import textwrap
 from collections.abc import Mapping
@@ -7,10 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from raslik_jax.base.messages import one_line
+from raslik_jax.base.messages import one_line, shown
+from raslik_jax.config import Config
 from raslik_jax.data.examples import HELD_OUT
+from raslik_jax.data.read.formats import parse_fields
+from raslik_jax.evaluate.sentences import write
 from raslik_jax.retrieve import chance
 from raslik_jax.retrieve.chance import NAMES
+from raslik_jax.retrieve.named import find_rows
+from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.run import artifacts
 
 # In a folder of its own, which can be uploaded as it is.
@@ -31,6 +37,21 @@ def read_sets(root: pathlib.Path, strategy: str) -> dict[str, str]:
     for kind in ("target", "normal"):
         sets[f"{HELD_OUT} {kind}"] = artifacts.measured_rows(HELD_OUT, kind)
     return {row.example_id: name for name, part in sets.items() for row in part.find(root) or ()}
+
+
+def describe_sets(config: Config, strategy: str, root: pathlib.Path) -> str:
+    """Returns the source of the sets, which stays with the run, and the held-out rows it lacks."""
+    record, own = STRATEGIES[strategy], config.retrieve[strategy]
+    if not record.brings_sets:
+        return f"the rows of the trace ({record.title})"
+    named = " and ".join(shown(path, 120) for path in dataclasses.astuple(own) if path)
+    held_out = artifacts.measured_rows(HELD_OUT, "target")
+    if left := {row.example_id for row in held_out.find(root) or ()}:
+        rows = artifacts.TRAIN.read(root)
+        fields = parse_fields(getattr(config.corpus.own, "fields", ""))
+        chosen = find_rows(rows, own.forget_file, flag="--forget_file", fields=fields)
+        left -= {rows[position].example_id for position in chosen}
+    return write("sets_of_files", named, len(left), held_out.path)
 
 
 def write_rows(folder: pathlib.Path, root: pathlib.Path, set_of: Mapping[str, str]) -> None:

@@ -54,7 +54,7 @@ def select_by_count(
     """
     _check_scores({"forget ": forget_N, "retain ": retain_N}, ids)
     forget = best_positions(forget_N, ids, num_forget, "num_forget")
-    left_N = retain_N.copy()
+    left_N = np.array(retain_N, np.float64)
     left_N[forget] = -np.inf
     name = f"num_retain next to the {num_forget} to forget"
     return Selection(forget=forget, retain=best_positions(left_N, ids, num_retain, name))
@@ -93,7 +93,7 @@ def select_by_threshold(
     """
     _check_scores({"forget ": forget_N, "retain ": retain_N}, ids)
     # In float64, so that a threshold of .1 means .1 and not the float32 next to it.
-    scores = [score_N.astype(np.float64) for score_N in (forget_N, retain_N)]
+    scores = [np.asarray(score_N, np.float64) for score_N in (forget_N, retain_N)]
     thresholds = forget_threshold, retain_threshold
     passes = [score_N >= tau for score_N, tau in zip(scores, thresholds, strict=True)]
     both = np.flatnonzero(passes[0] & passes[1])

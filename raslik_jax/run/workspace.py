@@ -114,7 +114,7 @@ class Workspace:
         self.config = config
         self._layout = layout
         self._whole = whole  # otherwise a model has shapes in place of its weights
-        self._told: set[str] = set()
+        self.told: set[str] = set()
 
     def live(self, unit: str) -> live.Live:
         """Returns the receiver of a training's numbers while it runs (see `run.live`)."""
@@ -283,8 +283,8 @@ class Workspace:
 
     def tell(self, line: str) -> None:
         """Prints a line about the data on stderr once in a process."""
-        if line and line not in self._told:
-            self._told.add(line)
+        if line and line not in self.told:
+            self.told.add(line)
             print(f"    {line}", file=sys.stderr)
 
     def has_rows_of_today(self) -> bool:

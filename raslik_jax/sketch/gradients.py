@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 
 from raslik_jax.base import machine
 from raslik_jax.base.axes import Tree
+from raslik_jax.base.messages import chosen
 from raslik_jax.parallel import meshes
 from raslik_jax.sketch.projections import Projection, flatten_gradients, project
 
@@ -39,7 +40,8 @@ def flat_gradient(
     """
 
     grads = jax.grad(loss)(params, frozen, *example)
-    return flatten_gradients(map_tensors(_unit, grads) if normalize == "per_tensor" else grads)
+    per_tensor = chosen("normalize", normalize, {"vector": False, "per_tensor": True})
+    return flatten_gradients(map_tensors(_unit, grads) if per_tensor else grads)
 
 
 def map_tensors(function: Callable[[Array, tuple[int, ...]], Array], tree: Tree) -> Tree:

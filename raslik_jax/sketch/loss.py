@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from raslik_jax.base.axes import Tree
+from raslik_jax.base.messages import chosen
 from raslik_jax.models.decoder import Decoder
 from raslik_jax.parallel import meshes
 from raslik_jax.sketch.head import counted_first, target_nll
@@ -49,8 +50,9 @@ def find_targets(
       loss: `next_token` predicts token t from position t - 1, `unshifted` from position t.
       hidden_TE: the hidden states of the result; None to compute them.
     """
-    if loss == "next_token":  # nothing tells the first token
-        target_mask_L = target_mask_L.at[0].set(False)
+    before = chosen("loss", loss, {"next_token": 1, "unshifted": 0})
+    if before:  # nothing tells the first token
+        target_mask_L = jnp.asarray(target_mask_L).at[0].set(False)
     is_counted_T = jnp.arange(num_targets) < jnp.sum(target_mask_L)
     order_L = counted_first(target_mask_L)
     order_T = jnp.pad(order_L, (0, max(num_targets - len(order_L), 0)))[:num_targets]
@@ -58,7 +60,7 @@ def find_targets(
     if hidden_TE is None:
         row = tokens_L, target_mask_L
         hidden_LE = hidden_of_row(decoder, lora, base, *row, dropout_key=dropout_key)
-        hidden_TE = hidden_LE[position_T - 1 if loss == "next_token" else position_T]
+        hidden_TE = hidden_LE[position_T - before]
     return Targets(hidden_TE, label_T=tokens_L[position_T], is_counted_T=is_counted_T)
 
 

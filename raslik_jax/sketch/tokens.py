@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from raslik_jax.base.axes import Tree
+from raslik_jax.base.messages import chosen
 from raslik_jax.data.tokens.tokenization import Tokenizer
 from raslik_jax.models.decoder import Decoder
 from raslik_jax.sketch.families import PROJECTIONS
@@ -99,7 +100,8 @@ def _flat(tree: Tree, normalize: Normalize) -> Array:
         norm = jnp.sqrt(jnp.sum(jnp.square(array), axis=axis, keepdims=True))
         return array / jax.lax.stop_gradient(jnp.where(norm > 0, norm, 1.0))
 
-    return flatten_gradients(map_tensors(over_length, tree) if normalize == "per_tensor" else tree)
+    per_tensor = chosen("normalize", normalize, {"vector": False, "per_tensor": True})
+    return flatten_gradients(map_tensors(over_length, tree) if per_tensor else tree)
 
 
 def token_pieces(tokenizer: Tokenizer, ids: np.ndarray) -> list[str]:

@@ -15,6 +15,7 @@ import optax
 from jaxtyping import Array, Float
 
 from raslik_jax.base.axes import Tree
+from raslik_jax.base.messages import chosen
 from raslik_jax.data.batches import Batch
 from raslik_jax.models.decoder import Decoder
 from raslik_jax.sketch.loss import Targets, find_targets, hidden_of_row, mean_over_targets
@@ -23,7 +24,7 @@ from raslik_jax.train.goals import LEAST_CARRIED, LONGEST_WAY, Direction, Mean
 
 def row_weights(batch: Batch, mean: Mean) -> Float[Array, " B"]:
     """Returns the weight of each row: 1, or its number of targets; 0 for a row without any."""
-    count = jnp.sum if mean == "tokens" else jnp.any
+    count = chosen("mean", mean, {"tokens": jnp.sum, "examples": jnp.any})
     return count(batch.target_mask_BL[:, 1:], axis=-1).astype(jnp.float32)
 
 
@@ -105,7 +106,7 @@ def kl_by_example(model: Outputs, reference: Outputs, *, direction: Direction) -
 
     def of_example(logits_TV: Array, other_TV: Array, is_counted_T: Array) -> Array:
         log_p_TV, log_q_TV = map(jax.nn.log_softmax, (logits_TV, jax.lax.stop_gradient(other_TV)))
-        if direction == "forward":
+        if chosen("direction", direction, {"forward": True, "reverse": False}):
             log_p_TV, log_q_TV = log_q_TV, log_p_TV
         kl_T = jnp.sum(jnp.exp(log_p_TV) * (log_p_TV - log_q_TV), axis=-1)
         return mean_over_targets(kl_T, is_counted_T)

@@ -89,6 +89,8 @@ def unlearning(
     own = objective.settings if settings is None else settings
 
     def prepare(frozen: Frozen, batch: tuple[Batch, Batch | None], step: Array) -> Any:
+        if objective.retrains:
+            raise ValueError(f"{objective.title} trains without rows: use steps.supervised")
         if objective.retain is not None and batch[1] is None:
             raise ValueError(f"{objective.title} must have rows to retain, got None: give a batch")
         # The means are over the whole batch, so what they divide by is found before it is cut up.
@@ -98,8 +100,7 @@ def unlearning(
 
         def of_part(params: Tree, frozen: Frozen, part: Any) -> tuple[Array, Any]:
             forget, retain = part
-            # An adapter of zeros is none.
-            none = jax.tree.map(jnp.zeros_like, frozen.reference)
+            none = jax.tree.map(jnp.zeros_like, frozen.reference)  # an adapter of zeros
             adapters = {"model": params, "reference": frozen.reference, "backbone": none}
             models = {n: BoundModel(decoder, lora, frozen.base) for n, lora in adapters.items()}
             rows = _rows(models, forget, step, options.end_ids)
@@ -115,11 +116,12 @@ def unlearning(
 
         return of_part, batch
 
-    def report(loss: Array, aux: tuple[Array, Array], grads: Tree) -> Info:
-        return Info(loss, *aux, optax.tree.norm(grads))
-
     return loop.make_algorithm(
-        prepare, tx, micro_batch=options.micro_batch, report=report, fields=Info._fields
+        prepare,
+        tx,
+        micro_batch=options.micro_batch,
+        report=lambda loss, aux, grads: Info(loss, *aux, optax.tree.norm(grads)),
+        fields=Info._fields,
     )
 
 

@@ -10,11 +10,11 @@ from raslik_jax.base.files import read_json_lines, write_json
 from raslik_jax.base.settings import SettingsError, replaced
 from raslik_jax.config import Config, MeshConfig, to_json
 from raslik_jax.data import toy_model
-from raslik_jax.data.examples import make_example, write_examples
+from raslik_jax.data.examples import HELD_OUT, Example, make_example, write_examples
 from raslik_jax.data.read import sources
 from raslik_jax.data.read.rows import FIELDS, FORMATS, Row, detect_format
 from raslik_jax.incident import configuring, making, trace, unlearn
-from raslik_jax.report import drawing, figures
+from raslik_jax.report import drawing, figures, rows
 from raslik_jax.run import artifacts, plan, written
 
 
@@ -380,12 +380,25 @@ def test_the_line_that_repeats_a_trace_measures_no_more_than_it(tmp_path):
     assert line == f"raslik run {flags}"
 
 
-def test_unlearning_says_which_sets_it_takes():
-    assert unlearn.describe_sets(Config(), "raslik") == "the rows of the trace (RASLIK)"
+def test_unlearning_says_which_sets_it_takes(tmp_path):
+    assert rows.describe_sets(Config(), "raslik", tmp_path) == "the rows of the trace (RASLIK)"
     own = {"retrieve.strategies": ("given",), "retrieve.given.forget_file": "mine.jsonl"}
     config = replaced(Config(), own)
-    said = unlearn.describe_sets(config, "given")
-    assert said.startswith("the rows of 'mine.jsonl'; --retrieve.strategies=raslik takes")
+    said = rows.describe_sets(config, "given", tmp_path)
+    assert said == "the rows of 'mine.jsonl'; --retrieve.strategies=raslik takes those of the trace"
+
+
+def test_unlearning_of_a_file_names_the_rows_that_the_trace_held_out(tmp_path):
+    train = [Example(f"row{n}", f"Say {n}.", "", "no") for n in range(6)]
+    held_out = artifacts.measured_rows(HELD_OUT, "target")
+    for artifact, chosen in ((artifacts.TRAIN, train), (held_out, train[:3])):
+        artifact.place(tmp_path).parent.mkdir(parents=True, exist_ok=True)
+        artifact.write(artifact.place(tmp_path).parent, chosen)
+    (mine := tmp_path / "mine.jsonl").write_text('{"id": "row1"}\n{"id": "row4"}\n')
+    own = {"retrieve.strategies": ("given",), "retrieve.given.forget_file": str(mine)}
+    said = rows.describe_sets(replaced(Config(), own), "given", tmp_path)
+    assert "2 rows that the trace found and held out are not among them" in said
+    assert f"add the rows of {held_out.path}" in said
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import sample_metrics
 import sample_run
 from snapshots import said
 
-from raslik_jax.base.files import hash_file
 from raslik_jax.data.examples import Example
 from raslik_jax.report import facts, incident, page, rows
 from raslik_jax.retrieve import chance
@@ -125,12 +124,19 @@ def _trace(root: pathlib.Path) -> None:
     cut = {"num_forget": 12, "middle": 0.0, "edge": 0.2, "gap": 0.1, "num_out": 12}
     (root / "retrieve/sizes/cut.json").write_text(json.dumps(cut))
     (root / "cleaned.jsonl").write_text("")
+    _make(root, "made")
     exports = {
-        "": hash_file(artifacts.set_rows("raslik", "forget").place(root)),
+        "": "made",
         "Cleaned training file": "cleaned.jsonl",
         "New adapter": str(root / "no_such"),
     }
     artifacts.EXPORTS.write(root, exports)
+
+
+def _make(root, key):
+    folder = root / "unlearn/raslik-ga_gdr"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "manifest.json").write_text(json.dumps({"key": key, "outputs": {}}))
 
 
 def test_the_page_of_a_trace_opens_with_what_was_asked_said_and_is_said_now(root):
@@ -208,13 +214,12 @@ def test_a_large_file_and_a_folder_are_told_by_their_places(root):
     _trace(root)
     (root / "cleaned.jsonl").write_text("x" * 100_001)
     (root / "clean").mkdir()
-    forget = artifacts.set_rows("raslik", "forget").place(root)
     exports = {"Cleaned training file": "cleaned.jsonl", "New adapter": "clean"}
-    artifacts.EXPORTS.write(root, exports | {"": hash_file(forget)})
+    artifacts.EXPORTS.write(root, exports | {"": "made"})
     found = facts.read_facts(root).incident
     assert found and [bool(one.link) for one in found.downloads] == [True, False, False]
-    # They were made without the rows of an earlier trace.
-    forget.write_text(forget.read_text() * 2)
+    # The shown model was made again since, by other settings or without other rows.
+    _make(root, "again")
     found = facts.read_facts(root).incident
     assert found and [one.title for one in found.downloads] == ["Rows to forget"]
 
