@@ -102,7 +102,7 @@ def judge(
       gone: the result of the probe at the kept step, if probes ended the unlearning.
     """
     models = (entry, finetuned, backbone or {})
-    inputs, damage = _find_damage(entry, finetuned)
+    inputs, damage = _find_damage(*models)
     decided, why, measure = _count_gone(entry)
     quantities = list(_quantities(models, gone or {}))
     if below := _lies_below(models):
@@ -250,11 +250,12 @@ def _describe_others(models: Sequence[Entry]) -> str:
     return write("others", changed, number, words)
 
 
-def _find_damage(entry: Entry, finetuned: Entry) -> tuple[list[str], list[str]]:
+def _find_damage(entry: Entry, finetuned: Entry, base: Entry) -> tuple[list[str], list[str]]:
     """Returns the measures of damage and each sign of it.
 
     Target and normal answers are judged separately. The answers to target queries alone may have
-    collapsed, and a collapsed answer has a low F like a forgotten one.
+    collapsed, and a collapsed answer has a low F like a forgotten one. Answers to them that are
+    alike are no damage if the base's are, such as a refusal that returns.
     """
 
     def shared(group: str) -> dict[str, tuple[Any, Any]]:
@@ -267,7 +268,9 @@ def _find_damage(entry: Entry, finetuned: Entry) -> tuple[list[str], list[str]]:
     unlikely = shared("answer_perplexity")
     signs = []
     for kind, (now, then) in diversity.items():
-        if now["distinct_2"] < LEAST_DISTINCT * then["distinct_2"]:
+        own = look_up(base, "diversity/target/distinct_2") if kind == "target" else None
+        before = then["distinct_2"] if own is None else min(own, then["distinct_2"])
+        if now["distinct_2"] < LEAST_DISTINCT * before:
             change = f"distinct-2 {now['distinct_2']:.2f}, was {then['distinct_2']:.2f}"
             signs.append(f"{kind} answers alike: {change}")
         if now["repetition_4"] > then["repetition_4"] + MOST_REPEATED:

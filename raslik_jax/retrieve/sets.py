@@ -57,6 +57,7 @@ def hold_out(
     share: float,
     seed: int,
     traced: Sequence[Example],
+    unasked: Sequence[int] = (),
 ) -> HeldOut:
     """Returns the examples that are kept out of the sets.
 
@@ -64,8 +65,9 @@ def hold_out(
     least 10 or half of them. All rows of a drawn prompt are held out, at most that share of the set
     or half of it. Prompts of many rows stay, and so do the traced one and that of a set of one
     prompt. Normal examples are as many as the drawn prompts, at least 16 but at most a tenth of all
-    examples. They are from the lower half of the scores, and each has another prompt, which is not
-    in the forget set. If no row has a prompt, nothing is held out.
+    examples. They are from the lower half of the scores and not labeled as targets, and each has
+    another prompt, which is not in the forget set. If no row has a prompt, nothing is held out. The
+    rows at the positions `unasked` are not held out.
     """
     if not can_be_asked(rows):
         return HeldOut([], [], [])
@@ -73,6 +75,7 @@ def hold_out(
     # The traced rows stay in the forget set, and a row without a prompt cannot be asked.
     kept = {prompt_of(query) for query in traced}
     kept |= {prompts[i] for i, row in enumerate(rows) if not row.instruction.strip()}
+    kept |= {prompts[i] for i in unasked}
     groups: dict[tuple[str, str], list[int]] = {}
     for position in forget:
         groups.setdefault(prompts[position], []).append(position)
@@ -88,8 +91,8 @@ def hold_out(
     number = max(count, least)
     taken, normal = {*groups, *kept}, list[int]()
     far = np.flatnonzero(score_N <= np.median(score_N[score_N > -np.inf]))
-    far = far[score_N[far] > -np.inf]
-    for position in shuffled(far.tolist(), seed=seed, label="held-out normal rows"):
+    far = [i for i in far.tolist() if score_N[i] > -np.inf and not rows[i].is_target]
+    for position in shuffled(far, seed=seed, label="held-out normal rows"):
         if len(normal) < number and prompts[position] not in taken:
             normal.append(position)
             taken.add(prompts[position])

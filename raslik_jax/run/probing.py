@@ -69,7 +69,8 @@ class Prober:
             asked_for = {part for row in prompts for part in (row.example_id, prompt_of(row))}
             more = (known[name] for name in drawn["forget"].ids if known[name].instruction)
             prompts += [row for row in more if not {row.example_id, prompt_of(row)} & asked_for]
-        self._prompts = prompts[: self._settings.answers]
+        fits = workspace.fit(prompts)
+        self._prompts = [*itertools.compress(prompts, fits)][: self._settings.answers]
         self._said_by_base: list[str] = []
         self._file = artifacts.probes(artifacts.Variant("", ""))  # whatever the variant
         self._kept_before: list[float] = []  # nats a token of the rows to keep, before unlearning

@@ -281,6 +281,15 @@ class Workspace:
         self.tell(encoding.describe_dropped(whole, what))
         return self.cut(whole, what, targets=targets)
 
+    def fit(self, rows: Sequence[Example], most: int = 0) -> list[bool]:
+        """Returns whether each row's last answer begins within `most` tokens (0: max_len)."""
+        if not rows:
+            return []
+        how: Any = {"template": self.template_name, "only_last": True}
+        start_N = encoding.encode(rows, self.tokenizer, **how).start_N
+        found: list[bool] = (start_N < (most or self.config.corpus.max_len)).tolist()
+        return found
+
     def tell(self, line: str) -> None:
         """Prints a line about the data on stderr once in a process."""
         if line and line not in self.told:

@@ -253,6 +253,10 @@ class Talking:
     def said(self, model, rows):
         return {row.example_id: (exchange_of(row)[0], model) for row in rows}
 
+    def twice(self, name, asked):
+        assert name == "asked again"
+        return asked
+
     def exchanges(self, kind, number):
         return [(f"{kind} {n}?", f"{kind}.") for n in range(number)]
 

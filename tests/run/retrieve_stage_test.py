@@ -44,7 +44,7 @@ def _made_sets(folder, influence_N, rows, strategy="raslik", **settings):
         (folder / "retrieve" / name).mkdir(parents=True)
     np.save(folder / "retrieve" / "influence" / "influence.npy", influence_N)
     # Words are tokens, and those of a prompt do not count.
-    workspace.train_rows = None
+    workspace.train_rows = SimpleNamespace(lengths_N=np.zeros(len(rows)))
     workspace.cut = lambda encoded, what: SimpleNamespace(
         num_targets_N=np.array([len(row.output.split()) for row in rows])
     )

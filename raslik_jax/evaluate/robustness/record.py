@@ -143,7 +143,7 @@ def shares_gone(compared: Compared, model: str = "now") -> dict[str, float | Non
     return {
         name: likelihood_way(now, nats[1][name], nats[2].get(name))
         for name, now in nats[0].items()
-        if now is not None
+        if now is not None and nats[1].get(name) is not None
     }
 
 

@@ -59,7 +59,9 @@ def measure(bench: Any, model: Any, settings: TurnSettings) -> list[dict[str, An
         for name, given in shown.items()
         if given
     }
-    groups[AGAIN] = after(asked, {name: [one] for name, one in said.items()}, bench)
+    # The same rows for each model, whatever it answers.
+    again = bench.twice(AGAIN, asked)
+    groups[AGAIN] = after(again, {name: [one] for name, one in said.items()}, bench)
     found = bench.read_each(model, groups)
     return [{"condition": name, **reading} for name, reading in found.items()]
 

@@ -100,6 +100,10 @@ def _why_none(workspace: Workspace, cut: Cut, score_N: Float[np.ndarray, " N"]) 
 def _hold_out(workspace: Workspace, chosen: Selection, folder: pathlib.Path) -> list[int]:
     """Writes queries made from training examples; returns the examples to keep out of the sets."""
     config, rows, split = workspace.config, workspace.corpus.train, examples.HELD_OUT
+    # Of a long conversation the prompt of the last answer may be too long to be asked.
+    is_long_N = workspace.train_rows.lengths_N > config.corpus.max_len
+    long = np.flatnonzero(is_long_N).tolist()
+    fits = workspace.fit([rows[position] for position in long])
     held_out = sets.hold_out(
         rows,
         chosen.forget.tolist(),
@@ -107,6 +111,7 @@ def _hold_out(workspace: Workspace, chosen: Selection, folder: pathlib.Path) -> 
         share=config.retrieve.held_out,
         seed=config.seed,
         traced=workspace.retrieval_queries(),
+        unasked=[position for position, fit in zip(long, fits, strict=True) if not fit],
     )
     for kind in ("target", "normal"):
         queries = [rows[position] for position in getattr(held_out, kind)]
@@ -213,7 +218,7 @@ def _of_sizes(case: Case) -> tuple[str, str]:
         reads += " retrieve/chance" if chosen.null_prompts else ""
         settings += "retrieve.center evaluate.traced retrieve.null_prompts"
     if chosen.held_out:  # drawn from the sets, by the scores, for the queries
-        reads += f" retrieve/{EVIDENCE} {{queries}}"
+        reads += f" retrieve/{EVIDENCE} {{queries}} {{model}}"
         settings += " seed sketch.query_output " + " ".join(f"retrieve.{n}" for n in own)
     return f"{{rows}} {reads}", settings
 
@@ -234,7 +239,7 @@ UNITS = (
         values=lambda case: {
             "given": _own_sets(case.config) == list(case.config.retrieve.strategies)
         },
-        writes={"sizes": 8},
+        writes={"sizes": 9},
         is_alone=True,
     ),
     Recipe(

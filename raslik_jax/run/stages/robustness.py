@@ -115,23 +115,22 @@ class Bench:
             start += len(group.answers)
         return found
 
-    def _short(self, named: tuple[str, Asked]) -> tuple[str, Asked]:
+    def twice(self, name: str, asked: Asked) -> Asked:
+        """Returns the rows that can be asked twice, however long a model's first answer is."""
+        config = self.workspace.config
+        room = config.corpus.max_len - config.references.max_new_tokens
+        return self._short((name, asked), most=max(1, room // 2))[1]
+
+    def _short(self, named: tuple[str, Asked], *, most: int = 0) -> tuple[str, Asked]:
         """Returns a group without prompts that leave no room for an answer; prints their number."""
         workspace, (name, group) = self.workspace, named
-        most = workspace.config.corpus.max_len
 
         def keep(rows: Sequence[Example]) -> list[Example]:
-            if not rows:
-                return []
-            whole = encoding.encode(
-                rows, workspace.tokenizer, template=workspace.template_name, only_last=True
-            )
-            kept = [row for row, at in zip(rows, whole.start_N.tolist(), strict=True) if at < most]
+            kept = [*itertools.compress(rows, workspace.fit(rows, most))]
             if len(kept) < len(rows):
-                workspace.tell(
-                    f"{len(rows) - len(kept)} of {len(rows)} prompts of {name!r} have no room for "
-                    f"an answer in --corpus.max_len={most} tokens and are left out"
-                )
+                line = f"{len(rows) - len(kept)} of {len(rows)} prompts of {name!r}"
+                limit = f"--corpus.max_len={workspace.config.corpus.max_len} tokens"
+                workspace.tell(f"{line} have no room for an answer in {limit} and are left out")
             return kept
 
         prompts = keep(group.prompts)
