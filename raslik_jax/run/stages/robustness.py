@@ -16,7 +16,6 @@ from raslik_jax.config import Config
 from raslik_jax.data import batches
 from raslik_jax.data.examples import Example, Exchange, asked_after, exchange_of
 from raslik_jax.data.ordering import shuffled
-from raslik_jax.data.tokens import encoding
 from raslik_jax.data.tokens.encoding import Encoded
 from raslik_jax.data.words import refused
 from raslik_jax.evaluate.robustness import ROBUSTNESS
