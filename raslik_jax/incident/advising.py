@@ -65,13 +65,17 @@ def _compare(options: UnlearnOptions, compiles: bool) -> tuple[dict[str, Cost], 
     Options that name a recipe are used. With `compiles` the largest programs are compiled to
     measure their memory.
     """
+    from raslik_jax.parallel import meshes
     from raslik_jax.report import writing
     from raslik_jax.run import cost, forecast
     from raslik_jax.run.workspace import Workspace
 
     root, config, unknown = pathlib.Path(options.run), make_config(options), ""
     rows = Workspace(root, config).train_rows
+    mesh = meshes.make_mesh(options.mesh.data)
     how: Any = {"more": writing.UNITS, "compiles": compiles, "rows": rows}
+    how |= {"mesh": mesh if mesh.size > 1 else None, "layout": options.mesh.base}
+    how["memory"] = meshes.device_memory()
     found = {"unlearn": forecast.forecast(config, root, **how)}
     device = cost.measure(*found["unlearn"].run.widest_kernel, config.backbone.dtypes)
     named = options if isinstance(options, RecipeOptions) else RecipeOptions()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from raslik_jax.base import files
 from raslik_jax.base.messages import one_line, shown
 from raslik_jax.base.settings import setting
-from raslik_jax.config import Config, to_json
+from raslik_jax.config import Config, MeshConfig, to_json
 from raslik_jax.data.contents import Conversation, Passage
 from raslik_jax.data.examples import HELD_OUT, Example, as_record
 from raslik_jax.data.read.formats import parse_fields, read_examples
@@ -122,11 +122,11 @@ def trace(options: TraceOptions | None = None, **named: Any) -> TraceResult:
     lines += _found_lines(found, options.top)
     lines.append(f"repeat: {making.repeating(workdir, stages, is_measured=False)}")
     if not finding:
-        lines += _ways_lines(found)
+        lines += _ways_lines(found, options.mesh)
     return dataclasses.replace(found, text="\n".join(lines))
 
 
-def _ways_lines(found: TraceResult) -> list[str]:
+def _ways_lines(found: TraceResult, mesh: MeshConfig) -> list[str]:
     """Returns the next commands, with the advice if the cost of both can be counted."""
     from raslik_jax.incident import advising
 
@@ -134,7 +134,7 @@ def _ways_lines(found: TraceResult) -> list[str]:
     if processes.count() == 1 and found.config.backbone.adapter:
         # Shapes may be unknown, and the memory of a device may be full.
         with contextlib.suppress(ValueError, OSError, RuntimeError):
-            return [*advising.lines(UnlearnOptions(run=run), is_short=True)]
+            return [*advising.lines(UnlearnOptions(run=run, mesh=mesh), is_short=True)]
     return [f"next: {making.line('unlearn', f'--run={run}')} --out=DIR"]
 
 

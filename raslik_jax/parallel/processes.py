@@ -345,7 +345,8 @@ def own_folder(folder: pathlib.Path, *, shared: Collection[str]) -> Iterator[pat
         return
     with tempfile.TemporaryDirectory(prefix="raslik-", ignore_cleanup_errors=True) as parent:
         copy, ignored = pathlib.Path(parent, folder.name), (*shared, "*.safetensors", ".*")
-        shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(*ignored))
+        how: Any = {"ignore": shutil.ignore_patterns(*ignored), "dirs_exist_ok": True}
+        when_visible(lambda: shutil.copytree(folder, copy, **how))
         for name in shared:
             (copy / name).symlink_to(folder.absolute() / name)
         _job.meet()  # the first one changes the folder from here on

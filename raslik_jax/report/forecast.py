@@ -80,8 +80,9 @@ def describe_memory(found: Forecast, device: Device) -> str:
     beyond = {step.stage: step.device_bytes for step in steps if step.device_bytes > usable}
     if not beyond:
         longest, held = int(found.run.length_N.max()), format_bytes(steps[-1].device_bytes)
-        is_cut = longest >= found.run.config.corpus.max_len
-        rows = "" if is_cut else f", for rows of at most {longest:,} tokens"
+        own = found.run.config
+        limit = max(own.corpus.max_len, own.finetune.max_len, own.unlearn.max_len)
+        rows = "" if longest >= limit else f", for rows of at most {longest:,} tokens"
         return f"All stages fit on {devices}: at most {held}{rows}."
     named = ", ".join(f"{name} ({format_bytes(size)})" for name, size in beyond.items())
     mend = "try --mesh.data=2, 4 or 8, with --mesh.base=sharded to split the weights"

@@ -187,7 +187,8 @@ def compare(score_N: Float[np.ndarray, " N"], null_NM: Float[np.ndarray, "N M"])
         z_N[part] = _standardized(own_B1, sum_B1, square_B1, count_B1)[:, 0]
         others_BM = sum_B1 - null_BM, square_B1 - null_BM**2, count_B1 - 1
         z_BM = _standardized(null_BM, *others_BM).astype(np.float32)
-        pool.append(z_BM[::step][is_pair_BM[::step]])
+        is_drawn_B = np.random.default_rng(start).random(len(z_BM)) < 1 / step
+        pool.append(z_BM[is_drawn_B][is_pair_BM[is_drawn_B]])
     if not is_row_N.any() or prompts_N[is_row_N].min() < FEWEST_PROMPTS:
         return Chance(*np.full((len(Chance._fields), count), np.nan))
     z_M = np.sort(np.concatenate(pool))

@@ -90,8 +90,9 @@ def hold_out(
             count += 1
     number = max(count, least)
     taken, normal = {*groups, *kept}, list[int]()
-    far = np.flatnonzero(score_N <= np.median(score_N[score_N > -np.inf]))
-    far = [i for i in far.tolist() if score_N[i] > -np.inf and not rows[i].is_target]
+    middle = np.median(score_N[score_N > -np.inf])
+    lower = np.flatnonzero((score_N <= middle) & (score_N > -np.inf)).tolist()
+    far = [position for position in lower if not rows[position].is_target]
     for position in shuffled(far, seed=seed, label="held-out normal rows"):
         if len(normal) < number and prompts[position] not in taken:
             normal.append(position)

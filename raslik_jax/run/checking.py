@@ -34,6 +34,7 @@ from raslik_jax.run.workspace import (
     lora_config_of,
     tokenizer_folders,
 )
+from raslik_jax.train.objectives import OBJECTIVES
 
 # Those that retrieve, and those that need what was retrieved.
 _RETRIEVING = frozenset({"retrieve", "unlearn", "generate", "evaluate", "report"})
@@ -74,7 +75,9 @@ def check_inputs(config: Config, *, making: Collection[Unit], layout: str = "rep
 
 def check_mesh(config: Config, devices: int, *, stages: Sequence[str]) -> None:
     """Refuses batches of training that are smaller than the devices that share their rows."""
-    sizes = {"unlearn": config.unlearn.batch_size}
+    sizes = {}
+    if not all(OBJECTIVES[name].retrains for name in config.unlearn.algorithms):
+        sizes["unlearn"] = config.unlearn.batch_size
     if not config.backbone.checkpoint:
         sizes["backbone"] = config.backbone.batch_size
     if config.finetunes:

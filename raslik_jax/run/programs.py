@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Int
 
 from raslik_jax.base.axes import Tree
 from raslik_jax.config import Config, FinetuneConfig, UnlearnConfig
@@ -263,11 +264,9 @@ class AbstractRun(Workspace):
         self.num_params = projections.count_params(lora)
         self.sketch_size = min(sketching.size, self.num_params)
         self.row_bytes = self.sketch_size * jnp.dtype(sketching.dtype).itemsize
-        if rows:
-            rows = rows.cut(config.corpus.max_len)
-            self.length_N, self.response_N = rows.lengths_N, rows.num_targets_N
-        else:
-            self.length_N, self.response_N = load_alpaca_lengths(max_len=config.corpus.max_len)
+        # Of whole rows: a training may have a limit of its own.
+        own_N = (rows.lengths_N, rows.num_targets_N) if rows else load_alpaca_lengths()
+        self.length_N, self.response_N = own_N
         self.count_rows()
 
     def count_rows(self, *, has_sizes: bool = False) -> None:
@@ -352,11 +351,18 @@ class AbstractRun(Workspace):
         max_len = max_len or self.config.corpus.max_len
         if is_fixed:
             return {Shape(batch, max_len, max_len): steps}
-        length_N = np.minimum(self.length_N, max_len)
-        response_N = np.maximum(self.response_N - (self.length_N - length_N), 0)
+        length_N, response_N = self._cut(max_len)
         place_N = np.random.default_rng(0).integers(0, len(length_N), _DRAWS * batch)
         found = _count_lines(length_N[place_N], response_N[place_N], batch)
-        return {shape: count * steps / _DRAWS for shape, count in found.items()}
+        # A rare long row takes the most memory.
+        longest_1 = [length_N.argmax()]
+        longest = _count_lines(length_N[longest_1], response_N[longest_1], batch)
+        return {one: found.get(one, 0) * steps / _DRAWS for one in {**longest, **found}}
+
+    def _cut(self, max_len: int = 0) -> tuple[Int[np.ndarray, " N"], Int[np.ndarray, " N"]]:
+        """Returns the tokens and response tokens of each row, cut at a length."""
+        length_N = np.minimum(self.length_N, max_len or self.config.corpus.max_len)
+        return length_N, np.maximum(self.response_N - (self.length_N - length_N), 0)
 
     def epochs_of(self, settings: FinetuneConfig | UnlearnConfig, rows: int) -> Shapes:
         """Returns the number of batches by shape of fine-tuning or unlearning on some rows."""
@@ -372,7 +378,7 @@ class AbstractRun(Workspace):
         if not count:
             return {}
         place_N = np.random.default_rng(0).integers(0, len(self.length_N), count)
-        length_N, response_N = self.length_N[place_N], self.response_N[place_N]
+        length_N, response_N = (part[place_N] for part in self._cut())
         plans = batches.plan_batches(
             length_N,
             np.maximum(response_N if targets == "response" else length_N - 1, 1),
@@ -385,7 +391,7 @@ class AbstractRun(Workspace):
 
     def prompts(self, count: int, rows: int) -> Shapes:
         """Returns the number of batches by shape for prompts as long as Alpaca's, by length."""
-        prompt_N = np.sort(self.length_N - self.response_N)
+        prompt_N = np.sort(np.subtract(*self._cut()))
         prompt_N = prompt_N[np.linspace(0, len(prompt_N) - 1, count).round().astype(np.int64)]
         return _count_lines(prompt_N, prompt_N, rows)
 

@@ -7,7 +7,7 @@ gradient of GA_GDR over the whole sets is then the paper's update direction Delt
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ from raslik_jax.train.goals import LEAST_CARRIED, LONGEST_WAY, Direction, Mean
 
 def row_weights(batch: Batch, mean: Mean) -> Float[Array, " B"]:
     """Returns the weight of each row: 1, or its number of targets; 0 for a row without any."""
-    count = chosen("mean", mean, {"tokens": jnp.sum, "examples": jnp.any})
+    count: Any = chosen("mean", mean, {"tokens": jnp.sum, "examples": jnp.any})
     return count(batch.target_mask_BL[:, 1:], axis=-1).astype(jnp.float32)
 
 

@@ -120,7 +120,7 @@ def unlearning(
         prepare,
         tx,
         micro_batch=options.micro_batch,
-        report=lambda loss, aux, grads: Info(loss, *aux, optax.tree.norm(grads)),
+        report=lambda loss, aux, grads: Info(loss, aux[0], aux[1], optax.tree.norm(grads)),
         fields=Info._fields,
     )
 
