@@ -17,6 +17,5 @@ def load_alpaca_lengths(*, max_len: int = 0) -> tuple[Int[np.ndarray, " N"], Int
     file = importlib.resources.files("raslik_jax.data") / "alpaca_lengths.json"
     table = np.array(json.loads(file.read_text(encoding="utf-8"))["counts"], np.int64)
     length_N, response_N = np.repeat(table[:, 0], table[:, 2]), np.repeat(table[:, 1], table[:, 2])
-    prompt_N = length_N - response_N
     cut_N = np.minimum(length_N, max_len or length_N)
-    return cut_N, np.maximum(cut_N - prompt_N, 0)
+    return cut_N, np.maximum(cut_N - (length_N - response_N), 0)

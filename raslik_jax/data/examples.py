@@ -279,7 +279,8 @@ def as_record(example: Example, own: Mapping[str, Any] = NO_EXTRA) -> dict[str, 
     record |= {"place": example.place} if example.place else {}
     record |= {"place_file": example.file} if example.file else {}
     record |= {"row_is_muted": True} if example.is_muted else {}
-    taken = WRITTEN_KEYS | record.keys()
+    # A column of a row that is written as messages must not become an option of its template.
+    taken = WRITTEN_KEYS | record.keys() | {"tools", "chat_template_kwargs"}
     record |= {key: value for key, value in example.extra.items() if key not in taken}
     columns = {key: value for key, value in example.extra.items() if key in taken}
     return record | ({"row_columns": columns} if columns else {})

@@ -5,13 +5,10 @@ import json
 import os
 import pathlib
 import sys
-import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 
 from raslik_jax.base import files, machine, settings
 from raslik_jax.config import Config
@@ -34,37 +31,9 @@ def measure(inputs: int, outputs: int, dtype: Any) -> Device:
     return Device(
         jax.devices()[0].device_kind,
         memory.device_bytes(),
-        bytes_per_second=2.0 * vector.nbytes / _shortest(jax.jit(lambda x: x + 1), vector),
-        flops_per_second=measure_product(inputs=inputs, outputs=outputs, dtype=dtype),
+        bytes_per_second=2.0 * vector.nbytes / products.shortest(jax.jit(lambda x: x + 1), vector),
+        flops_per_second=products.measure(inputs=inputs, outputs=outputs, dtype=dtype),
     )
-
-
-def measure_product(*, inputs: int, outputs: int, dtype: Any) -> float:
-    """Returns the operations a second of a product of rows with a kernel on the default device.
-
-    The dtype is as of `products.Dtypes`.
-    """
-    most = 2e9 if jax.default_backend() == "cpu" else 2e12
-    rows = int(min(8192, max(16, most // (2 * inputs * outputs))))
-    stream, kernels = products.Dtypes.of(dtype)
-    kernel = products.stored(jnp.ones((inputs, outputs)), kernels)
-
-    def multiply(left_LI: Array, kernel: Array) -> Array:
-        return products.product(left_LI, products.read(kernel))
-
-    seconds = _shortest(jax.jit(multiply), jnp.ones((rows, inputs), stream), kernel)
-    return 2.0 * rows * inputs * outputs / seconds
-
-
-def _shortest(function: Callable[..., Any], *args: Any) -> float:
-    """Returns the seconds of the fastest of five calls after compilation."""
-    jax.block_until_ready(function(*args))
-    seconds = []
-    for _ in range(5):
-        start = time.perf_counter()
-        jax.block_until_ready(function(*args))
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
 
 
 def settled(config: Config, workdir: pathlib.Path) -> Config:
@@ -117,7 +86,7 @@ def measured_gain(inputs: int, outputs: int) -> float:
     except (OSError, ValueError, TypeError):  # none yet, or damaged
         kept = {}
     plain, narrow = (
-        measure_product(inputs=inputs, outputs=outputs, dtype=(_PLAIN, operands))
+        products.measure(inputs=inputs, outputs=outputs, dtype=(_PLAIN, operands))
         for operands in (_PLAIN, _NARROW)
     )
     if place:

@@ -8,6 +8,7 @@ import tiny
 from snapshots import refused, said
 
 from raslik_jax.config import config_from_json, to_json
+from raslik_jax.models import products
 from raslik_jax.run import checking, cost
 from raslik_jax.run.recipes import _SETTINGS
 
@@ -22,7 +23,7 @@ def rates(monkeypatch, tmp_path):
         asked.append((inputs, outputs))
         return found[dtype]
 
-    monkeypatch.setattr(cost, "measure_product", measure_product)
+    monkeypatch.setattr(products, "measure", measure_product)
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))
     found["asked"] = asked
     return found
@@ -95,4 +96,4 @@ def test_results_of_the_model_go_by_it_and_a_bfloat16_base_refuses_float32():
 
 def test_a_product_is_measured_in_both_dtypes():
     for dtype in ("float32", ("float32", "bfloat16")):
-        assert cost.measure_product(inputs=16, outputs=32, dtype=dtype) > 0
+        assert products.measure(inputs=16, outputs=32, dtype=dtype) > 0

@@ -102,4 +102,4 @@ def _write_parquet(
                 rows = table.read_row_group(group)
                 chosen = [is_kept(place + number) for number in range(1, rows.num_rows + 1)]
                 place += rows.num_rows
-                writer.write_table(rows.filter(chosen))
+                writer.write_table(rows.filter(chosen) if chosen else rows)  # [] has no type

@@ -157,6 +157,8 @@ def _read_completion(row: Row, needs_output: bool) -> Example:
         raise refused("prompt_only", key=key, got=some_of(row.record))
     if not isinstance(prompt, list):
         answer = row.text("completion", None if needs_output else "")
+        if needs_output and not (row.text("prompt") + answer).strip():
+            raise row.problem("completion", "hold text, because the prompt is blank")
         _system_of(row, [row.text("prompt")], _IN_PROMPT)
         return example_of(Passage(row.text("prompt"), answer))
     if not prompt:

@@ -173,7 +173,8 @@ class _Writer(NamedTuple):
         source = template.source
         source = _CLOCK + source if "strftime_now" in source else source
         given = {**template.special_tokens, **_FIXED, **conversation.options}
-        return cls(source, given, _find_salt(conversation.messages))
+        salt = next(n for n in itertools.count() if f"q{n}x" not in str(conversation.messages))
+        return cls(source, given, salt)
 
     def write(
         self, *parts: tuple[_Said, bool], tells_spans: bool = False
@@ -333,11 +334,6 @@ def _render(
             raise ValueError(f"it writes {len(texts[0]):,} characters, more than {most:,}")
         rendered.append((texts[0], spans[0] if tells_spans else ()))
     return rendered
-
-
-def _find_salt(messages: Sequence[_Message]) -> int:
-    """Returns a number whose mark is in no message."""
-    return next(number for number in itertools.count() if f"q{number}x" not in str(messages))
 
 
 def _mark(

@@ -155,7 +155,10 @@ def test_several_files_become_a_folder(tmp_path, packed):
 def test_groups_and_packing_of_parquet_are_kept(packing, tmp_path):
     path, target = tmp_path / "rows.parquet", tmp_path / "left.parquet"
     table = pyarrow.table({"output": ["a"] * 10})
-    pyarrow.parquet.write_table(table, path, row_group_size=4, compression=packing)
+    with pyarrow.parquet.ParquetWriter(path, table.schema, compression=packing) as writer:
+        writer.write_table(table, row_group_size=4)
+        writer.write_table(table[:0])  # a group without rows
+    assert pyarrow.parquet.ParquetFile(path).metadata.num_row_groups == 4
     packed = pyarrow.parquet.ParquetFile(path).metadata.row_group(0).column(0).compression
     assert write_without(str(path), target, {("", 5)}) == 9
     found = pyarrow.parquet.ParquetFile(target).metadata

@@ -37,6 +37,10 @@ _ROWS: dict[str, tuple[dict[str, Any], tuple[str, str, str], Any]] = {
         None,
     ),
     "alpaca, system and history": ({**_ASKED, "history": [["Is it?", "Yes."]]}, *_SURE),
+    "alpaca, system and tools": (
+        {**_ASKED, "history": [["Is it?", "Yes."]], "tools": [{}]},
+        *_SURE,
+    ),
     "messages": ({"messages": _TALK, "prompt": "Is it?", "score": 2}, *_SURE),
     "messages, key of axolotl": (
         {"conversations": _TALK[1:3]},
