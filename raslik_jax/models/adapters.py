@@ -32,8 +32,11 @@ _AGAIN = "save the adapter with peft again, or fetch it again"
 _BASE = "base identity"
 _PREFIX = "base_model.model."
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-# In keys of what an adapter computes beyond plain LoRA.
-_MORE = re.compile(r"lora_(embedding|magnitude)|lora_[AB]\.bias|modules_to_save|trainable_tokens")
+# In keys of what an adapter computes beyond plain LoRA of a decoder.
+_MORE = re.compile(
+    r"lora_(embedding|magnitude)|lora_[AB]\.bias|modules_to_save|trainable_tokens"
+    r"|vision_tower|multi_modal_projector|(lm_head|embed_out)\.lora_"
+)
 _FACTORS = frozenset(
     "lora_A lora_B lora_embedding_A lora_embedding_B lora_magnitude_vector".split()
 )

@@ -33,6 +33,14 @@ class GPTNeoXConfig(architecture.DecoderConfig):
     hf_name = "GPTNeoX"
     old_rope = {"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor"}
 
+    @classmethod
+    def full_key(cls, key: str) -> str:
+        """Returns the key that the key map knows for one of a file.
+
+        The module of the head is `lm_head` in transformers 5, whose files have the old name.
+        """
+        return key.replace("lm_head.", "embed_out.", 1) if key.startswith("lm_head.") else key
+
 
 class GPTNeoXBlock(nnx.Module):
     """One GPT-NeoX layer; parameter names are the last parts of Hugging Face's."""

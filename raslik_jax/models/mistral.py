@@ -16,6 +16,7 @@ class MistralConfig(architecture.SlidingConfig):
     """The settings of a Mistral model under Hugging Face's names."""
 
     num_key_value_heads: int | None = 8
+    max_position_embeddings: int = 131_072
     sliding_window: int | None = 4096
 
     model_type = "mistral"

@@ -16,6 +16,7 @@ from raslik_jax.models import architecture, layers, llama
 class Qwen2Config(architecture.MixedConfig):
     """The settings of a Qwen2 model under Hugging Face's names."""
 
+    max_position_embeddings: int = 32_768
     sliding_window: int | None = 4096
     use_sliding_window: bool = False
     max_window_layers: int = 28

@@ -101,8 +101,10 @@ def resolve_folder(
         # A tokenizer fetched earlier leaves a snapshot without weights, a download that was killed
         # one without some of them.
         if (cached / weights).is_file() if weights else _is_whole(cached):
-            if revision is None:
+            if revision != cached.name:  # a branch moves
                 _tell_cached(name, cached.name)
+            if not weights and not (cached / "tokenizer.json").is_file():
+                fetch_tokenizer(name, cached)
             return cached
         names = {path.name for path in cached.iterdir()}
     reason: BaseException | None = None
@@ -126,7 +128,7 @@ def resolve_folder(
 def _tell_cached(name: str, commit: str) -> None:
     """Prints once which commit is read where the hub is not asked for a newer one."""
     line = f"    {name}: commit {commit[:12]} of the local cache, which may be older than the hub's"
-    print(f"{line}: give a revision to choose", file=sys.stderr)
+    print(f"{line}: give a commit to choose", file=sys.stderr)
 
 
 @functools.cache

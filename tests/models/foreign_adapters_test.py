@@ -88,16 +88,21 @@ class KeyTest(_Test):
         self.assert_refused(self.load, folder)
 
 
+def _in_file(key):
+    return key.replace(".base_layer", "").replace("lm_head", "embed_out")
+
+
 class SavedBaseTest(_Test):
     @parameterized.parameters(
         ({_EMBED: np.float32, _HEAD: np.float32},),
         ({_EMBED: ml_dtypes.bfloat16},),
         ({"gpt_neox.layers.0.attention.dense.base_layer.weight": np.float16},),
+        ({"lm_head.weight": np.float32},),  # the module's name in transformers 5
     )
     def test_unchanged_weights_of_the_base_change_nothing(self, saved):
         expected = self.load(self.write())
         tensors = {
-            _PREFIX + key: _BASE[key.replace(".base_layer", "")].astype(dtype)
+            _PREFIX + key: _BASE[_in_file(key)].astype(dtype)
             for key, dtype in saved.items()
         }
         self.assert_same(self.write(tensors), expected)
@@ -127,6 +132,8 @@ class SavedBaseTest(_Test):
         "gpt_neox.layers.0.attention.dense.lora_B.bias",
         "embed_out.modules_to_save.default.weight",
         "gpt_neox.other.weight",
+        "lm_head.lora_A.weight",
+        "model.vision_tower.vision_model.encoder.layers.0.mlp.fc1.lora_A.weight",
     )
     def test_tensors_beside_the_factors_of_lora_are_refused(self, key):
         folder = self.write({_PREFIX + key: np.ones((3, 3), np.float32)})
