@@ -153,7 +153,7 @@ def make_config(options: TraceOptions) -> Config:
     missing += [] if options.prompt.strip() else ["--prompt"]
     if missing:
         raise ValueError(f"{' and '.join(missing)} must be given: see raslik help trace")
-    if options.response and not options.response.strip():
+    if any(text and not text.strip() for text in (options.response, options.wished)):
         raise refused("blank_answer")
     if options.response:  # then no answer is needed
         given["sketch.query_output"] = "gold"

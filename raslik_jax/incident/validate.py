@@ -16,7 +16,7 @@ from raslik_jax.parallel import processes
 from raslik_jax.report import results, tables
 from raslik_jax.run import artifacts
 
-_LEAST_SUBSETS = 3
+_LEAST_SUBSETS = 8  # a bootstrap of fewer gives intervals that are too narrow
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 
 

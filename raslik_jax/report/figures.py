@@ -247,7 +247,7 @@ def draw_cut(
         axes.axhline(cut, color=INK, lw=1, ls="--")
         axes.axvline(num_forget + 0.5, color=INK, lw=1, ls="--")
         place = (num_forget + 0.5, 1), (5, -4), "data", "axes fraction"
-        note(axes, f"{num_forget:,} stand out", *place, ha="left", va="top")
+        note(axes, f"{num_forget:,} rows", *place, ha="left", va="top")
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel("training examples by score")

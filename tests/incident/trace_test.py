@@ -342,7 +342,7 @@ def test_a_hub_dataset_that_changed_is_not_traced_by_its_earlier_rows(tmp_path, 
 
 def test_a_response_of_blanks_is_refused():
     given = {"checkpoint": "base", "train_file": "x", "prompt": "Why?", "response": " \n"}
-    with pytest.raises(ValueError, match="a response must have more than blanks"):
+    with pytest.raises(ValueError, match="an answer must have more than blanks"):
         trace.make_config(trace.TraceOptions(**given))
 
 

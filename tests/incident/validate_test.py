@@ -24,7 +24,7 @@ from raslik_jax.run.stages import finetune
 from raslik_jax.run.stages import validate as stage
 from raslik_jax.run.workspace import Workspace
 
-_SEEDS, _SUBSETS, _TOP = 2, 3, 12
+_SEEDS, _SUBSETS, _TOP = 2, 8, 12
 
 
 def _traced(folder):
@@ -57,7 +57,7 @@ def validated(tmp_path_factory):
     flags += [f"--retrainings={5 * _SEEDS + _SUBSETS}", f"--seeds={_SEEDS}", f"--top={_TOP}"]
     done = tiny.run_command("validate", *flags)
     assert done.returncode == 0, done.stderr
-    assert "13 retrainings on 120 rows" in done.stdout
+    assert "18 retrainings on 120 rows" in done.stdout
     assert artifacts.CONFIG.read(run) == before
     found = artifacts.VALIDATION.read(run)
     return raslik_jax.ValidateResult(workdir=run, found=found, text=done.stdout)

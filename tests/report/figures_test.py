@@ -50,7 +50,7 @@ class PlainTest(parameterized.TestCase):
         above = axes.lines[1].get_xydata()
         np.testing.assert_array_equal(above[:, 0], np.arange(1, 21))
         self.assertGreater(above[-1, 1], axes.lines[2].get_ydata()[0])
-        self.assertIn("20 stand out", [text.get_text() for text in axes.texts])
+        self.assertIn("20 rows", [text.get_text() for text in axes.texts])
 
     def test_dots_stand_in_the_row_of_their_name(self):
         (axes,) = _draw("dots").axes

@@ -149,11 +149,11 @@ class Options(Settings):
     workdir: str = setting("runs/counterfactual", "Where the runs and the results go.")
     embedding: str = setting("", "Sentence encoder, as --retrieve.embedding.checkpoint; '': none.")
     unlearned: bool = setting(False, "Also score rows by unlearning each answer.")
-    halves: int = setting(20, "Trainings on random halves.", low=3)
+    halves: int = setting(20, "Trainings on random halves.", low=8)
     seeds: int = setting(
         0, "Seeds of QLD, for target prompts alone and without halves; 0: none.", zero_or=2
     )
-    again: int = setting(0, "First halves that are trained on again, in another order.", zero_or=3)
+    again: int = setting(0, "First halves that are trained on again, in another order.", zero_or=8)
     group: int = setting(1, "Rows that a half has or lacks together: neighbors by label, prompt.")
     queries: int = setting(12, "Most prompts of each kind, target and normal.", low=1)
     epochs: int = setting(3, "Epochs of every training.", low=1)

@@ -206,9 +206,10 @@ def make_chance(workspace: Workspace, folder: pathlib.Path) -> None:
     artifacts.SIGMA.write(folder, _noise_of_best(workspace, store, score_N, queries))
     artifacts.CHANCE_SUMMARY.write(folder, {**facts, **chance.count_finds(found)._asdict()})
     unrelated = facts["prompts"] - facts["related"]
+    is_all = facts["prompts"] >= workspace.config.retrieve.null_prompts  # else of all rows
     told = chance.sentence(found) or (
         f"the chance is unknown, because {unrelated:.0f} unrelated prompts are too few for "
-        f"{len(queries.gram_QQ)} queries: raise --retrieve.null_prompts"
+        f"{len(queries.gram_QQ)} queries{': raise --retrieve.null_prompts' * is_all}"
     )
     print(f"    {told}")
 
