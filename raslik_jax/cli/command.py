@@ -34,6 +34,8 @@ _KEEP = flags.DEFINE_boolean(
     "Keep compiled programs on disk for later commands: in JAX_COMPILATION_CACHE_DIR, or up to 4 "
     "GB in ~/.cache/raslik_jax.",
 )
+# Starts the text of an error of a device without room.
+_FULL = "RESOURCE_EXHAUSTED"
 # Those defined here are listed as flags of the command that asks for them.
 flags.disclaim_key_flags()
 
@@ -153,9 +155,17 @@ def _run(main: Callable[[], int | None], when_stopped: str, argv: Sequence[str])
             raise
         print(f"error: {bounded(sentence_of(error))}", file=sys.stderr)
         return 1
-    except MemoryError as error:
-        mend = "lower the batch sizes, or use a machine with more memory"
-        print(f"error: the memory is too small ({bounded(str(error))}): {mend}", file=sys.stderr)
+    except (MemoryError, RuntimeError) as error:
+        said = str(error).removeprefix(_FULL).strip(": ")
+        if isinstance(error, MemoryError) or str(error).startswith(_FULL):
+            what, mend = "the memory is too small", "lower the batch sizes, or use a larger device"
+        elif said.startswith("Unable to initialize backend"):
+            what, mend = "JAX must find its devices", "correct JAX_PLATFORMS, or the installation"
+        else:
+            raise
+        if os.environ.get("RASLIK_TRACEBACK"):
+            raise
+        print(f"error: {what} ({bounded(said)}): {mend}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(when_stopped, file=sys.stderr)

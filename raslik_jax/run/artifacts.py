@@ -4,6 +4,7 @@ The stage that makes a file writes it through its record here. Every other stage
 reads it through the same record. Nothing here loads jax.
 """
 
+import io
 import json
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -90,7 +91,9 @@ def _load_rows(path: pathlib.Path) -> tuple[Example, ...]:
 
 
 def _save_array(path: pathlib.Path, array: np.ndarray) -> None:
-    np.save(path, array, allow_pickle=False)
+    buffer = io.BytesIO()  # np.save to a full disk has an error without its reason
+    np.save(buffer, array, allow_pickle=False)
+    path.write_bytes(buffer.getbuffer())
 
 
 def _save_lines(path: pathlib.Path, rows: Iterable[Mapping[str, Any]]) -> None:

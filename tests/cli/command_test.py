@@ -65,6 +65,13 @@ def test_errors_of_the_system_name_their_file_and_arguments_are_utf8(tmp_path):
     assert status == 1 and said.startswith(f"error: '{tmp_path}/no/file' cannot be used (No such")
     status, said = end_of("raise MemoryError('Unable to allocate 7 TiB')")
     assert status == 1 and said.startswith("error: the memory is too small (Unable to allocate")
+    full = "raise RuntimeError('RESOURCE_EXHAUSTED: Out of memory while trying to allocate 7 TiB')"
+    status, said = end_of(full)
+    assert status == 1 and said.startswith("error: the memory is too small (Out of memory while")
+    status, said = end_of("raise RuntimeError(\"Unable to initialize backend 'cuda'\")")
+    assert status == 1 and said.endswith("correct JAX_PLATFORMS, or the installation\n")
+    status, said = end_of("raise RuntimeError('a defect')")
+    assert status == 1 and "Traceback" in said
     status, said = end_of("pass", "--prompt=\udcff")
     assert status == 2 and said.startswith(r"error: arguments must be UTF-8 text, got '--prompt=")
 

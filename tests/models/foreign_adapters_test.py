@@ -102,8 +102,7 @@ class SavedBaseTest(_Test):
     def test_unchanged_weights_of_the_base_change_nothing(self, saved):
         expected = self.load(self.write())
         tensors = {
-            _PREFIX + key: _BASE[_in_file(key)].astype(dtype)
-            for key, dtype in saved.items()
+            _PREFIX + key: _BASE[_in_file(key)].astype(dtype) for key, dtype in saved.items()
         }
         self.assert_same(self.write(tensors), expected)
 
