@@ -42,7 +42,7 @@ def shown(value: Any, limit: int = 60) -> str:
 
 
 def chosen(name: str, value: str, known: Mapping[str, _T]) -> _T:
-    """Returns what a word of an argument stands for; an unknown word is refused by name."""
+    """Returns the value of a word; a word that is not known is refused with the known ones."""
     if value not in known:
         must = f"{name} must be one of {', '.join(known)}"
         raise ValueError(f"{must}, got {shown(value)}: correct it")
