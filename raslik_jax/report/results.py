@@ -91,9 +91,16 @@ _STILL = Field(
     "right",
 )
 _DISTANCE = fields_of("distance")
+
+
+def _lies_below(interval: Mapping[str, float]) -> bool:
+    """Returns whether an interval lies below zero; over one query it has no width."""
+    return interval["low"] < interval["high"] < 0
+
+
 _SEEDS = (
     Field("Pareto", ("pareto",), partial(_count, "pareto", bool), "right"),
-    Field("Below\nRandom", (_BELOW,), partial(_count, _BELOW, lambda v: v["high"] < 0), "right"),
+    Field("Below\nRandom", (_BELOW,), partial(_count, _BELOW, _lies_below), "right"),
     Field("Closer", (_CLOSER,), partial(_count, _CLOSER, bool), "right"),
 )
 _JUDGED = Field("Judged", ("judgment/verdict",), lambda model: model.judged())

@@ -174,7 +174,7 @@ class Validation:
             removed = shuffled(range(self.count), seed=seed, label="random rows")[: self.top]
         elif name != NOTHING:
             score_N = self.design.rankings[name].score_N[self._at_N]
-            removed = np.argsort(-score_N, kind="stable")[: self.top]
+            removed = np.lexsort((np.array(self.ids), -score_N))[: self.top]  # equal ones by id
         return np.delete(np.arange(self.count), removed)
 
     @property
