@@ -41,8 +41,7 @@ def weighted_mean(
     results of all parts then add up to the mean of the batch.
     """
     weight_B = row_weights(batch, mean)
-    if total is None:
-        total = jnp.sum(weight_B)
+    total = jnp.sum(weight_B) if total is None else total
     return jnp.sum(jnp.where(weight_B > 0, weight_B * value_B, 0.0)) / jnp.maximum(total, 1.0)
 
 

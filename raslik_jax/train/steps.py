@@ -82,9 +82,8 @@ def unlearning(
 ) -> loop.Algorithm:
     """Returns the algorithm that minimizes an objective's forget term and retain term.
 
-    A batch of a step is (forget, retain). If the objective has no retain term, `retain` must be
-    None. Otherwise its shapes compile the step again. `settings` are the objective's own; None: its
-    defaults.
+    A batch of a step is (forget, retain). Without a retain term `retain` must be None, because its
+    shapes compile the step again. `settings` are the objective's own; None: its defaults.
     """
     own = objective.settings if settings is None else settings
 
