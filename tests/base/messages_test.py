@@ -1,5 +1,6 @@
 """Messages are short, printable and say what to do, whatever the data holds."""
 
+import pytest
 from absl.testing import parameterized
 
 from raslik_jax.base import messages
@@ -46,3 +47,10 @@ class MessagesTest(parameterized.TestCase):
             text = messages.shown(value)
             self.assertLessEqual(len(text), 60)
             self.assertTrue(text.isprintable(), msg=text)
+
+
+def test_an_unknown_word_is_refused_with_the_known_ones():
+    known = {"examples": 1, "tokens": 2}
+    assert messages.chosen("mean", "tokens", known) == 2
+    with pytest.raises(ValueError, match="mean must be one of examples, tokens, got 'token'"):
+        messages.chosen("mean", "token", known)

@@ -281,3 +281,12 @@ def test_without_a_model_before_fine_tuning_damage_alone_is_judged():
     shown = {"by": "words", "description": "does not show a marker word"}
     marked = {**FINETUNED, "non_sf_target": _interval(0.1)}
     assert judgment.behavior_of(marked, None, shown) is None
+
+
+@pytest.mark.parametrize(("of_base", "verdict"), [(0.1, "forgotten"), (0.6, "damaged")])
+def test_target_answers_as_alike_as_the_bases_are_no_damage(of_base, verdict):
+    """A refusal that returns is one sentence for all prompts, in the base too."""
+    models = _entry(0.4, prompts=(0, 8)), _entry(), _entry(0.35)
+    for model, distinct in zip(models, (0.1, 0.8, of_base), strict=True):
+        model["diversity"]["target"] = _diversity(distinct, 0.05)
+    assert judgment.judge(*models)["verdict"] == verdict

@@ -4,6 +4,7 @@ import json
 import pathlib
 import shutil
 import tempfile
+from unittest import mock
 
 import tiny
 from absl.testing import absltest
@@ -11,6 +12,7 @@ from absl.testing import absltest
 from raslik_jax.base.files import read_json
 from raslik_jax.data import toy_model
 from raslik_jax.data.examples import write_examples
+from raslik_jax.incident import making, unlearn
 
 _FLAGS = (
     *(f"--corpus.template={toy_model.TEMPLATE}", f"--corpus.max_len={toy_model.MAX_LEN}"),
@@ -90,6 +92,20 @@ class FindingTest(absltest.TestCase):
             )
             self.assertIn("--forget_file", line)
             self.assertFalse(out.exists())
+
+    def test_a_finding_that_is_out_of_date_refuses_nothing(self):
+        """As after a kill of `unlearn --retrieve.num_forget=3`, which left its settings."""
+        root = self.folder / "stopped"
+        shutil.copytree(self.runs[1], root)
+        config = read_json(root / "config.json")
+        config["retrieve"]["num_forget"] = 3
+        (root / "config.json").write_text(json.dumps(config))
+        with mock.patch.object(making, "make", side_effect=RuntimeError("it begins")):
+            with self.assertRaisesRegex(RuntimeError, "it begins"):
+                unlearn.unlearn(run=root, out=self.folder / "clean-stopped")
+            for given in ({"out": self.folder / "clean"}, {"dry_run": True}):
+                with self.assertRaisesRegex(ValueError, "must be a trace that found rows"):
+                    unlearn.unlearn(run=self.runs[1], **given)
 
     def test_the_report_says_why_no_row_was_found(self):
         out = self.folder / "report"

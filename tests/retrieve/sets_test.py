@@ -147,3 +147,14 @@ class HoldOutTest(parameterized.TestCase):
         score_N = np.r_[np.linspace(1, -1, 30), np.full(10, -np.inf)]
         found = sets.hold_out(rows, [0, 1], score_N, share=0.5, seed=0, traced=())
         self.assertContainsSubset(found.normal, range(15, 30))
+
+    def test_rows_that_cannot_be_asked_and_labeled_targets_are_no_normal_ones(self):
+        rows = [
+            row._replace(is_target=i % 3 == 0) for i, row in enumerate(self._rows("abcdef" * 7))
+        ]
+        rows = [row._replace(instruction=f"{row.instruction}{i}") for i, row in enumerate(rows)]
+        found = self._hold_out(rows, list(range(12)), share=0.5, unasked=[1, 22, 23, 25])
+        self.assertNotEmpty(found.target)
+        self.assertNotEmpty(found.normal)
+        self.assertNoCommonElements([*found.target, *found.normal], [1, 22, 23, 25])
+        self.assertFalse(any(rows[position].is_target for position in found.normal))

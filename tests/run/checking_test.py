@@ -8,6 +8,7 @@ import shutil
 from unittest import mock
 
 import jax
+import pytest
 from absl.testing import absltest
 from folders import FolderTest
 from jax.sharding import AbstractMesh
@@ -282,3 +283,11 @@ class CheckModelTest(FolderTest):
         self.write_file("config.json", config)
         with refused():
             checking.check_model(replaced(Config(), {"backbone.checkpoint": str(self.folder)}))
+
+
+def test_a_retraining_has_its_own_batch_size():
+    given = {"backbone.checkpoint": "base", "backbone.adapter": "mine"}
+    config = replaced(Config(), {**given, "unlearn.algorithms": ("retrain",)})
+    checking.check_mesh(config, 16, stages=("unlearn",))
+    with pytest.raises(ValueError, match="batch_size must be at least the devices"):
+        checking.check_mesh(replaced(Config(), given), 16, stages=("unlearn",))

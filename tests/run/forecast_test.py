@@ -223,3 +223,13 @@ def test_programs_are_compiled_once():
     assert steps["sketch"].programs == steps["retrieve/queries"].programs
     first, *others = (s for name, s in steps.items() if name.startswith("unlearn/"))
     assert first.num_programs > 0 and not any(step.num_programs for step in others)
+
+
+def test_a_training_with_longer_rows_than_the_corpus_meets_its_longest_one():
+    """The longest of 52,002 rows is in few drawn batches, and takes the most memory."""
+    run = forecast.forecast(_config(), _NOWHERE).run
+    assert run.length_N.max() > 1_000
+    found = run.drawn(8, 10, max_len=2_048)
+    assert max(shape.length for shape in found) >= run.length_N.max()
+    assert sum(found.values()) == pytest.approx(10)
+    assert max(shape.length for shape in run.drawn(8, 10)) == run.config.corpus.max_len

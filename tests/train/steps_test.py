@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import linear_decoder
 import numpy as np
 import optax
+import pytest
 from absl.testing import parameterized
 from support import padded, tiny_model, token_rows
 
@@ -267,3 +268,10 @@ class AgainstNumpyTest(parameterized.TestCase):
         self.assertEqual([size for size, _ in counts], [1, 1, 1, 2, 2, 2])
         self.assertEqual(counts[0], counts[2])
         self.assertEqual(counts[3], counts[5])
+
+
+def test_a_retraining_is_no_step_of_unlearning():
+    for name in (name for name, one in OBJECTIVES.items() if one.retrains):
+        algorithm = _algorithm(name, optax.sgd(1.0))
+        with pytest.raises(ValueError, match="trains without rows: use steps.supervised"):
+            _run(algorithm, 1)
