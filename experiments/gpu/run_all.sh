@@ -32,8 +32,6 @@ if [ -z "${PYTHON:-}" ]; then
 fi
 SMOKE="${SMOKE:-0}" TOTAL="${TOTAL:-580}" LIMIT="${LIMIT:-180}" ONLY="${ONLY:-}"
 FAILED=0
-# JAX takes three quarters of the memory unless told otherwise.
-export XLA_PYTHON_CLIENT_MEM_FRACTION="${XLA_PYTHON_CLIENT_MEM_FRACTION:-0.95}"
 
 if [ "$SMOKE" = 1 ]; then
     MODEL="${MODEL:-pythia-14m}" BATCH_TOKENS="${BATCH_TOKENS:-128}" ROWS="${ROWS:-64}"

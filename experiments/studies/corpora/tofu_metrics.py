@@ -132,7 +132,7 @@ def compare_truth(
     if [record["id"] for record in ours] != [record["id"] for record in theirs]:
         raise ValueError(
             f"the retain model must have answered the same {len(ours)} questions: run it with "
-            "the same --corpus.tofu.forget and --evaluate.questions"
+            "the same --corpus.tofu.forget and --corpus.tofu.questions"
         )
     ratios = map(_truth_ratios_of, (ours, theirs))
     return (forget_quality(*ratios) if ours else 1.0), len(ours)

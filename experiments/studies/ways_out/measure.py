@@ -140,7 +140,8 @@ def run_case(
             return found | {"finding": "no row stands out"}
         for words in (
             ["unlearn", "--run", shared, "--out", out["unlearn"]],
-            ["retrain", "--run", shared, "--out", out["retrain"], "--other_seed", *case.recipe],
+            ["retrain", "--run", shared, "--out", out["retrain"], "--other_seed", *case.recipe]
+            + [f"--unlearn.retrain.seed={10 * seed}"],  # that of the other one follows it
             ["report", "--run", shared],
         ):
             found["commands"][words[0]] = run(words, log)
