@@ -195,6 +195,7 @@ class Tracer:
         """
         if not queries:
             raise ValueError("queries must be at least one, got none")
+        self.workspace.told.clear()  # each question has its own lines
         self.store.require_current()
         row, template = next(iter(self.examples.values())), self.workspace.template
         queries = [masking.as_trained(query, row, template) for query in queries]

@@ -69,7 +69,8 @@ def unlearn(options: UnlearnOptions | None = None, **named: Any) -> UnlearnResul
     processes.alone(lambda: _check_used(config, root, options.settings))
     if kept := _kept(config, options.settings):
         print(f"settings of the run, from its trace or an earlier command: {' '.join(kept)}")
-    print(f"sets: {rows_lib.describe_sets(config, variant.strategy, root)}")
+    described = processes.from_first(lambda: rows_lib.describe_sets(config, variant.strategy, root))
+    print(f"sets: {described}")
     making.require("matplotlib")  # the report comes last, so a missing part of it is printed first
     how: Any = {"mesh": options.mesh, "update": True}
     first: Any = {"stages": [stage for stage in STAGES if stage != "report"], **how}

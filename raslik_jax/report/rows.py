@@ -51,7 +51,7 @@ def describe_sets(config: Config, strategy: str, root: pathlib.Path) -> str:
         fields = parse_fields(getattr(config.corpus.own, "fields", ""))
         chosen = find_rows(rows, own.forget_file, flag="--forget_file", fields=fields)
         left -= {rows[position].example_id for position in chosen}
-    return write("sets_of_files", named, len(left), held_out.path)
+    return write("sets_of_files", named, sorted(left))
 
 
 def write_rows(folder: pathlib.Path, root: pathlib.Path, set_of: Mapping[str, str]) -> None:

@@ -4,8 +4,9 @@ The stage that makes a file writes it through its record here. Every other stage
 reads it through the same record. Nothing here loads jax.
 """
 
-import io
+import errno
 import json
+import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar, cast
@@ -91,9 +92,11 @@ def _load_rows(path: pathlib.Path) -> tuple[Example, ...]:
 
 
 def _save_array(path: pathlib.Path, array: np.ndarray) -> None:
-    buffer = io.BytesIO()  # np.save to a full disk has an error without its reason
-    np.save(buffer, array, allow_pickle=False)
-    path.write_bytes(buffer.getbuffer())
+    try:
+        np.save(path, array, allow_pickle=False)
+    except OSError as error:
+        number = error.errno or errno.ENOSPC  # NumPy leaves it out
+        raise OSError(number, os.strerror(number), str(path)) from error
 
 
 def _save_lines(path: pathlib.Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -157,7 +160,7 @@ VERSIONS = _json("", "versions.json")
 # The answer that `raslik trace` traces.
 TRACED_QUERY = _rows("", "queries")
 # The places of files that `raslik unlearn` wrote, by title; below the work directory or absolute.
-# "" has the hash of the rows to forget that they were made with.
+# "" has the key of the unlearned model that they were made of.
 EXPORTS = _json("", "exports.json", {str: str})
 
 # The corpus, and the models before unlearning -----------------------------------------------------

@@ -7,6 +7,7 @@ calls no cuBLAS.
 """
 
 import importlib.metadata
+import importlib.resources
 import importlib.util
 import os
 import sys
@@ -14,25 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import jax
-
-# A GpuTargetConfigProto, as XLA keeps them in xla/backends/gpu/target_config/specs.
-_HOPPER = """
-gpu_device_info {{
-  threads_per_block_limit: 1024 threads_per_warp: 32
-  shared_memory_per_block: 49152 shared_memory_per_core: 233472
-  shared_memory_per_block_optin: 232448
-  threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
-  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
-  memory_bandwidth: {bytes_per_second:.0f} device_memory_size: {memory_bytes}
-  l2_cache_size: 52428800 clock_rate_ghz: 1.98
-  cuda_compute_capability {{ major: 9 }}
-  registers_per_core_limit: 65536 registers_per_block_limit: 65536
-}}
-platform_name: "CUDA"
-dnn_version_info {{ major: 9 minor: 8 }}
-runtime_version {{ major: 12 minor: 9 patch: 0 }}
-device_description_str: "{title}"
-"""
 
 
 class Device(NamedTuple):
@@ -55,8 +37,9 @@ class Device(NamedTuple):
 
     @property
     def spec(self) -> str:
-        """The description from which XLA compiles."""
-        return _HOPPER.format(**self._asdict())
+        """The GpuTargetConfigProto from which XLA compiles, as in its gpu/target_config/specs."""
+        text = importlib.resources.files("raslik_jax.run") / "hopper.textproto"
+        return text.read_text("utf-8").format(**self._asdict())
 
 
 # The share of a GPU's memory that JAX reserves; its default is 75 %. CUDA itself takes about 1 GB.

@@ -265,8 +265,7 @@ class AbstractRun(Workspace):
         self.sketch_size = min(sketching.size, self.num_params)
         self.row_bytes = self.sketch_size * jnp.dtype(sketching.dtype).itemsize
         # Of whole rows: a training may have a limit of its own.
-        own_N = (rows.lengths_N, rows.num_targets_N) if rows else load_alpaca_lengths()
-        self.length_N, self.response_N = own_N
+        self.rows, (self.length_N, self.response_N) = rows, _sizes_of(rows)
         self.count_rows()
 
     def count_rows(self, *, has_sizes: bool = False) -> None:
@@ -361,8 +360,8 @@ class AbstractRun(Workspace):
 
     def _cut(self, max_len: int = 0) -> tuple[Int[np.ndarray, " N"], Int[np.ndarray, " N"]]:
         """Returns the tokens and response tokens of each row, cut at a length."""
-        length_N = np.minimum(self.length_N, max_len or self.config.corpus.max_len)
-        return length_N, np.maximum(self.response_N - (self.length_N - length_N), 0)
+        max_len = max_len or self.config.corpus.max_len
+        return _sizes_of(self.rows and self.rows.cut(max_len), max_len)
 
     def epochs_of(self, settings: FinetuneConfig | UnlearnConfig, rows: int) -> Shapes:
         """Returns the number of batches by shape of fine-tuning or unlearning on some rows."""
@@ -394,6 +393,11 @@ class AbstractRun(Workspace):
         prompt_N = np.sort(np.subtract(*self._cut()))
         prompt_N = prompt_N[np.linspace(0, len(prompt_N) - 1, count).round().astype(np.int64)]
         return _count_lines(prompt_N, prompt_N, rows)
+
+
+def _sizes_of(rows: Encoded | None, max_len: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the tokens and the targets of each row; without rows those of Alpaca's."""
+    return (rows.lengths_N, rows.num_targets_N) if rows else load_alpaca_lengths(max_len=max_len)
 
 
 def _count_lines(length_N: np.ndarray, answer_N: np.ndarray, size: int) -> Shapes:

@@ -136,7 +136,7 @@ def test_a_validation_that_was_killed_ends_with_the_same_bytes(validated, tmp_pa
     # More of them add to those that are there.
     _validate(given, retrainings=5 * _SEEDS + _SUBSETS + 1)
     more = _results(run)
-    new = "validate/subset-3-3/losses.json", "validate/results/found.json"
+    new = "validate/subset-8-3/losses.json", "validate/results/found.json"
     assert {name for name in more if more[name] != whole.get(name)} == {*new}
 
 

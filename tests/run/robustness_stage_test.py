@@ -10,8 +10,10 @@ import optax
 import pytest
 import tiny
 
+from raslik_jax.base.settings import replaced
 from raslik_jax.data.batches import make_batch, plan_rows
 from raslik_jax.data.read.formats import read_written
+from raslik_jax.data.tokens import encoding
 from raslik_jax.evaluate.robustness import prompts
 from raslik_jax.run.stages.robustness import Attack, Bench, write_robustness
 from raslik_jax.run.workspace import Workspace
@@ -149,3 +151,28 @@ def test_earlier_turns_are_text_before_a_framed_instruction(workspace, tmp_path)
     assert asked not in [row.instruction for row in chosen]
     nats = _nats(workspace, lora, base, f"{asked}\n{said}\n\n")
     np.testing.assert_allclose(found["another question before"]["nats"], nats, atol=2e-5)
+
+
+def test_what_is_asked_twice_is_the_same_for_every_model(workspace, monkeypatch):
+    bench, limits = Bench(workspace, "oracle"), workspace.config
+    lengths = {
+        row.example_id: len(tokens)
+        for row, tokens in zip(
+            bench.asked.prompts,
+            encoding.encode_prompts(
+                bench.asked.prompts,
+                workspace.tokenizer,
+                max_len=limits.corpus.max_len,
+                template=workspace.template_name,
+            ),
+            strict=True,
+        )
+    }
+    middle = sorted(lengths.values())[len(lengths) // 2]
+    most = 2 * middle + limits.references.max_new_tokens
+    config = replaced(limits, {"corpus.max_len": most})
+    monkeypatch.setattr(workspace, "config", config)
+    kept = bench.twice("asked again", bench.asked)
+    expected = [name for name, length in lengths.items() if length < middle]
+    assert [row.example_id for row in kept.prompts] == expected != [*lengths]
+    assert {*kept.before} == {*expected}

@@ -183,7 +183,7 @@ class TrainingStageTest(FolderTest):
 
     def test_rows_above_the_length_are_cut_or_dropped(self):
         workspace = _workspace(self.root, unlearn=_UNLEARN)
-        told = self.enter_context(mock.patch.object(workspace, "_told", set()))
+        told = self.enter_context(mock.patch.object(workspace, "told", set()))
         lengths_N = workspace.train_rows.lengths_N
         most = int(np.median(lengths_N))
         for kind, number in (("cut", len(lengths_N)), ("drop", int((lengths_N <= most).sum()))):

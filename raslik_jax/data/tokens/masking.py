@@ -184,8 +184,8 @@ def describe_rows(rows: Sequence[Example], template: str) -> str:
 
     found = collections.Counter(how(row) for row in rows if row.place)
     parts = [f"{count:,} rows of {name}" for name, count in found.items()]
-    talks = (row.content for row in rows if isinstance(row.content, Conversation))
-    muted = sum(row.is_muted for row in rows), sum(len(talk.muted) for talk in talks)
+    held = [row.content for row in rows if not row.is_muted]
+    muted = len(rows) - len(held), sum(len(c.muted) for c in held if isinstance(c, Conversation))
     for count, what in zip(muted, ("of them", "answers in conversations"), strict=True):
         parts += [f"{count:,} {what} are left out because of their loss flag 0"] if count else []
     return "; ".join(parts)

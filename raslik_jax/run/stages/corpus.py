@@ -95,7 +95,7 @@ UNITS = (
         settings="seed corpus corpus.dataset corpus.{config.corpus.dataset}",
         values=_names,
         files=_files,
-        writes={"rows": 10},
+        writes={"rows": 11},
         is_alone=True,
         work=lambda run: Work(500.0 * run.sizes.train),
     ),

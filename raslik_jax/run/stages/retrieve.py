@@ -101,8 +101,7 @@ def _hold_out(workspace: Workspace, chosen: Selection, folder: pathlib.Path) -> 
     """Writes queries made from training examples; returns the examples to keep out of the sets."""
     config, rows, split = workspace.config, workspace.corpus.train, examples.HELD_OUT
     # Of a long conversation the prompt of the last answer may be too long to be asked.
-    is_long_N = workspace.train_rows.lengths_N > config.corpus.max_len
-    long = np.flatnonzero(is_long_N).tolist()
+    long = np.flatnonzero(workspace.train_rows.lengths_N > config.corpus.max_len).tolist()
     fits = workspace.fit([rows[position] for position in long])
     held_out = sets.hold_out(
         rows,

@@ -128,8 +128,8 @@ class Bench:
             kept = [*itertools.compress(rows, workspace.fit(rows, most))]
             if len(kept) < len(rows):
                 line = f"{len(rows) - len(kept)} of {len(rows)} prompts of {name!r}"
-                limit = f"--corpus.max_len={workspace.config.corpus.max_len} tokens"
-                workspace.tell(f"{line} have no room for an answer in {limit} and are left out")
+                limits = "--corpus.max_len and --references.max_new_tokens"
+                workspace.tell(f"{line} have no room for an answer by {limits} and are left out")
             return kept
 
         prompts = keep(group.prompts)
@@ -310,7 +310,7 @@ UNITS = (
         "evaluate.{0.measure} unlearn.max_len unlearn.remat unlearn.batch_size "
         # The last ones are of the dataset's judge.
         "unlearn.micro_batch_size corpus.dataset corpus.{config.corpus.dataset}",
-        writes={"robustness": 5},
+        writes={"robustness": 6},
         members=_attacks,
         measures=True,
         work=count_attack,

@@ -262,7 +262,7 @@ _CHANCE = (
         make_chance,
         "{train} sketch/index {queries} retrieve/queries retrieve/influence retrieve/null",
         "seed {kernel}",
-        writes={"chance": 4},
+        writes={"chance": 5},
     ),
 )
 
