@@ -90,7 +90,12 @@ def score_pairs(
     if not references:
         raise refused("no_scores")
     pairs = ((predictions[name], references[name]) for name in sorted(references))
-    return np.array([rouge_l_f1(*pair) if "".join(pair).strip() else 1.0 for pair in pairs])
+    return np.array([likeness(*pair) for pair in pairs])
+
+
+def likeness(text: str, other: str) -> float:
+    """Returns the ROUGE-L F1 of two texts; 1 for two blank ones, which have no words."""
+    return rouge_l_f1(text, other) if f"{text}{other}".strip() else 1.0
 
 
 def bootstrap(values_Q: Float[np.ndarray, " Q"], *, seed: int, resamples: int) -> Interval:

@@ -81,7 +81,7 @@ def compare_curves(log: Sequence[Any], losses: Sequence[float]) -> Loss | None:
 def compare_answers(given: Sequence[str], own: Sequence[str], base: Sequence[str]) -> Answers:
     """Returns how similar the answers of two adapters are, and those of the base."""
     alike = (
-        float(np.mean([rates.rouge_l_f1(*pair) for pair in zip(said, given, strict=True)]))
+        float(np.mean([rates.likeness(*pair) for pair in zip(said, given, strict=True)]))
         for said in (own, base)
     )
     return Answers(len(given), sum(a == b for a, b in zip(given, own, strict=True)), *alike)

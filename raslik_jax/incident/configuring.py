@@ -9,7 +9,7 @@ from raslik_jax.base.files import hash_file, read_json
 from raslik_jax.base.messages import shown, some_of
 from raslik_jax.base.settings import Settings, replaced, setting
 from raslik_jax.config import Config, EvaluateConfig, config_from_json
-from raslik_jax.data.contents import Conversation, Passage
+from raslik_jax.data.contents import Conversation
 from raslik_jax.data.words import load_words, refused
 from raslik_jax.incident import making
 from raslik_jax.models import storage
@@ -51,7 +51,7 @@ class UnlearnOptions(making.Options):
     measure: Literal["quick", "full"] = setting(
         "quick",
         "quick: the answers to held-out prompts, and the traced answer. full: also the perplexity "
-        "of the sets and of the answers. Rows without a prompt always take full.",
+        "of the sets and of the answers.",
     )
     merged: bool = setting(False, "Write a whole checkpoint instead of an adapter.")
     dry_run: bool = setting(
@@ -101,9 +101,7 @@ def make_config(options: UnlearnOptions) -> Config:
         given |= {f"retrieve.given.{name}": path for name, path in names.items()}
         given["retrieve.strategies"] = ("given",)
     run = config_from_json(with_own_query(recorded, root))
-    is_trace = hasattr(run.corpus.own, "train_file")
-    is_text = is_trace and isinstance(making.first_rows(run, 1)[0].content, Passage)
-    if (is_text or options.measure == "full") and not run.evaluate.perplexity_examples:
+    if options.measure == "full" and not run.evaluate.perplexity_examples:
         given.setdefault("evaluate.perplexity_examples", EvaluateConfig().perplexity_examples)
     config = making.changed(run, given)
     asked = config.unlearn.algorithms

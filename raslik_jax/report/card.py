@@ -125,7 +125,8 @@ def _robustness(facts: CardFacts) -> list[tuple[str, str]]:
 
 def _retrained(facts: CardFacts) -> Markup:
     """Returns the table of the distances to the retrained model; empty without one."""
-    table = results.retrained_table(facts.metrics) if facts.metrics else None
+    is_last = "distance" in (facts.entry or {})  # it is measured at the last epoch
+    table = results.retrained_table(facts.metrics) if facts.metrics and is_last else None
     return Markup(tables.render_markdown(table) if table else "")
 
 

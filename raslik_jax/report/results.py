@@ -156,6 +156,8 @@ def results_table(metrics: Metrics, *, epochs: Literal["last", "all"] = "last") 
         fields.append(_JUDGMENT)
 
     def heading(algorithm: str) -> str:
+        if algorithm in OBJECTIVES and OBJECTIVES[algorithm].retrains:
+            return algorithm_name(algorithm)
         if is_probed(metrics["settings"], algorithm):
             return f"{algorithm_name(algorithm)}, at the step that its probes chose"
         if epochs == "all" or is_probed(metrics["settings"]):

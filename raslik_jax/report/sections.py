@@ -172,10 +172,12 @@ def _summary(experiments: Sequence[Experiment]) -> dict[str, Any]:
         runs = experiment.metrics
         missing = [m for m in runs if not _is_shown(m)]
         told = [(m["seed"], notes.judgment_sentence(collect_models([m]))) for m in runs]
+        first = experiment.runs[0].incident
+        seed = f"Seed {runs[0]['seed']}." if len(runs) > 1 else ""
         return {
             "missing": [(m["seed"], notes.behavior_sentence(m)) for m in missing[:1]],
             "judgments": [(seed, text) for seed, text in told if text],
-            "costs": incident.costs if (incident := experiment.runs[0].incident) else (),
+            "costs": [*filter(None, (seed, first.which)), *first.costs] if first else [],
             "items": [*_summarized(experiment)],
         }
 
@@ -245,9 +247,14 @@ def _validation(experiment: Experiment) -> dict[str, Any]:
 
 def _retrained(experiment: Experiment) -> dict[str, Any]:
     metrics = experiment.metrics[0]
-    said = [one.get("judgment", {}).get("distance") for one in metrics["methods"]]
+    said = dict[str, str]()
+    for one in metrics["methods"]:
+        if text := one.get("judgment", {}).get("distance"):
+            algorithm = names.algorithm_name(one["algorithm"])
+            said[f"{names.strategy_name(one['strategy'])} with {algorithm}"] = text
     table = results.retrained_table(metrics)
-    return {"table": table, "sentences": [*filter(None, said)]} if table else {}
+    sentences = [f"{name}: {text}" if len(said) > 1 else text for name, text in said.items()]
+    return {"table": table, "sentences": sentences} if table else {}
 
 
 def _frontier(experiment: Experiment) -> dict[str, Any]:
@@ -350,7 +357,8 @@ def _side_by_side(experiment: Experiment, budget: int) -> dict[str, Any]:
             heading = names.algorithm_name(algorithm) or "Before unlearning"
             groups.setdefault(heading, []).append((*legend[name], pieces))
         queries.append({"query": query, "groups": groups})
-    place = "the step that its probes chose" if is_probed(run.config) else "its last epoch"
+    probed = {is_probed(run.config, algorithm) for algorithm, _ in run.answers if algorithm}
+    place = "the step that its probes chose" if probed == {True} else "its last step"
     return {
         "place": "the epoch that was chosen for it" if run.metrics.get("chosen") else place,
         "has_marks": bool(run.marker_words),

@@ -145,7 +145,7 @@ class Prober:
                 before = [*self._probes[0]["answers"].values()] if self._probes else texts
                 said = verdict.answers_progress(
                     *(
-                        [rates.rouge_l_f1(*pair) for pair in zip(of, before, strict=True)]
+                        [rates.likeness(*pair) for pair in zip(of, before, strict=True)]
                         for of in (texts, self._said_by_base)
                     )
                 )

@@ -288,7 +288,7 @@ class EdgesTest(FolderTest):
             entry["judgment"] = judged | {"inputs": []}
         text = self._render(run).all("section", id="summary")[0].text()
         self.assertIn("Damaged. Normal answers empty: 9 of 48.", text)
-        self.assertIn("Unlearning damaged the models of", text)
+        self.assertIn("are damaged. Their low F", text)
         self.assertNotIn("forgotten:", text)
 
     def test_figures_take_their_colors_from_the_page_in_light_and_in_dark(self):

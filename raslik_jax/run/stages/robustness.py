@@ -166,12 +166,13 @@ class Bench:
         """Returns the number of training rows of a kind, and a model's readings after steps."""
         settings, fresh = self.workspace.config.unlearn, self.fresh(model)
         groups = {name: self._trained_rows(name, rows) for name in KINDS}
-        plans = [batches.plan_rows(part, np.arange(len(part.ids))) for part in groups.values()]
+        count = min(len(part.ids) for part in groups.values())  # the same number of each kind
+        groups = {name: part.take(np.arange(count)) for name, part in groups.items()}
+        plans = [batches.plan_rows(part, np.arange(count)) for part in groups.values()]
         # One shape for all kinds: it is compiled once.
         shape = {name: max(getattr(p, name) for p in plans) for name in ("length", "num_targets")}
-        count = len(groups[kind].ids)
         plan = plans[list(groups).index(kind)]._replace(**shape)
-        line = batches.in_lines(plan.rows, max(len(part.ids) for part in groups.values()))[0]
+        line = batches.in_lines(plan.rows, count)[0]
         batch = batches.make_batch(groups[kind], plan._replace(rows=line))
         found: dict[int, Reading] = {}
 
