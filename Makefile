@@ -76,7 +76,7 @@ test: $(VENV)/.installed-dev
 
 .PHONY: tests-alone
 tests-alone: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+	$(BIN)/python -m pytest -q -rs -n $(WORKERS) --dist worksteal
 
 parity: $(VENV)/.installed-parity
 	$(BIN)/python -m pytest -q -m "heavy or study" tests/parity
