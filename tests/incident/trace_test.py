@@ -266,7 +266,7 @@ def test_a_refused_trace_leaves_the_question_that_was_there(tmp_path, asked, bef
     query = tmp_path / "incident" / "queries.jsonl"
     if before:
         query.parent.mkdir()
-        query.write_text(before)
+        written.write_bytes(query.parent, query, before.encode())
     with pytest.raises(ValueError, match="no/model"):
         asked[1]()
     assert query.parent.exists() == bool(before)
@@ -302,9 +302,15 @@ def test_a_question_of_the_users_own_is_not_written_over(tmp_path, asked):
     query = tmp_path / "incident" / "queries.jsonl"
     query.parent.mkdir()
     query.write_text("mine")
+    for update in (False, True):
+        options = trace.TraceOptions(prompt="Q", response="A", update=update)
+        with pytest.raises(ValueError, match="must be of a trace, its folder has no written.json"):
+            trace.write_query(options, asked[0])
+        assert query.read_text() == "mine"
+    query.unlink()
+    trace.write_query(options, asked[0])
     with pytest.raises(ValueError, match="holds the trace of another answer: choose another"):
-        trace.write_query(trace.TraceOptions(prompt="Q", response="A"), asked[0])
-    assert query.read_text() == "mine"
+        trace.write_query(trace.TraceOptions(prompt="other"), asked[0])
 
 
 def test_answers_that_the_user_added_stay_with_their_trace(tmp_path, asked, capsys):
