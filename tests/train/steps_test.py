@@ -113,11 +113,12 @@ class StepsTest(parameterized.TestCase):
 
 _LORA, _BASE = linear_decoder.random_weights()
 _MOVED = {"w": _LORA["w"] + 0.3 * linear_decoder.random_weights(1)[0]["w"]}
-# Rows of unlike length and a dummy row, so that every kind of mean differs.
+# Rows of unlike length and a dummy row, so that every kind of mean differs. The labels 2, 3 and 6
+# carry the behavior in the first row to forget, and 3 alone in the second one.
 _UNEVEN = tuple(
     token_rows(seed, shapes, vocab_size=linear_decoder.V).batch(9)
     for seed, shapes in (
-        (2, [(3, 6), (5, 2), (1, 1), (4, 0)]),
+        (316, [(3, 6), (5, 2), (1, 1), (4, 0)]),
         (3, [(2, 3), (1, 7), (5, 4), (3, 1)]),
     )
 )
@@ -148,18 +149,18 @@ def _parts(name, batches):
     return forget, retain if OBJECTIVES[name].retain else None
 
 
-def _linear_step(name, options=_OPTIONS, *, batches=_UNEVEN, base=_BASE, params=None, **changes):
-    """Returns the parameters and Info after one step of size 1 from _MOVED."""
+def _linear_step(name, options=_OPTIONS, *, batches=_UNEVEN, base=_BASE, at=0, **changes):
+    """Returns the parameters and Info after one step of size 1 from _MOVED, the step after `at`."""
     algorithm = _linear_algorithm(name, options, **changes)
     state, info = jax.jit(algorithm.step)(
-        algorithm.init(params or _MOVED),
+        algorithm.init(_MOVED)._replace(step=jnp.int32(at)),
         steps.Frozen(base=base, reference=_LORA),
         _parts(name, batches),
     )
     return state.params, info
 
 
-def _numpy_step(name, options, direction="reverse"):
+def _numpy_step(name, options, direction="reverse", hold=_CHANGED["hold"]):
     """Returns w after the same step, by hand in float64."""
     forget, retain = _UNEVEN
     nll = linear_decoder.nll_values(_MOVED["w"], _BASE, forget)
@@ -181,7 +182,7 @@ def _numpy_step(name, options, direction="reverse"):
         grad += options.retain_weight * mean(np.ones(4), kept.grad_BEE, retain, options.mean)
     if name.endswith("klr"):
         kept = linear_decoder.kl_values(_MOVED["w"], _LORA["w"], _BASE, retain, direction=direction)
-        factor = _CHANGED["hold"] if name == "cap_klr" else 1.0
+        factor = hold if name == "cap_klr" else 1.0
         grad += options.retain_weight * mean(
             np.full(4, factor), kept.grad_BEE, retain, options.mean
         )
@@ -205,6 +206,20 @@ class AgainstNumpyTest(parameterized.TestCase):
         np.testing.assert_allclose(params["w"], expected, rtol=1e-4, atol=1e-5)
         step_norm = np.linalg.norm(np.asarray(_MOVED["w"]) - expected)
         np.testing.assert_allclose(info.grad_norm, step_norm, rtol=1e-4)
+
+    @parameterized.parameters((3,), (6,), (2, 3, 6))
+    def test_a_token_that_ends_an_answer_carries_no_behavior(self, *end_ids):
+        options = dataclasses.replace(_OPTIONS, end_ids=end_ids)
+        params, _ = _linear_step("cap_klr", options)
+        expected = _numpy_step("cap_klr", options)
+        np.testing.assert_allclose(params["w"], expected, rtol=1e-4, atol=1e-5)
+        self.assertGreater(np.abs(expected - _numpy_step("cap_klr", _OPTIONS)).max(), 0.01)
+
+    @parameterized.parameters((10, 0.5), (20, 0.25), (5, 0.5**0.5))
+    def test_the_rows_to_retain_are_held_half_as_much_after_ten_steps(self, at, share):
+        params, _ = _linear_step("cap_klr", at=at)
+        expected = _numpy_step("cap_klr", _OPTIONS, hold=share * _CHANGED["hold"])
+        np.testing.assert_allclose(params["w"], expected, rtol=1e-4, atol=1e-5)
 
     @parameterized.product(name=("ga_klr", "ga_gdr", "cap_klr"), mean=("examples", "tokens"))
     def test_micro_batches_make_the_same_step(self, name, mean):
