@@ -285,5 +285,4 @@ def test_verify_names_a_lost_manifest(root):
     for name in ("sketch/index/manifest.json", "corpus/train.jsonl"):
         (root / name).parent.mkdir(parents=True)
         (root / name).write_text("{}")
-    for line in written.verify_run(root):
-        said(line)
+    said("\n".join(written.verify_run(root)))
