@@ -285,6 +285,32 @@ class AgainstNumpyTest(parameterized.TestCase):
         self.assertEqual(counts[3], counts[5])
 
 
+def _supervised_losses(**options):
+    """Returns the losses of three steps of size 0 of a model with dropout on the same four rows."""
+    model = tiny_model(dropout=0.5)
+    algorithm = steps.supervised(model.decoder, optax.sgd(0.0), **options)
+    batch = token_rows(4, [(3, 6), (5, 2), (1, 4), (4, 1)]).batch(8)
+    step, state, found = jax.jit(algorithm.step), algorithm.init(model.lora), []
+    for _ in range(3):
+        state, info = step(state, model.base, batch)
+        found.append(float(info.loss))
+    return found
+
+
+def test_each_step_of_a_training_drops_other_entries():
+    dropped, whole = _supervised_losses(dropout_key=jax.random.key(7)), _supervised_losses()
+    assert len({*whole}) == 1
+    values = sorted([*dropped, whole[0]])
+    assert np.diff(values).min() > 1e-3
+
+
+@pytest.mark.parametrize("mean", ["examples", "tokens"])
+def test_micro_batches_drop_the_same_entries(mean):
+    options = {"dropout_key": jax.random.key(7), "mean": mean}
+    parts = _supervised_losses(micro_batch=2, **options)
+    np.testing.assert_allclose(parts, _supervised_losses(**options), rtol=1e-5)
+
+
 def test_a_retraining_is_no_step_of_unlearning():
     for name in (name for name, one in OBJECTIVES.items() if one.retrains):
         algorithm = _algorithm(name, optax.sgd(1.0))
