@@ -3,10 +3,11 @@
 import numpy as np
 import theory
 from absl.testing import parameterized
-from index_cases import IndexCase, unit
+from index_cases import IndexCase, fill, unit
 
-from raslik_jax.index import combine
-from raslik_jax.retrieve import noise
+from raslik_jax.index import combine, search
+from raslik_jax.index.store import SketchStore
+from raslik_jax.retrieve import noise, selectors
 from raslik_jax.sketch.families import PROJECTIONS
 
 
@@ -84,3 +85,51 @@ class SketchNoiseTest(IndexCase):
             combine.check_agreement(query_QK @ query_QK.T, ids)
         combine.check_agreement(query_QK[:2] @ query_QK[:2].T, ids[:2])
         combine.check_agreement(np.eye(3), ids[:3])  # unrelated is not apart
+
+
+# The probability that two coordinates meet, written out for P = 96 and K = 16.
+_FAMILIES = {"binned": (96 - 16) / (16 * (96 - 1)), "dense_rademacher": 1 / 16}
+
+
+class StoredNoiseTest(IndexCase):
+    def _case(self, family, center, *, count=200):
+        """Returns a store, its queries and the exact sigma of every row in NumPy."""
+        generator = np.random.default_rng(count)
+        row_NK = unit(generator.normal(size=(count, 16)) + 0.5).astype(np.float32)
+        query_QK = generator.normal(size=(3, 16)) + 1.0
+        projection = {"family": family, "num_params": 96, "size": 16, "seed": 5}
+        store = SketchStore.create(
+            f"{self.root}/index",
+            identity={"projection": projection},
+            ids=[f"row-{n}" for n in range(count)],
+            size=16,
+        )
+        fill(store, row_NK, np.ones(count, np.float32))
+        mean_K = row_NK.mean(axis=0, dtype=np.float64) if center else None
+        shift_K = mean_K if center else np.zeros(16)
+        direction_NK = unit(row_NK.astype(np.float64) - shift_K)
+        direction_QK = unit(unit(query_QK) - shift_K)
+        gram_QQ, rho_NQ = direction_QK @ direction_QK.T, direction_NK @ direction_QK.T
+        p = _FAMILIES[family]
+        sigma_N = np.sqrt([theory.mean_score_variance(gram_QQ, rho_Q, p) for rho_Q in rho_NQ])
+        return store, search.center_queries(query_QK, mean_K), sigma_N, rho_NQ.mean(axis=1)
+
+    @parameterized.product(family=(*_FAMILIES,), center=(False, True))
+    def test_the_sigma_of_a_stored_row_is_that_of_its_direction(self, family, center):
+        store, queries, sigma_N, _ = self._case(family, center)
+        positions = np.array([3, 0, 199, 64, 100])
+        got_M = noise.row_sigma(store, positions, queries)
+        np.testing.assert_allclose(got_M, sigma_N[positions], rtol=1e-5)
+
+    @parameterized.product(count=(200, 70), center=(False, True))
+    def test_the_sigma_of_the_edge_is_the_root_mean_square_of_64_rows(self, count, center):
+        """Barred rows have no part; they leave fewer than 64 of 70 rows."""
+        store, queries, sigma_N, score_N = self._case("binned", center, count=count)
+        score_N[::7] = -np.inf
+        edge = selectors.noise_band(score_N)[1]
+        finite = [row for row in range(count) if np.isfinite(score_N[row])]
+        nearest = sorted(finite, key=lambda row: abs(score_N[row] - edge))[:64]
+        self.assertLen(nearest, min(64, len(finite)))
+        expected = np.sqrt(np.mean(sigma_N[nearest] ** 2))
+        self.assertNotAlmostEqual(expected, np.sqrt(np.mean(sigma_N**2)), places=4)
+        np.testing.assert_allclose(noise.edge_sigma(store, queries, score_N), expected, rtol=1e-5)
