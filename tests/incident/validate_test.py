@@ -19,7 +19,7 @@ from raslik_jax.data import batches
 from raslik_jax.evaluate import counterfactual
 from raslik_jax.incident import configuring
 from raslik_jax.report import facts, results, sections, tables
-from raslik_jax.run import artifacts, plan
+from raslik_jax.run import artifacts, manifests, plan
 from raslik_jax.run.stages import finetune
 from raslik_jax.run.stages import validate as stage
 from raslik_jax.run.workspace import Workspace
@@ -94,6 +94,36 @@ def test_scores_are_judged_by_losses_after_retraining(validated):
         expected = stats.spearmanr(sums, said_S).statistic
         assert found["lds"]["score"][name]["mean"] == pytest.approx(expected)
     assert not [*root.rglob("adapter*.safetensors")][1:]  # but that of the trace
+
+
+def _is_trained_on(root, name, kept):
+    """Returns whether a retraining was left with the training rows that have these ids."""
+    ids = [row.example_id for row in artifacts.TRAIN.read(root)]
+    manifest = json.loads((root / f"validate/{name}/manifest.json").read_text())
+    expected = manifests.content_hash({"rows": [one for one in ids if one in kept]})
+    return manifest["settings"]["kept"] == expected
+
+
+def test_a_retraining_is_without_the_first_rows_of_its_ranking(validated):
+    root = validated.workdir
+    ids = [row.example_id for row in artifacts.TRAIN.read(root)]
+    ranked = stage.rank(plan.open_run(root, "corpus", "finetune", "retrieve/influence"))
+    scores = dict.fromkeys(("raslik", "other"), artifacts.INFLUENCE.read(root))
+    scores["bm25_answers"] = ranked["bm25_answers"].score_N
+    for name, seed in itertools.product(scores, range(_SEEDS)):
+        # Equal scores are ordered by id.
+        order = sorted(zip((-scores[name]).tolist(), ids, strict=True))
+        kept = {one for _, one in order[_TOP:]}
+        assert _is_trained_on(root, f"{name}-{_TOP}-{tiny.RECIPE['seed'] + seed}", kept)
+
+
+def test_a_subset_is_trained_on_the_rows_that_were_drawn(validated):
+    root = validated.workdir
+    ids = [row.example_id for row in artifacts.TRAIN.read(root)]
+    drawn = counterfactual.draw_subsets(len(ids), number=_SUBSETS, share=0.5, group=1, seed=0)
+    for number, rows in enumerate(drawn):
+        kept = {ids[row] for row in rows}
+        assert _is_trained_on(root, f"subset-{number}-{tiny.RECIPE['seed']}", kept)
 
 
 def test_a_validation_that_was_killed_ends_with_the_same_bytes(validated, tmp_path, monkeypatch):
