@@ -268,17 +268,30 @@ def _recipe(options: Options) -> tuple[list[bool], dict[str, Any]]:
 def measure_qld(options: Options) -> dict[str, Any]:
     """Returns the losses of the answers after training without the best rows of each method."""
     root, (_, recipe) = pathlib.Path(options.workdir), _recipe(options)
+    from raslik_jax.run import plan
+    from raslik_jax.run.stages import validate
+
+    workspace = plan.open_run(root / "traced", "corpus", "finetune", "retrieve/influence")
     files = [str(root / "unlearned.npy")] * options.unlearned
     if files:
         from experiments.studies.curvature import others
-        from raslik_jax.run import plan
 
-        workspace = plan.open_run(root / "traced", "corpus", "finetune")
         np.save(files[0], others.kept_unlearned(workspace, workspace.retrieval_queries(), root))
     trainings = options.seeds * (4 + len(files))  # without nothing, random rows, and two methods
     how: Any = {"run": root / "traced", "seeds": options.seeds, "retrainings": trainings}
     found = raslik_jax.validate(**how, settings=recipe, scores=tuple(files)).found
     kept = {name: found[name] for name in ("titles", "rows", "top", "seeds", "qld")}
+    rows, top = workspace.corpus.train, found["top"]
+    rankings = validate.rank(workspace)
+    for path in files:
+        rankings["unlearned"] = validate.read_ranking(path, rows, len(found["queries"]))
+    label = workspace.retrieval_queries()[0].extra["label"]
+    ids = np.array([row.example_id for row in rows])
+    kept["taught"] = {  # how many of the removed rows teach the behavior; random ones are of a seed
+        name: sum(rows[at].extra["label"] == label for at in np.lexsort((ids, -one.score_N))[:top])
+        for name, one in rankings.items()
+        if name != validate.RANDOM
+    }
     return {name: getattr(options, name) for name in ("case", "queries", "epochs")} | kept
 
 

@@ -29,6 +29,20 @@ def read_case(case: str) -> dict[str, Any]:
     return json.loads((_HERE / f"{case}.json").read_text("utf-8"))
 
 
+def qld_table() -> str:
+    """Returns how much the loss of the answers rises without the best rows of each method."""
+    found = read_case("qld2")
+    nll = {name: np.array(nll_SQ) for name, nll_SQ in found["qld"]["nll"].items()}
+    rows = []
+    for name, title in found["titles"].items():
+        over = [(nll[name] - nll[other]).mean(axis=1) for other in ("random", "nothing")]
+        each = [", ".join(f"{one:+.3f}" for one in rise_S) for rise_S in over]
+        taught = f"{found['taught'][name]} of {found['top']}" if name in found["taught"] else "-"
+        rows.append([title, taught, f"{over[0].mean():+.3f}", *each])
+    head = ["method", "removed rows that teach it", "QLD", "by seed", "over nothing, by seed"]
+    return markdown_table(head, rows)
+
+
 def kinds_of(found: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Returns which queries are of a kind, by its name."""
     is_target_Q = np.array(found["is_target"])
@@ -219,6 +233,7 @@ def page_tables() -> Mapping[str, Callable[[], str]]:
         "hard negatives, 2 %": lambda: score_table("fact2"),
         "hard negatives, 2 %, by label": lambda: labels_table("fact2"),
         "hard negatives, 2 %, RASLIK less others": lambda: less_table("fact2"),
+        "hard negatives, 2 %, QLD": qld_table,
         "hard negatives, 8 %": lambda: score_table("fact8"),
         "hard negatives, 8 %, by label": lambda: labels_table("fact8"),
         "hard negatives, 8 %, RASLIK less others": lambda: less_table("fact8"),
