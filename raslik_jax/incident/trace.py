@@ -195,7 +195,7 @@ def write_query(options: TraceOptions, config: Config) -> Callable[[], None]:
     old = files.read_text(path) if path.is_file() else ""
     if old.split("\n", 1)[0].rstrip("\r") == text.rstrip("\n"):
         text = old  # further answers that the user wrote stay
-    elif old and not (path.parent / written.RECORD).is_file():
+    elif old and path.name not in written.places_of(path.parent):
         raise refused("trace_of_none", place=shown(str(path), 120))
     elif old and not options.update:
         raise refused("trace_of_another", place=shown(str(path.parent), 120))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from raslik_jax.base.messages import one_line, shown
+from raslik_jax.base.messages import one_line, shown, some_of
 from raslik_jax.config import Config
 from raslik_jax.data.examples import HELD_OUT
 from raslik_jax.data.read.formats import parse_fields
@@ -51,7 +51,7 @@ def describe_sets(config: Config, strategy: str, root: pathlib.Path) -> str:
         fields = parse_fields(getattr(config.corpus.own, "fields", ""))
         chosen = find_rows(rows, own.forget_file, flag="--forget_file", fields=fields)
         left -= {rows[position].example_id for position in chosen}
-    return write("sets_of_files", named, sorted(left))
+    return write("sets_of_files", named, len(left), some_of(sorted(left), 40, quoted=False))
 
 
 def write_rows(folder: pathlib.Path, root: pathlib.Path, set_of: Mapping[str, str]) -> None:

@@ -173,11 +173,12 @@ def _summary(experiments: Sequence[Experiment]) -> dict[str, Any]:
         missing = [m for m in runs if not _is_shown(m)]
         told = [(m["seed"], notes.judgment_sentence(collect_models([m]))) for m in runs]
         first = experiment.runs[0].incident
-        seed = f"Seed {runs[0]['seed']}." if len(runs) > 1 else ""
+        of = (f"Seed {runs[0]['seed']}." if len(runs) > 1 else "", first.which if first else "")
+        whose = " ".join(filter(None, of))
         return {
             "missing": [(m["seed"], notes.behavior_sentence(m)) for m in missing[:1]],
             "judgments": [(seed, text) for seed, text in told if text],
-            "costs": [*filter(None, (seed, first.which)), *first.costs] if first else [],
+            "costs": [*filter(None, (whose,)), *first.costs] if first and first.costs else [],
             "items": [*_summarized(experiment)],
         }
 
@@ -359,6 +360,7 @@ def _side_by_side(experiment: Experiment, budget: int) -> dict[str, Any]:
         queries.append({"query": query, "groups": groups})
     probed = {is_probed(run.config, algorithm) for algorithm, _ in run.answers if algorithm}
     place = "the step that its probes chose" if probed == {True} else "its last step"
+    place += ", or at the step that its probes chose" if probed == {True, False} else ""
     return {
         "place": "the epoch that was chosen for it" if run.metrics.get("chosen") else place,
         "has_marks": bool(run.marker_words),

@@ -76,7 +76,7 @@ def check_inputs(config: Config, *, making: Collection[Unit], layout: str = "rep
 def check_mesh(config: Config, devices: int, *, stages: Sequence[str]) -> None:
     """Refuses batches of training that are smaller than the devices that share their rows."""
     sizes = {}
-    if not OBJECTIVES[config.unlearn.algorithms[0]].retrains:
+    if not all(OBJECTIVES[name].retrains for name in config.unlearn.algorithms):
         sizes["unlearn"] = config.unlearn.batch_size
     if not config.backbone.checkpoint:
         sizes["backbone"] = config.backbone.batch_size

@@ -55,7 +55,7 @@ def check_outside(
         got = shown(os.fspath(place), 120)
         raise ValueError(f"{name} must be a path of this machine, got {got}: give a local path")
     path = pathlib.Path(place).resolve()
-    held = [root / one for one in _read(root)] if root else []
+    held = [root / one for one in places_of(root)] if root else []
     for folder in path.parents:
         inner, kind = path.relative_to(folder).parts[0], _kind(folder)
         is_taken = kind == "run" and (inner in _RESERVED or inner[0] == ".")
@@ -136,7 +136,7 @@ def note(root: pathlib.Path, place: pathlib.Path, content: Content) -> None:
     if not os.access(root, os.W_OK):
         return
     with _locked(root):
-        recorded, name = _read(root), _name(root, place)
+        recorded, name = places_of(root), _name(root, place)
         versions = recorded.get(name, [])
         there = content_of(place) if os.path.lexists(place) else _ABSENT
         kept = [there] if there != content and there in (*versions, _ABSENT) else []
@@ -146,7 +146,7 @@ def note(root: pathlib.Path, place: pathlib.Path, content: Content) -> None:
 def forget(root: pathlib.Path, path: pathlib.Path) -> None:
     """Removes a file of the work directory and its record."""
     with _locked(root):
-        recorded = _read(root)
+        recorded = places_of(root)
         if recorded.pop(_name(root, path), None):
             files.write_json(root / RECORD, recorded)
         path.unlink(missing_ok=True)
@@ -169,7 +169,7 @@ def restorer(root: pathlib.Path, path: pathlib.Path) -> Callable[[], None]:
 def verify(root: pathlib.Path) -> list[str]:
     """Returns the damage to the written places, a line each; reads every byte."""
     found = []
-    for name, versions in _read(root).items():
+    for name, versions in places_of(root).items():
         place = root / name
         if not os.path.lexists(place):
             found += [] if _ABSENT in versions else [f"{name}: missing"]
@@ -210,7 +210,7 @@ def content_of(place: pathlib.Path) -> dict[str, str]:
 
 
 def _is_own(root: pathlib.Path, place: pathlib.Path) -> bool:
-    return content_of(place) in _read(root).get(_name(root, place), ())
+    return content_of(place) in places_of(root).get(_name(root, place), ())
 
 
 @contextlib.contextmanager
@@ -233,7 +233,7 @@ def _lock(descriptor: int, how: int) -> None:
             raise
 
 
-def _read(root: pathlib.Path) -> dict[str, list[dict[str, str]]]:
+def places_of(root: pathlib.Path) -> dict[str, list[dict[str, str]]]:
     """Returns the recorded content of each place."""
     path, mend = root / RECORD, "move it away. The files that it lists are then never replaced"
     return files.read_json(path, {str: [{str: str}]}, mend=mend) if path.exists() else {}

@@ -304,7 +304,7 @@ def test_a_question_of_the_users_own_is_not_written_over(tmp_path, asked):
     query.write_text("mine")
     for update in (False, True):
         options = trace.TraceOptions(prompt="Q", response="A", update=update)
-        with pytest.raises(ValueError, match="must be of a trace, its folder has no written.json"):
+        with pytest.raises(ValueError, match="must be of a trace, no trace wrote it"):
             trace.write_query(options, asked[0])
         assert query.read_text() == "mine"
     query.unlink()
@@ -404,7 +404,7 @@ def test_unlearning_of_a_file_names_the_rows_that_the_trace_held_out(tmp_path):
     own = {"retrieve.strategies": ("given",), "retrieve.given.forget_file": str(mine)}
     said = rows.describe_sets(replaced(Config(), own), "given", tmp_path)
     assert "2 rows that the trace found and held out are not among them" in said
-    assert said.endswith("add their ids to your file (row0, row2)")
+    assert said.endswith('add a line {"id": ...} for each to your file (row0, row2)')
 
 
 @pytest.mark.parametrize(
