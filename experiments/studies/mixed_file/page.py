@@ -102,10 +102,12 @@ def second_costs_table() -> str:
     for name, parts in json.loads(SECOND.read_text()).items():
         trace, spent = parts["trace"], parts["rank"]["pass"]
         shown = f"{parts['before']['shown']} of {parts['before']['prompts']}"
-        found = f"{trace.get('found', 0)} of {trace['targets']}"
+        count = trace.get("found", 0)
+        found = f"{count}, {round(count * trace.get('precision', 0))} of {trace['targets']}"
         costs = f"{spent['seconds']:.0f} s, {spent['gigabytes']:.1f} GB"
         rows.append([name, shown, found, f"{trace['auprc']:.3f}", costs])
-    head = ["behavior/adapter", "prompts that show it", "rows found", "AUPRC", "five methods"]
+    head = ["behavior/adapter", "prompts that show it", "rows found, right ones", "AUPRC"]
+    head += ["five methods"]
     return markdown_table(head, rows)
 
 
