@@ -72,9 +72,7 @@ def measure(options: Options) -> Iterator[Line]:
     for place, part in reversed(list(enumerate(parts))):
         work[place:place] = [("alone", [prompts[index]], 1) for index in part]
     say("compiling every shape")
-    shapes = {
-        (next_rung(max(map(len, rows))), batch, len(rows)): rows for _, rows, batch in work
-    }
+    shapes = {(next_rung(max(map(len, rows))), batch, len(rows)): rows for _, rows, batch in work}
     for (_, batch, _), rows in shapes.items():
         decode_rows(rows, batch_size=batch)
 
