@@ -261,7 +261,7 @@ _CHANCE = (
         "retrieve/chance",
         make_chance,
         "{train} sketch/index {queries} retrieve/queries retrieve/influence retrieve/null",
-        "seed {kernel}",
+        "seed {kernel} retrieve.null_prompts",
         writes={"chance": 5},
     ),
 )
