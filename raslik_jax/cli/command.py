@@ -34,7 +34,7 @@ _KEEP = flags.DEFINE_boolean(
     "Keep compiled programs on disk for later commands: in JAX_COMPILATION_CACHE_DIR, or up to 4 "
     "GB in ~/.cache/raslik_jax.",
 )
-# Starts the text of an error of a device without room.
+# In the text of an error of a device without room.
 _FULL = "RESOURCE_EXHAUSTED"
 # Those defined here are listed as flags of the command that asks for them.
 flags.disclaim_key_flags()
@@ -157,7 +157,7 @@ def _run(main: Callable[[], int | None], when_stopped: str, argv: Sequence[str])
         return 1
     except (MemoryError, RuntimeError) as error:
         said = str(error).removeprefix(_FULL).strip(": ")
-        if isinstance(error, MemoryError) or str(error).startswith(_FULL):
+        if isinstance(error, MemoryError) or _FULL in str(error):
             what, mend = "the memory is too small", "lower the batch sizes, or use a larger device"
         elif said.startswith("Unable to initialize backend"):
             what, mend = "JAX must find its devices", "correct JAX_PLATFORMS, or the installation"
