@@ -7,7 +7,7 @@
   python experiments/studies/counterfactual/measure.py --case="fact 2 %" --model=FOLDER/smollm2 \\
       --workdir=runs/counterfactual-fact --group=3 --queries=5 --epochs=1 --halves=12 --unlearned
   python experiments/studies/counterfactual/measure.py --case="fact 2 %" --model=FOLDER/smollm2 \\
-      --workdir=runs/counterfactual-qld --queries=5 --epochs=1 --seeds=2 --unlearned
+      --workdir=runs/counterfactual-qld --queries=5 --epochs=1 --seeds=3 --unlearned
 
 `raslik validate` trains on random halves of the rows and finds the linear datamodeling scores. The
 script makes the run that it validates: an adapter that is trained on all rows, and the trace of
