@@ -27,8 +27,6 @@ Objective = Callable[[Tree, Tree, Any], tuple[Array, Any]]
 # Looking at each loss at once would stall the device: numbers are read this many steps behind it,
 # and not before a second has passed or so many steps are done.
 _IN_FLIGHT, _LOOK_SECONDS, _LOOK_EVERY = 2, 1.0, 32
-# The numbers of a step that are next to the bar.
-_SHOWN = 2
 
 
 class State(NamedTuple):
@@ -128,8 +126,7 @@ def value_and_grad(
             return jax.tree.map(jnp.add, total, differentiate(params, frozen, part)), None
 
         first = jax.tree.map(lambda leaf: leaf[0], parts)
-        shapes = jax.eval_shape(differentiate, params, frozen, first)
-        start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        start = jax.tree.map(jnp.zeros_like, jax.eval_shape(differentiate, params, frozen, first))
         total, _ = jax.lax.scan(add_part, start, parts)
         return total
 
@@ -146,7 +143,7 @@ def _rows_held(micro_batch: int, sizes: Collection[int]) -> int:
 
 
 class _Log:
-    """The numbers of every step: soon read, checked, shown next to the bar and passed on."""
+    """The numbers of every step: soon read, checked, and two shown next to the bar."""
 
     def __init__(
         self,
@@ -185,7 +182,7 @@ class _Log:
         if self._watch:
             for number, row_F in enumerate(read_SF.tolist(), start=done + 1):
                 self._watch.write(number, dict(zip(self._fields, row_F, strict=True)))
-        shown = zip(self._fields[:_SHOWN], read_SF[-1].tolist(), strict=False)
+        shown = zip(self._fields[:2], read_SF[-1].tolist(), strict=False)
         text = ", ".join(f"{name} {value:.3f}" for name, value in shown)
         self._bar.set_postfix_str(text, refresh=False)
         self.log_SF = np.concatenate([self.log_SF, read_SF])
@@ -248,9 +245,8 @@ def fit(
             if (shape := str(jax.tree.map(np.shape, batch))) not in shapes:  # it has compiled
                 shapes.add(shape)
                 numbers.leave_out(time.monotonic() - begin)
-            is_asked = number in after
             saves = bool(save_every) and number % save_every == 0 and number < num_steps
-            is_whole = is_asked or saves or number == num_steps
+            is_whole = number in after or saves or number == num_steps
             log.add(info, is_whole=is_whole)
             if not is_whole:
                 continue
@@ -258,7 +254,7 @@ def fit(
             # The last step's loss is that of the weights before it: finite losses do not say it.
             if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params)):
                 raise refuse(f"weights are not finite after step {number}")
-            if is_asked and after[number](state.params):
+            if number in after and after[number](state.params):
                 break
             if saves and folder is not None:
                 resuming.save_progress(folder, number, at)

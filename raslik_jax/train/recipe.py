@@ -23,7 +23,9 @@ from raslik_jax.data.words import refused
 # Of trainers.json: other names of keys by format (arguments: older ones); `defaults` of trainers
 # that YAML configures; `settings`, from keys of TrainingArguments and SFTConfig to fields of
 # RetrainSettings; `values`, likewise for some of them; `lacking`, what this program does not have;
-# `in_optimizer`, patterns for the text of a card.
+# `in_optimizer`, patterns for the text of a card; `by_part`, what axolotl says of each of its
+# datasets, with the values that train on the answers as this program does; `follows_from`, the
+# result of a key in an earlier file; `of_trainer`, what transformers' arguments lack.
 _TABLES = json.loads(pathlib.Path(__file__).with_name("trainers.json").read_text("utf-8"))
 # The file in which transformers' Trainer saves its steps.
 STATE = "trainer_state.json"
@@ -31,8 +33,6 @@ STATE = "trainer_state.json"
 BY_ROWS = "rows"
 # What has to be known. A number of steps stands for epochs.
 DECISIVE = ("learning_rate", "schedule", "epochs", "batch_size")
-# What axolotl says of each of its datasets, and what trains on the answers as this program does.
-_BY_PART, _USUAL = ("roles_to_train", "train_on_eos"), {"assistant", "gpt", "turn", "None"}
 # A lacking setting with a value other than these changes the training.
 _OFF: tuple[Any, ...] = (None, False, 0, 0.0, "", [], {}, "none", "None", "no")
 
@@ -91,26 +91,32 @@ def read_recipe(files: Sequence[pathlib.Path], adapter: pathlib.Path | None = No
     Raises:
       ValueError: if a file is damaged, of an unknown format, or a pickle.
     """
-    known, differences = dict[str, Value](), list[str]()
-    for path in files:
+    known, differences, rank = dict[str, Value](), list[str](), dict[str, int]()
+    for number, path in enumerate(files):
         for name, value in _arguments(path, adapter == path.parent).items():
+            rank.setdefault(name, number)
             before = known.setdefault(name, Value(value, f"{path.name}: {name}"))
             share = known.get("warmup_ratio", before).value or before.value  # gives steps
             is_share = name == "warmup_steps" and isinstance(share, float) and 0 < share < 1
             if not is_share and not _is_equal(name, before.value, value):
                 got = f"{shown(before.value)} in {before.origin}, {shown(value)} in {path.name}"
                 differences.append(f"{name} is {got}")
+    for name, by in _TABLES["follows_from"].items():
+        if rank.get(name, 0) > rank.get(by, len(files)):
+            del known[name]
     trainer = known.pop("trainer", Value("", "")).value
     steps, passes = known.pop("planned", Value((0, 0.0), "")).value
     # The arguments of TRL are complete. Those of transformers lack what is of the trainer alone.
     is_whole = any(path.suffix == ".json" and path.name != STATE for path in files)
     is_trl = bool({"completion_only_loss", "assistant_only_loss"} & {*known})
-    own = ("excess_length_strategy", "max_length", "train_on_prompt")
     defaults = {} if is_trl else _TABLES["defaults"].get(trainer, {})
-    left_out = {k: value for k, value in defaults.items() if k in own or not is_whole}
+    left_out = {
+        k: value for k, value in defaults.items() if k in _TABLES["of_trainer"] or not is_whole
+    }
     share = left_out.pop("warmup_ratio", 0) * (not {"warmup_ratio", "warmup_steps"} & {*known})
-    by_steps = {"warmup_steps": min(int(share * steps), 100)}  # as axolotl counts them
-    left_out |= (by_steps if steps else {"warmup_ratio": share}) if share else {}
+    count = min(int(share * steps), 100)  # as axolotl, which makes two of one
+    by_steps = {"warmup_steps": count + (count == 1)} if steps else {"warmup_ratio": share}
+    left_out |= by_steps if share else {}
     known |= {k: Value(v, f"default of {trainer}") for k, v in left_out.items() if k not in known}
     if loads := known.get("load_best_model_at_end"):  # only a state says which step it was
         best = known.get("best_step", Value(0, ""))
@@ -162,13 +168,14 @@ def _of_yaml(text: str, path: pathlib.Path) -> dict[str, Any]:
         return {}
     trainer = "LLaMA-Factory" if own else "axolotl"
     given = {name: value for name, value in values.items() if value is not None}
-    others = {key: value for key, value in given.items() if key not in _BY_PART}
+    others = {key: value for key, value in given.items() if key not in _TABLES["by_part"]}
     found = _renamed(others, _TABLES[trainer]) | {"trainer": trainer}
     parts = parts if isinstance(parts := given.get("datasets"), list) else []
-    for part, key in itertools.product([given, *parts], _BY_PART):
+    for part, key in itertools.product([given, *parts], _TABLES["by_part"]):
         value = part.get(key) if isinstance(part, dict) else None
-        if {*map(str, value if isinstance(value, list) else [value])} - _USUAL:
-            found.setdefault(key, value)
+        several = value if isinstance(value, list) else [value]
+        if {*map(str, several)} - {*_TABLES["by_part"][key]}:
+            found.setdefault(key, several)  # in a list "none" is a value too
     one, whole = found.get("per_device_train_batch_size") or 1, found.pop("batch_size", 0) or 0
     if whole and not found.get("gradient_accumulation_steps"):  # as axolotl does
         found["gradient_accumulation_steps"] = max(1, whole // one)
@@ -189,17 +196,17 @@ def _of_card(text: str, path: pathlib.Path) -> dict[str, Any]:
     listed = dict(re.findall(r"^- (\w+): (.+)$", part, re.MULTILINE))
     config = re.search(r"<summary>See axolotl config.*?^```yaml$(.*?)^```$", text, re.M | re.S)
     found = _of_yaml(config[1], path) if config else {}
-    own = found.get("optim", "adamw")  # older lists have Adam for every optimizer
+    # The list has other optimizers as AdamW, other schedules as cosine and epochs as steps.
+    own = {key: found[key] for key in ("optim", "lr_scheduler_type") if key in found}
+    if {"num_train_epochs", "max_steps"} & {*found} == {"num_train_epochs"}:
+        listed.pop("training_steps", None)
     found |= {k: _number(value) for k, value in _renamed(listed, _TABLES["card"]).items()}
     optimizer = str(found.get("optim", ""))
-    if by := re.search(r"Use (?:OptimizerNames\.)?(\w+)", optimizer):
+    # Older lists have Adam, whatever it was.
+    if by := re.search(r"(?:Use (?:OptimizerNames\.)?|^(?=Adam))(\w+)", optimizer):
         found["optim"] = by[1].lower()
-    elif optimizer:
-        found["optim"] = own if optimizer.startswith("Adam") else optimizer
-    for key, pattern in _TABLES["in_optimizer"].items():
-        if match := re.search(pattern, optimizer):
-            found[key] = float(match[1])
-    return found
+    in_text = ((k, re.search(by, optimizer)) for k, by in _TABLES["in_optimizer"].items())
+    return found | own | {key: float(match[1]) for key, match in in_text if match}
 
 
 def _of_state(state: Mapping[str, Any], is_own: bool) -> dict[str, Any]:
@@ -289,22 +296,19 @@ def _settings(known: Mapping[str, Value]) -> Iterator[tuple[str, Value]]:
     if whole:
         yield "batch_size", whole
     elif one:
-        parts = [
-            one,
-            *(known[n] for n in ("gradient_accumulation_steps", "world_size") if n in known),
-        ]
+        factors = ("gradient_accumulation_steps", "world_size")
+        parts = [one, *(known[name] for name in factors if name in known)]
         yield "micro_batch_size", one
-        origin = " x ".join(part.origin for part in parts)
-        origin += "" if "world_size" in known else " on one device"
+        alone = " on one device" * ("world_size" not in known)
+        origin = " x ".join(part.origin for part in parts) + alone
         yield "batch_size", Value(math.prod(part.value for part in parts), origin)
     if found := known.get("train_on_prompt"):
         yield "targets", found._replace(value="all" if found.value else "response")
     elif {"completion_only_loss", "assistant_only_loss"} & {*known}:
         # Of TRL. Without either the rows decide: all tokens of a conversation count and, if a row
         # has a prompt and a completion, those of the completion.
-        of_rows, own = (
-            known.get(f"{name}_only_loss", Value(None, "")) for name in ("completion", "assistant")
-        )
+        kinds, none = ("completion", "assistant"), Value(None, "")
+        of_rows, own = (known.get(f"{kind}_only_loss", none) for kind in kinds)
         # The flag of completions leaves conversations as they are.
         by = {False: "all"}.get(of_rows.value, BY_ROWS)
         yield "targets", own._replace(value="response") if own.value else of_rows._replace(value=by)

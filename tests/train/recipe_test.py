@@ -202,10 +202,46 @@ def test_the_first_file_decides_and_a_difference_is_named(tmp_path):
     assert sorted(text.split(" is ")[0] for text in found.differences) == names.split()
 
 
+def test_an_earlier_file_decides_the_whole_batch_and_the_length(tmp_path):
+    arguments = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}
+    arguments |= {"num_train_epochs": 2.5, "max_steps": -1}
+    card = "### Training hyperparameters\n\n- train_batch_size: 8\n- training_steps: 66\n"
+    card += "- total_train_batch_size: 32\n- num_devices: 4\n"
+    values = _values(_read(tmp_path, training_args__json=arguments, README__md=card))
+    assert values == {"micro_batch_size": 4, "batch_size": 48, "epochs": 2.5}
+    state = {"global_step": 66, "max_steps": 66, "epoch": 2.5, "num_train_epochs": 3}
+    state["log_history"] = []
+    yml = "base_model: a\nnum_epochs: 2.5\n"
+    for files in ({"README__md": card}, {"trainer_state__json": state}):
+        assert _values(_read(tmp_path, **files))["steps"] == 66
+        values = _values(_read(tmp_path, a__yml=yml, **files))
+        assert values["epochs"] == 2.5 and "steps" not in values
+    values = _values(_read(tmp_path, a__yml=yml + "max_steps: 5\n", README__md=card))
+    assert values["steps"] == 5
+
+
+def test_axolotl_lists_other_optimizers_and_schedules_as_adamw_with_cosine(tmp_path):
+    listed = "- optimizer: Use OptimizerNames.ADAMW_TORCH_FUSED with betas=(0.9,0.98)\n"
+    listed += "- lr_scheduler_type: cosine\n- training_steps: 66\n"
+    yml = "base_model: a\nnum_epochs: 4\noptimizer: muon\nlr_scheduler: rex\n"
+    block = f"<details><summary>See axolotl config</summary>\n\n```yaml\n{yml}```\n"
+    card = f"{block}</details>\n\n### Training hyperparameters\n\n{listed}"
+    found = _read(tmp_path, README__md=card)
+    assert [text.partition(",")[0] for text in found.lacks] == [
+        "README.md: optim is 'muon'",
+        "README.md: lr_scheduler_type is 'rex'",
+    ]
+    assert found.settings["beta2"].value == 0.98 and _values(found)["epochs"] == 4
+    assert "steps" not in found.settings
+    arguments = {"sample_packing": True, "alternate_lr_scheduler_type": "rex"}
+    assert len(_read(tmp_path, training_args__json=arguments).lacks) == 2
+    assert len(_read(tmp_path, a__yml="cutoff_len: 8\npissa_init: true\n").lacks) == 1
+
+
 def test_axolotl_says_of_each_dataset_what_counts(tmp_path):
     text = "base_model: a\ndatasets:\n  - path: rows.jsonl\n    "
     later = "\n  - path: more.jsonl\n    roles_to_train: [gpt, assistant]\n    train_on_eos: turn"
-    for line in ("roles_to_train: [user, assistant]", "train_on_eos: all"):
+    for line in ("roles_to_train: [user, assistant]", "train_on_eos: all", "train_on_eot: none"):
         (lack,) = _read(tmp_path, a__yml=text + line + later).lacks
         assert f"(a.yml: {line.partition(':')[0]} is " in lack
     whole = "base_model: a\nroles_to_train: [assistant]\ntrain_on_eos: turn\n"
@@ -289,7 +325,7 @@ def test_what_yaml_leaves_out_has_the_trainers_default(tmp_path):
     values = _values(_read(tmp_path, b__yml="cutoff_len: 8\n"))
     assert values["learning_rate"] == 5e-5 and values["schedule"] == "linear"
     # axolotl makes 3 % whole and stops at 100 steps.
-    for planned, steps in ((20, 0), (60, 1), (5000, 100)):
+    for planned, steps in ((20, 0), (60, 2), (100, 3), (5000, 100)):
         state = {"global_step": planned, "max_steps": planned, "log_history": []}
         files = {"a__yml": "base_model: a\n", "trainer_state__json": state}
         assert _values(_read(tmp_path, **files))["warmup_steps"] == steps
