@@ -313,7 +313,10 @@ class UnlearnConfig(Stage):
     epochs: int = setting(5, "Passes over the larger of the two sets.", low=1)
     batch_size: int = setting(8, "Examples a step, of each set.", low=1)
     micro_batch_size: int = setting(
-        0, "Rows of a set in memory; 0: all, on a CPU 1,024 tokens.", low=0, divides="batch_size"
+        0,
+        "Rows of a set in memory; 0: all (of wide models on a CPU 1,024 tokens).",
+        low=0,
+        divides="batch_size",
     )
     max_len: int = setting(0, "Most tokens of an example; 0: --corpus.max_len.", zero_or=8)
     fixed_padding: bool = setting(False, _PADDING)

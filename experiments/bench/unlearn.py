@@ -54,7 +54,7 @@ class Options(harness.ModelOptions):
         0, "Examples in memory at a time; 0: all.", low=0, divides="batch_size"
     )
     length: int = setting(64, "Tokens of an example, half of them targets.", low=8)
-    lora_rank: int = setting(8, "Rank of the adapter, which is on all linear layers.", low=1)
+    lora_rank: int = setting(8, "Rank of the adapter.", low=1)
     remat: bool = setting(False, "Use gradient checkpointing.")
     repeats: int = setting(5, "Timed steps of each. Medians are reported.", low=1)
     profile: str = setting("", "Folder for a profile of one more repetition; empty: none.")

@@ -12,7 +12,7 @@
 # SMOKE=1 goes through everything at tiny sizes on any machine, to see that it runs.
 # PYTHON names the interpreter (default: the checkout's .venv). ONLY="sketch_binned query" takes some.
 # TOTAL are the seconds that all may take together, LIMIT those of one; TOTAL=100000 LIMIT=100000 for
-# no hurry. The comparison with PyTorch needs the extra "parity" and is left out without it.
+# no hurry.
 #
 # docs/studies/gpu.md has what an H100 gave with these settings (kernels: more tiles and batches).
 # Compiling takes most of the time of a first run.

@@ -30,6 +30,8 @@ from raslik_jax.base.messages import shown, some_of
 Shape = Any
 AnyPath = str | os.PathLike[str]
 
+# How gzip, Parquet, Zstandard and xz begin.
+_PACKED = (b"\x1f\x8b", b"PAR1", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ")
 _AGAIN = "restore the file, or move it away and run its stage again"
 
 
@@ -79,6 +81,8 @@ def not_utf8(path: AnyPath, line: int, error: UnicodeDecodeError) -> ValueError:
     has_mark = line == 1 and error.start == 0 and byte in (0xFE, 0xFF)
     mend = f"convert it, as with iconv -f {'UTF-16' if has_mark else 'WINDOWS-1252'} -t UTF-8"
     mend += "" if has_mark else " for a text of Western Europe"
+    if error.object.startswith(_PACKED):
+        mend = "write its rows as JSONL"
     return ValueError(f"{_quoted(path)}:{line} must be UTF-8, got the byte 0x{byte:02x}: {mend}")
 
 

@@ -56,6 +56,8 @@ class Options(JobConfig):
         if self.coordinator and (self.dry_run or self.verify):
             name = "--verify" if self.verify else "--dry_run"
             yield f"{name} runs in a single process: leave out --coordinator"
+        if self.gpu and not self.dry_run:
+            yield "--gpu compiles for a GPU and runs nothing: add --dry_run"
 
 
 def run(options: Options) -> int:
@@ -95,8 +97,8 @@ def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None
     if gpu:
         mesh = gpus.mesh_of(gpu, data=options.mesh.data or 1)
     else:
-        config = cost.settled(config, workdir)
         mesh = meshes.make_mesh(options.mesh.data)
+    config = cost.settled(config, workdir, is_here=not gpu)
     checking.check_mesh(config, mesh.size, stages=options.stages)
     found = forecast.forecast(
         config,

@@ -159,9 +159,8 @@ def with_system(example: Example, system: str) -> Example:
     talk = content_of(example)
     assert isinstance(talk, Conversation)
     messages = talk.messages if example.output else talk.asked
-    content = talk._replace(
-        messages=({"role": "system", "content": system}, *messages), is_open=not example.output
-    )
+    first = {"role": "system", "content": system}
+    content = talk._replace(messages=(first, *messages), is_open=not example.output)
     return example._replace(instruction=texts_of(content)[0], input="", content=content)
 
 
@@ -322,8 +321,7 @@ def check_corpus(corpus: Corpus, *, held_out: Sequence[str] = QUERY_SETS) -> Cor
         for row in rows
         if (prompt := prompt_of(row)) in prompts
     }
-    asked: dict[tuple[str, str], str] = {}
-    problems = []
+    asked, problems = dict[tuple[str, str], str](), list[str]()
     for name, query in ((one, query) for one in QUERY_SETS for query in corpus.queries[one]):
         prompt = prompt_of(query)
         other = trained_on.get(prompt) if name in held_out else None

@@ -55,7 +55,7 @@ DEFINITIONS: dict[Verdict, str] = {
     f"toward the base's, and probes found {LEAST_ROWS:.0%} of the rows to forget gone",
     "partly": "some of these prompts still show the behavior, or one measure moved and another "
     "did not",
-    "unchanged": "all of these prompts still show the behavior, and F moved less than "
+    "unchanged": "all of these prompts still show the behavior, and no measure moved "
     f"{LEAST_WAY:.0%} toward the base's",
     "damaged": (
         "the answers or the likelihood of other rows collapsed, so a low F does not mean forgetting"

@@ -20,7 +20,7 @@ from raslik_jax.run.manifests import read_manifest
 from raslik_jax.train import recipe
 from raslik_jax.train.objectives import OBJECTIVES
 
-# For a user's own model (see docs/notes/run.md), and for one whose base is not at hand.
+# For a user's own model and for one whose base is not at hand.
 PRESET, WHOLE = (
     {name: tuple(value) if isinstance(value, list) else value for name, value in one.items()}
     for one in load_words("presets").values()

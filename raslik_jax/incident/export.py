@@ -43,7 +43,7 @@ def export(options: ExportOptions | None = None, **named: Any) -> ExportResult:
     Options are those of `ExportOptions`, as an object or by name.
 
     Example:
-      print(raslik_jax.export(run="runs/demo", algorithm="ga_gdr", out="exported"))
+      print(raslik_jax.export(run="runs/demo", strategy="raslik", algorithm="ga_gdr", out="out"))
     """
     options = making.options_of(options or ExportOptions(), named)
     if not options.run or not options.out:

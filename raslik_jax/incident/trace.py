@@ -130,17 +130,19 @@ def _ways_lines(found: TraceResult, mesh: MeshConfig) -> list[str]:
     """Returns the next commands, with the advice if the cost of both can be counted."""
     from raslik_jax.incident import advising
 
-    run = str(found.workdir)
+    options = UnlearnOptions(run=str(found.workdir), mesh=mesh)
     if processes.count() == 1 and found.config.backbone.adapter:
         # Shapes may be unknown, and the memory of a device may be full.
         with contextlib.suppress(ValueError, OSError, RuntimeError):
-            return [*advising.lines(UnlearnOptions(run=run, mesh=mesh), is_short=True)]
-    return [f"next: {making.line('unlearn', f'--run={run}')} --out=DIR"]
+            return [*advising.lines(options, is_short=True)]
+    return [f"next: {making.line('unlearn', f'--run={found.workdir}')} --out=DIR"]
 
 
 def make_config(options: TraceOptions) -> Config:
     """Returns the settings that options and presets describe."""
     workdir, own = pathlib.Path(options.workdir), dict(options.settings)
+    if "," in str(workdir.absolute()):  # of several files
+        raise ValueError(f"--workdir must have no comma, got {shown(str(workdir), 120)}: rename it")
     given = {
         "backbone.checkpoint": options.checkpoint,
         "backbone.adapter": options.adapter,
@@ -149,9 +151,8 @@ def make_config(options: TraceOptions) -> Config:
         "retrieve.wished": options.wished,
     }
     given = {name: value for name, value in given.items() if value}
-    missing = [f"--{name}" for name in ("checkpoint", "train_file") if not getattr(options, name)]
-    missing += [] if options.prompt.strip() else ["--prompt"]
-    if missing:
+    needed = ("checkpoint", "train_file", "prompt")
+    if missing := [f"--{name}" for name in needed if not getattr(options, name).strip()]:
         raise ValueError(f"{' and '.join(missing)} must be given: see raslik help trace")
     if any(text and not text.strip() for text in (options.response, options.wished)):
         raise refused("blank_answer")

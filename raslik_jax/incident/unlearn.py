@@ -81,11 +81,12 @@ def unlearn(options: UnlearnOptions | None = None, **named: Any) -> UnlearnResul
     kind = "model" if options.merged else "adapter"
 
     def export() -> str:
-        with written.replacing(root, folder) as made:
-            export_model(root, variant, made, epoch="last", merged=options.merged)
-        told, exported = _clean(config, root, variant.strategy, cleaned)
-        places = {"": key_of(root, *variant[:2]), f"New {kind}": str(folder.resolve()), **exported}
-        written.write_json(root, artifacts.EXPORTS.place(root), places)
+        with written.locked(root, "--run"):  # against a trace of another answer meanwhile
+            with written.replacing(root, folder) as made:
+                export_model(root, variant, made, epoch="last", merged=options.merged)
+            told, exported = _clean(config, root, variant.strategy, cleaned)
+            places = {"": key_of(root, *variant[:2]), f"New {kind}": str(folder.resolve())}
+            written.write_json(root, artifacts.EXPORTS.place(root), places | exported)
         return told
 
     told = processes.alone(export)

@@ -49,7 +49,7 @@ _INERT = frozenset(
     """.split()
 )
 # Starts that keep the base as it was; the others subtract the adapter's start from it.
-_PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
+_PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 # Kinds that have no weights to merge.
 _PROMPTS = frozenset(
     """ADAPTION_PROMPT CARTRIDGE CPT MULTITASK_PROMPT_TUNING POLY PREFIX_TUNING PROMPT_TUNING

@@ -42,6 +42,13 @@ _PROCESSORS = {
     "guidance_scale": 1.0,
     "sequence_bias": {},
     "suppress_tokens": [],
+    "begin_suppress_tokens": [],
+    "encoder_repetition_penalty": 1.0,
+    "encoder_no_repeat_ngram_size": 0,
+    "exponential_decay_length_penalty": None,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "watermarking_config": None,
     "bad_words_ids": [],
     "stop_strings": [],
 }

@@ -70,6 +70,8 @@ class Gemma3TextConfig(gemma2.GemmaConfig):
             values["rope_parameters"], local["rope_parameters"] = map(nested.get, (_FULL, _SLIDING))
         source = f"the config.json of this {cls.model_type} model, for its layers with a window"
         rope = hf_config.read_rope(local, RopeParameters(), source)
+        if rope.partial_rotary_factor != 1:  # transformers turns the whole head
+            raise hf_config.refused("partial_rope", source=source, got=rope.partial_rotary_factor)
         return dataclasses.replace(super().from_hf(values), local_rope_parameters=rope)
 
     def to_hf(self) -> dict[str, Any]:

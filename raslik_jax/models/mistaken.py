@@ -53,7 +53,7 @@ def describe_base(adapter: pathlib.Path, folder: pathlib.Path, name: str, revisi
     if named and _bare_name(named) not in {_bare_name(one) for one in (name, own) if one}:
         return (
             f"the adapter says that it was trained on {shown(named, 80)}, and "
-            f"--backbone.checkpoint is {shown(name, 80)}. The shapes fit, but other weights make "
+            f"the checkpoint is {shown(name, 80)}. The shapes fit, but other weights make "
             "another model"
         )
     asked = storage.read_json(adapter / storage.ADAPTER_CONFIG, dict).get("revision")
@@ -62,7 +62,7 @@ def describe_base(adapter: pathlib.Path, folder: pathlib.Path, name: str, revisi
     got = f"the checkpoint is of {shown(revision, 60) if revision else 'the newest one'}"
     return (
         f"the adapter says that it was trained on revision {shown(asked, 60)} of its base, and "
-        f"{got}: give --backbone.revision"
+        f"{got}: load that one (--backbone.revision)"
     )
 
 

@@ -12,6 +12,7 @@ from raslik_jax.data.corpora import describe
 from raslik_jax.evaluate import judgment
 from raslik_jax.evaluate.summary import MethodEntry, Metrics, Variant
 from raslik_jax.report import names, results, robustness, tables
+from raslik_jax.report.recipes import FIELDS
 from raslik_jax.report.tidy import make_model
 from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.train.objectives import OBJECTIVES
@@ -87,11 +88,11 @@ def render_card(facts: CardFacts) -> str:
     retrains = algorithm in OBJECTIVES and OBJECTIVES[algorithm].retrains
     own, form = config["unlearn"].get(algorithm, {}), config["backbone"].get("format", "plain")
     max_rank = max(sum(facts.lora.ranks().values(), (facts.lora.rank,)))
-    unlearn = own if retrains else config["unlearn"] | own
+    unlearn, recipe = own if retrains else config["unlearn"] | own, {one.name for one in FIELDS}
     options = {
         name: value
         for name, value in unlearn.items()
-        if (retrains or name not in _SAID) and not isinstance(value, Mapping)
+        if (name in recipe if retrains else name not in _SAID) and not isinstance(value, Mapping)
     }
     return environment.get_template("card.md.jinja").render(
         **facts._asdict(),

@@ -16,7 +16,7 @@ for (const box of document.querySelectorAll("[data-explorer]")) {
   };
   const signed = (value) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(4);
   const score = (value) => (value === null ? "–" : signed(value));
-  const short = (value) => (value === null || value === undefined ? "–" : String(+value.toPrecision(2)));
+  const short = (value) => (value === null || value === undefined ? "–" : String(+value.toPrecision(3)));
   const labels = new Map([[true, "target"], [false, "other"], [null, "no label"]]);
   const [search, set, label, query, low, high] =
     ["search", "set", "label", "query", "low", "high"].map(find);
@@ -130,6 +130,7 @@ for (const box of document.querySelectorAll("[data-explorer]")) {
         const button = make("button", "", `${signed(cosine)} ${data.queries[n][0].slice(0, 90) || data.queries[n][1].slice(0, 90)}`);
         button.type = "button";
         button.addEventListener("click", () => {
+          shown = null;
           dialog.close();
           query.value = String(n);
           choose();
@@ -172,6 +173,7 @@ for (const box of document.querySelectorAll("[data-explorer]")) {
     find("after").addEventListener("click", () => turn(grid.getRow(shown).getNextRow()));
     find("close").addEventListener("click", () => dialog.close());
     dialog.addEventListener("close", () => {
+      if (shown === null) return;  // another query was chosen
       mark(shown);
       holder().focus({ preventScroll: true });
     });

@@ -68,7 +68,8 @@ def steps_table(found: Forecast, device: Device) -> Table:
     ]
     if devices > 1:
         notes.append(f"Of one device. {devices} devices share the rows of every batch.")
-    if found.run.config.retrieve.select != "count":
+    is_known = any(one.name == "retrieve/sizes" and one.is_done for one in found.steps)
+    if found.run.config.retrieve.select != "count" and not is_known:
         notes.append("Sizes of sets are those of the rule count. --retrieve.select decides them.")
     return Table(columns, tuple(rows), tuple(notes))
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from raslik_jax.config import config_from_json
 from raslik_jax.data.examples import HELD_OUT, Example
 from raslik_jax.data.words import capitalized
 from raslik_jax.evaluate import judgment, reproduction, stopping, verdict
@@ -184,16 +183,20 @@ def _costs(
     if metrics:
         judged = verdict_sentence(entry)
         cost = cost_sentence(metrics, entry["strategy"], entry["algorithm"])
-    checked = recipe_sentence(root, entry["algorithm"])
+    checked = recipe_sentence(root, entry["algorithm"], metrics)
     return tuple(filter(None, (checked, judged, gone_sentence(told), cost)))
 
 
-def recipe_sentence(root: pathlib.Path, algorithm: str) -> str:
-    """Returns whether the recipe of a retrained model is confirmed; "" if it was not checked."""
+def recipe_sentence(root: pathlib.Path, algorithm: str, metrics: Metrics | None) -> str:
+    """Returns whether the recipe of a retrained model is confirmed; "" if it was not checked.
+
+    The settings are those of the measurement. A later trace leaves the model as it is.
+    """
     if algorithm not in OBJECTIVES or not OBJECTIVES[algorithm].retrains:
         return ""
-    own = config_from_json(artifacts.CONFIG.read(root)).unlearn[algorithm]
-    found = artifacts.RECIPE.current(root) if own.check_recipe else None
+    settings = metrics["settings"] if metrics else artifacts.CONFIG.read(root)
+    own = settings["unlearn"].get(algorithm, {})
+    found = artifacts.RECIPE.current(root) if own.get("check_recipe") else None
     return reproduction.describe(found) if found else ""
 
 

@@ -86,11 +86,7 @@ def kernel_name(settings: Mapping[str, Any]) -> str:
 
 def kernel_note(settings: Mapping[str, Any], strategies: Iterable[str]) -> str:
     """Returns a note on the kernel of the strategies that have one; "" if it is the paper's."""
-    names = [
-        strategy_name(name)
-        for name in dict.fromkeys(strategies)
-        if name in STRATEGIES and STRATEGIES[name].is_by_gradients
-    ]
+    names = [strategy_name(name) for name in dict.fromkeys(strategies) if is_search(name)]
     kernel = kernel_name(settings)
     differs = f"The kernel of {', '.join(names)} differs from the paper's: {kernel}."
     return differs if names and kernel else ""
@@ -102,10 +98,16 @@ def highlighted(strategies: Iterable[str]) -> str:
     return next(named, "")
 
 
+def is_search(strategy: str) -> bool:
+    """Returns whether a strategy looks for the rows behind an answer: not by chance or labels."""
+    return strategy in STRATEGIES and STRATEGIES[strategy].is_by_gradients
+
+
 def make_environment(**options: Any) -> jinja2.Environment:
     """Returns the renderer of this folder's templates with filters for printed names."""
     loader = jinja2.FileSystemLoader(FOLDER)
     options = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True} | options
     environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, **options)
     environment.filters |= {"strategy_name": strategy_name, "algorithm_name": algorithm_name}
+    environment.filters["is_search"] = is_search
     return environment

@@ -43,7 +43,8 @@ def describe_sets(config: Config, strategy: str, root: pathlib.Path) -> str:
     """Returns the source of the sets, which stays with the run, and the held-out rows it lacks."""
     record, own = STRATEGIES[strategy], config.retrieve[strategy]
     if not record.brings_sets:
-        return f"the rows of the trace ({record.title})"
+        what = "the rows of the trace" if record.is_by_gradients else "chosen rows"
+        return f"{what} ({record.title})"
     named = " and ".join(shown(path, 120) for path in dataclasses.astuple(own) if path)
     held_out = artifacts.measured_rows(HELD_OUT, "target")
     if left := {row.example_id for row in held_out.find(root) or ()}:

@@ -239,7 +239,7 @@ def sentence(chance: Chance) -> str:
     finds = count_finds(chance)
     compared = f"compared with {int(known_N.max())} unrelated prompts of the training file"
     if not finds.found:
-        lowest = f"the lowest is {np.nanmin(chance.q_N):.2g}"
+        lowest = f"the lowest is {np.nanmin(chance.q_N):.3g}"
         return f"{compared}, no row has q <= {LEVEL:g} ({lowest})"
     # Not "stands out": this phrase is for the gap in the scores.
     rows = "1 row has" if finds.found == 1 else f"{finds.found:,} rows have"

@@ -1,6 +1,7 @@
 """Training examples that a user's file names."""
 
 import collections
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,7 +40,9 @@ def find_rows(
         named = line.get(fields.get("id", "id"), line.get("id"))
         place = line.get("place")
         kinds = [{"row_format": name} | line for name in (None, *FORMATS)]  # it may be forced
-        read = (what_it_says(kind, keys) for keys in (fields, {}) for kind in kinds)
+        # A line may be a training row, or name one by its prompt alone.
+        ways = itertools.product((fields, {}), kinds, (True, False))
+        read = (what_it_says(kind, keys, needs_output) for keys, kind, needs_output in ways)
         said = [_bare(text) for text in read if text]
         if named is not None:
             positions = ids.get(str(named), [])

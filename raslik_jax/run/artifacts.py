@@ -14,6 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 import numpy as np
 from jaxtyping import Float
 
+from raslik_jax.base import files
 from raslik_jax.base.files import Shape, read_array, read_json, read_json_lines, write_json
 from raslik_jax.base.messages import shown
 from raslik_jax.data.examples import HELD_OUT, Example, write_examples
@@ -113,7 +114,7 @@ def _array(unit: str, file: str) -> Artifact[np.ndarray]:
 
 
 def _text(unit: str, file: str) -> Artifact[str]:
-    return Artifact(unit, file, pathlib.Path.read_text, pathlib.Path.write_text)
+    return Artifact(unit, file, files.read_text, files.write_text)
 
 
 def _json(unit: str, file: str, shape: Shape = object) -> Artifact[Any]:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from raslik_jax.base import files, machine, settings
 from raslik_jax.config import Config
+from raslik_jax.evaluate.sentences import write
 from raslik_jax.models import products
 from raslik_jax.parallel import processes
 from raslik_jax.run import artifacts, checking, memory
@@ -36,16 +37,16 @@ def measure(inputs: int, outputs: int, dtype: Any) -> Device:
     )
 
 
-def settled(config: Config, workdir: pathlib.Path) -> Config:
+def settled(config: Config, workdir: pathlib.Path, *, is_here: bool = True) -> Config:
     """Returns the settings of a run with its operands, which all results of the model depend on.
 
-    It prints a line if a new run gets bfloat16 by measurement.
+    It prints a line if a new run gets bfloat16 by measurement, `is_here` on this machine.
     """
-    found = processes.from_first(lambda: _settle(config, workdir))
+    found = processes.from_first(lambda: _settle(config, workdir, is_here))
     return settings.replaced(config, {"backbone.operands": found})
 
 
-def _settle(config: Config, workdir: pathlib.Path) -> str:
+def _settle(config: Config, workdir: pathlib.Path, is_here: bool) -> str:
     """Returns the given operands, those of a begun run, or the faster ones for a new run."""
     dtype, operands = config.backbone.dtype, config.backbone.operands
     if operands != "auto":
@@ -54,7 +55,7 @@ def _settle(config: Config, workdir: pathlib.Path) -> str:
         begun = (artifacts.CONFIG.find(workdir) or {}).get("backbone", {})
         if begun.get("operands", "auto") != "auto" and begun.get("dtype") == dtype:
             return str(begun["operands"])
-    if dtype != _PLAIN or jax.default_backend() != "cpu":
+    if dtype != _PLAIN or not is_here or jax.default_backend() != "cpu":
         return dtype
     try:
         shapes = checking.shapes_of(config).text_part
@@ -63,11 +64,7 @@ def _settle(config: Config, workdir: pathlib.Path) -> str:
     width, inner = shapes.hidden_size, shapes.intermediate_size
     if width < _LEAST_WIDTH or measured_gain(width, inner) <= _LEAST_GAIN:
         return _PLAIN
-    print(
-        "matrix products with the base take bfloat16 inputs and float32 sums, which is faster "
-        f"on this machine (--backbone.operands={_PLAIN} turns it off)",
-        file=sys.stderr,
-    )
+    print(write("faster_operands", _PLAIN), file=sys.stderr)
     return _NARROW
 
 

@@ -21,6 +21,7 @@ from raslik_jax.base.axes import Tree
 from raslik_jax.config import Config, FinetuneConfig, UnlearnConfig
 from raslik_jax.data import batches
 from raslik_jax.data.alpaca_lengths import load_alpaca_lengths
+from raslik_jax.data.examples import HELD_OUT
 from raslik_jax.data.tokens.encoding import Encoded
 from raslik_jax.data.words import refused
 from raslik_jax.models import decoder, quantize, sharding
@@ -292,6 +293,9 @@ class AbstractRun(Workspace):
         if config.retrieve.held_out:
             most, least = sets.held_out_sizes(config.retrieve.held_out, forget, train)
             self.num_measured = most + max(most, least)
+        if config.retrieve.held_out and has_sizes:  # the sets lack these rows already
+            held = (artifacts.measured_rows(HELD_OUT, kind) for kind in ("target", "normal"))
+            self.num_measured = sum(len(rows.read(self.root)) for rows in held)
 
     @property
     def num_devices(self) -> int:

@@ -32,7 +32,7 @@ _ABSENT: Content = {}
 def check_folder(root: pathlib.Path, folder: pathlib.Path) -> None:
     """Refuses a folder with other files than those that a run has written there."""
     files.clear_left(folder.absolute().parent, folder.name)
-    if not (folder.is_dir() and _is_own(root, folder)):
+    if not (folder.is_dir() and not folder.samefile(os.curdir) and _is_own(root, folder)):
         files.check_new_folder(folder)
 
 
@@ -55,7 +55,7 @@ def check_outside(
         got = shown(os.fspath(place), 120)
         raise ValueError(f"{name} must be a path of this machine, got {got}: give a local path")
     path = pathlib.Path(place).resolve()
-    held = [root / one for one in places_of(root)] if root else []
+    held = [(root / one).resolve() for one in places_of(root)] if root else []
     for folder in path.parents:
         inner, kind = path.relative_to(folder).parts[0], _kind(folder)
         is_taken = kind == "run" and (inner in _RESERVED or inner[0] == ".")

@@ -22,6 +22,8 @@ from raslik_jax.parallel import meshes
 # products stay large enough to run near the matmul rate. A GPU wants fewer and larger steps.
 _TILE = {"cpu": (256, 2048)}
 _TILE_ELSEWHERE = (4096, 8192)
+# The logit of a label is exact, so the others must be: a GPU would round float32 factors.
+_EXACT = jax.lax.Precision.HIGHEST
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
@@ -165,7 +167,7 @@ def _online(
         weights = jax.lax.dynamic_slice_in_dim(table, start, tile, axis=vocab_axis)
         weights = products.read(weights)
         logits_CV = jax.lax.dot_general(
-            hidden_CE, weights, to_vocab, preferred_element_type=jnp.float32
+            hidden_CE, weights, to_vocab, _EXACT, preferred_element_type=jnp.float32
         )
         if cap is not None:
             logits_CV = cap_softly(logits_CV, cap)
@@ -181,9 +183,8 @@ def _online(
             weight_CV = weight_CV * (1 - (logits_CV / cap) ** 2)
             if not is_exact:
                 weight_CV = jnp.where(is_new_1V, weight_CV, 0.0)
-        product_CE = jax.lax.dot_general(
-            weight_CV.astype(weights.dtype), weights, from_vocab, preferred_element_type=jnp.float32
-        )
+        weight_CV, how = weight_CV.astype(weights.dtype), (from_vocab, _EXACT, jnp.float32)
+        product_CE = jax.lax.dot_general(weight_CV, weights, *how)
         return (
             new_maximum_C1,
             sum_C1 * decay_C1 + sum_of_tile_C1,

@@ -250,10 +250,10 @@ def fit(
             log.add(info, is_whole=is_whole)
             if not is_whole:
                 continue
-            at = Progress(state, log.log_SF)
             # The last step's loss is that of the weights before it: finite losses do not say it.
             if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params)):
                 raise refuse(f"weights are not finite after step {number}")
+            at = Progress(state, log.log_SF)
             if number in after and after[number](state.params):
                 break
             if saves and folder is not None:

@@ -95,7 +95,7 @@ class QuickstartTest(FolderTest):
         self.assertEqual(before["traced"], before["output"])
         summary = json.loads((root / "retrieve" / "raslik" / "summary.json").read_text())
         # 37 of the 44 rows to forget are targets. The earlier noise band found fewer targets at a
-        # precision of .89 (docs/notes/run.md, "The quickstart").
+        # precision of .89.
         self.assertGreater(summary["precision"], 0.8)
         story = quickstart.read_story(root)
         before, after = story["before"], story["after"]

@@ -140,7 +140,7 @@ class SavedBaseTest(_Test):
 
 
 class EffectTest(_Test):
-    @parameterized.parameters(True, False, None, "gaussian", "eva", "orthogonal")
+    @parameterized.parameters(True, False, None, "gaussian", "eva", "orthogonal", "mica")
     def test_starts_that_leave_the_base_as_it_was_are_read(self, start):
         folder = self.write(changes={"init_lora_weights": start})
         self.assertEqual(adapters.read_adapter_config(folder, self.config).rank, 3)

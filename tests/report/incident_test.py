@@ -66,7 +66,7 @@ def test_the_cost_is_that_of_the_method_that_is_shown():
     entry["perplexity"] = {"held-out": {"mean": 3.214, "low": 3.0, "high": 4.0}}
     metrics["finetuned"]["perplexity"] = {"held-out": {"mean": 3.1, "low": 3.0, "high": 4.0}}
     found = incident.cost_sentence(metrics, "raslik", "ga_gdr")
-    wording = "answers to other prompts keep 97.7 % of their wording"
+    wording = "answers to other prompts keep 97.6 % of their wording"
     rise = "The perplexity of held-out answers goes from 3.1 to 3.21"
     assert found.startswith(f"The cost: {wording}. {rise}.")
 

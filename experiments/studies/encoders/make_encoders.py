@@ -1,6 +1,6 @@
 """Writes encoders.npz: what torch's BERT and RoBERTa compute from reproducible weights.
 
-    python tests/golden/make_encoders.py
+    python experiments/studies/encoders/make_encoders.py
 
 The file holds inputs and outputs; config and weights come from this module, which the tests import
 too. Needs the parity extra, and the real data for the vectors of real encoders.

@@ -97,7 +97,7 @@ def read_examples(
         # Texts cannot be asked: their queries are of another format.
         if format == AUTO or not (needs_output or FORMATS[format].claim(row)):
             kind = detect_format(row)
-            if own_format and kind != own_format:
+            if needs_output and own_format and kind != own_format:
                 raise refused("formats_mixed", kind=kind, before=own_format)
         own_format = own_format or kind
         found = _example_of(row, kind, name, needs_output)
@@ -262,14 +262,14 @@ def read_written(path: str | os.PathLike[str]) -> tuple[Example, ...]:
     return tuple(_read_rows(path, read))
 
 
-def what_it_says(record: Mapping[str, Any], fields: Mapping[str, str] = {}) -> tuple[str, ...]:
+def what_it_says(record: Mapping[str, Any], fields: Any, needs_output: bool) -> tuple[str, ...]:
     """Returns prompt and answer of a user's row or one of `write_examples`, to compare.
 
-    It is () for a row of no format under the field map.
+    It is () for a row of no format under the field map. `needs_output` is that of `read_examples`.
     """
     row = Row(record, _field_keys(fields))
     try:
-        found = FORMATS[str(record.get("row_format") or detect_format(row))].read(row, False)
+        found = FORMATS[str(record.get("row_format") or detect_format(row))].read(row, needs_output)
     except (KeyError, ValueError):
         return ()
     asked, more, answer = map(str, record.get("row_texts") or found[1:4])

@@ -29,6 +29,7 @@ _MEDIA: list[str] = _KEYS["media"]
 _PART_TEXTS: list[str] = _KEYS["part_texts"]
 _SPEAKERS = frozenset(("system", "user", "assistant"))
 _SAID = frozenset(_KEYS["message_texts"])
+_LOST_TALK = re.compile(r"""\s*\[\s*\{\s*['"](role|from|content|value)['"]\s*:""")  # no JSON
 _IN_PROMPT = "be in the prompt, because nothing else is read: move it there"
 
 
@@ -156,6 +157,8 @@ def _read_completion(row: Row, needs_output: bool) -> Example:
     if needs_output and completion is None and key not in row.record:
         raise refused("prompt_only", key=key, got=some_of(row.record))
     if not isinstance(prompt, list):
+        if _LOST_TALK.match(row.text("prompt")):
+            raise row.problem("prompt", "be text, or its messages as JSON (json.dumps writes it)")
         answer = row.text("completion", None if needs_output else "")
         if needs_output and not (row.text("prompt") + answer).strip():
             raise row.problem("completion", "hold text, because the prompt is blank")
@@ -289,8 +292,7 @@ def _content(content: Any, place: int, role: str) -> Any:
             if name in kind or fields.get(name) or fields.get(f"{name}_url"):
                 raise refused("message_media", place=place, kind=name)
         texts = [fields[key] for key in _PART_TEXTS if isinstance(fields.get(key), str)]
-        is_object = role not in _SPEAKERS and kind != "text"
-        if len(texts) != 1 or is_object:
+        if len(texts) != 1 or (role not in _SPEAKERS and kind != "text"):  # a tool's object
             raise ValueError(f"the content of message {place} must be text, got {shown(part, 40)}")
         others = {key: value for key, value in fields.items() if key not in _PART_TEXTS}
         parts.append({"type": "text", **others, "text": texts[0]})
@@ -302,9 +304,8 @@ def _is_counted(turn: Any, place: int) -> bool:
     fields, counts = turn if isinstance(turn, dict) else {}, True
     for name in FLAGS:
         value = fields.get(name)
-        if value is None or value == "":
-            continue
-        if (flag := flag_of(value)) is None:
+        flag = True if value is None or value == "" else flag_of(value)
+        if flag is None:
             raise refused("message_flag", flag=name, place=place, got=shown(value, 40))
         counts = counts and flag
     if fields.get("train_detail"):
@@ -318,11 +319,9 @@ def _system_of(row: Row, texts: Iterable[str], must: str, *, is_own: bool = Fals
     if not isinstance(system, str):
         raise row.problem("system", "be text")
     said = system.strip()
-    if said and is_own:
-        return system
-    if said and not any(said in text for text in texts):
+    if said and not is_own and not any(said in text for text in texts):
         raise row.problem("system", must)
-    return ""
+    return system if said and is_own else ""
 
 
 def _options_of(row: Row) -> dict[str, Any]:

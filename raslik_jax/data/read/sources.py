@@ -123,6 +123,9 @@ def _named_within(paths: Iterable[pathlib.Path], folder: pathlib.Path) -> Files:
 def _folder_files(folder: pathlib.Path) -> Files:
     """Returns the files of the split train in a folder, or the folder of a saved dataset."""
     if (folder / "dataset_dict.json").is_file():
+        if not (folder / "train").is_dir():
+            names = sorted(path.name for path in folder.glob("*/"))
+            raise refused("folder_saved", folder=shown(str(folder), 120), got=some_of(names))
         folder = folder / "train"
     if (folder / "state.json").is_file():
         return {"": folder}

@@ -23,7 +23,7 @@ from raslik_jax.data.words import refused
 
 Targets = Literal["response", "all"]
 _T = TypeVar("_T")
-_NO_LIMIT = 2**30
+NO_LIMIT = 2**30
 _PART_ROWS = 2048
 _LONG_TEXT = 1_000_000
 
@@ -90,7 +90,7 @@ class Encoded(NamedTuple):
     tokens: Sequence[np.ndarray]
     start_N: np.ndarray
     pad_id: int
-    limit: int = _NO_LIMIT
+    limit: int = NO_LIMIT
     masks: Sequence[np.ndarray] | None = None
     dropped: Mapping[str, Sequence[str]] = MappingProxyType({})
 
@@ -227,7 +227,7 @@ def join(parts: Sequence[Encoded]) -> Encoded:
     )
 
 
-def encode_rows(tokens: Sequence[Sequence[int]], *, pad_id: int, limit: int = _NO_LIMIT) -> Encoded:
+def encode_rows(tokens: Sequence[Sequence[int]], *, pad_id: int, limit: int = NO_LIMIT) -> Encoded:
     """Returns token rows in which every token counts: texts for an encoder, prompts."""
     rows = Ragged.of([np.array(row, np.int32) for row in tokens])
     ids = tuple(map(str, range(len(rows))))
@@ -240,7 +240,7 @@ def encode_rows(tokens: Sequence[Sequence[int]], *, pad_id: int, limit: int = _N
 
 def require_answers(encoded: Encoded, what: str, *, max_len: int) -> None:
     """Raises a ValueError that names the examples, `what` in the plural, without room to answer."""
-    lost = np.flatnonzero((encoded.start_N >= max_len) & (encoded.start_N < _NO_LIMIT))
+    lost = np.flatnonzero((encoded.start_N >= max_len) & (encoded.start_N < NO_LIMIT))
     if len(lost):
         rows, most = some_of((encoded.ids[row] for row in lost), 3), encoded.start_N[lost].max()
         raise refused("no_room", what=what, max_len=max_len, rows=rows, most=most)
@@ -253,7 +253,7 @@ def describe_cuts(whole: Encoded, what: str, *, max_len: int) -> str:
         return some_of((whole.ids[row] for row in rows), 3)
 
     cut = np.flatnonzero(whole.lengths_N > max_len)
-    lost = np.flatnonzero((whole.start_N >= max_len) & (whole.start_N < _NO_LIMIT))
+    lost = np.flatnonzero((whole.start_N >= max_len) & (whole.start_N < NO_LIMIT))
     line = f"{len(cut):,} of {len(whole.ids):,} {what} are cut at {max_len} tokens ({names(cut)})"
     if len(lost):
         line += f", {len(lost):,} of them lose their whole answer and are left out ({names(lost)})"
@@ -315,7 +315,7 @@ def encode_parts(
             rows = examples[start : start + _PART_ROWS]
             found = _of_each(rows, chosen, of_form, of_content)
             masks = [one.is_target & (not r.is_muted) for r, one in zip(rows, found, strict=True)]
-            starts = [int(np.argmax(mask)) if mask.any() else _NO_LIMIT for mask in masks]
+            starts = [int(np.argmax(mask)) if mask.any() else NO_LIMIT for mask in masks]
             has_masks = not all(mask[at:].all() for mask, at in zip(masks, starts, strict=True))
             yield Encoded(
                 tuple(row.example_id for row in rows),

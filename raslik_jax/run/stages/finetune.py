@@ -88,6 +88,8 @@ def fit_adapter(
     """
     drawn, size = {"seed": settings.seed, **drawn}, settings.batch_size
     per_epoch = batches.num_steps_of(len(drawn.get("kept", rows.ids)), batch_size=size)
+    if workspace.model.lora_config.dropout:  # its masks are drawn from the seed too
+        settings = dataclasses.replace(settings, seed=drawn["seed"])
     return loop.fit(
         training(workspace, settings, num_steps=num_steps, remat=remat),
         workspace.model.draw(drawn["seed"]),

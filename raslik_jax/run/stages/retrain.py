@@ -52,6 +52,8 @@ def encode_rows(
         left = whole.take(np.flatnonzero(whole.lengths_N <= most))
         lost = len(whole.ids) - len(left.ids)
         workspace.tell(f"{lost:,} training examples above {most} tokens are dropped" * bool(lost))
+    if settings.targets == "all":  # as TRL, a row that is cut before its answer counts too
+        left = left._replace(start_N=np.where(left.start_N < encoding.NO_LIMIT, 1, left.start_N))
     how: Any = {"targets": settings.targets, "max_len": settings.max_len}
     return workspace.cut(left, "training examples", **how).with_answers()
 

@@ -130,7 +130,7 @@ def draw_pairs(
         for batch in found:
             # One number of targets, so that fewer shapes are compiled.
             targets = min(most, batch.tokens_BL.shape[1])
-            states = {one: known[of][one][batch.row_B, :targets] for one in known[of]}
+            states = {one: _padded(rows, batch.row_B, targets) for one, rows in known[of].items()}
             yield dataclasses.replace(batch, num_targets=targets, known=states)
 
     kept = drawn(1) if OBJECTIVES[name].retain else itertools.repeat(None)
@@ -147,23 +147,32 @@ def _most_targets(rows: encoding.Encoded) -> int:
     return -(-int(rows.num_targets_N.max()) // 8) * 8
 
 
+def _padded(states: Sequence[np.ndarray], row_B: np.ndarray, width: int) -> np.ndarray:
+    """Returns the states of some rows with zeros behind them, [B, T, E]."""
+    cut = [states[row][:width] for row in row_B.tolist()]  # a dummy row is the last one
+    return np.stack([np.pad(one, ((0, width - len(one)), (0, 0))) for one in cut])
+
+
 def _known_states(
     workspace: Workspace, name: str, sets: Sequence[encoding.Encoded]
-) -> list[dict[str, np.ndarray]]:
-    """Returns the states of `Batch.known` for the rows of each set, [N, T, E] by model."""
+) -> list[dict[str, list[np.ndarray]]]:
+    """Returns the states of `Batch.known` by model for each row of the sets, [targets, E] each."""
     model, joined = workspace.model, encoding.join(sets)
     shape = batches.plan_rows(joined, np.arange(len(joined.ids)))
     shape = shape._replace(num_targets=_most_targets(joined))
-    known: list[dict[str, np.ndarray]] = [{} for _ in sets]
+    known: list[dict[str, list[np.ndarray]]] = [{} for _ in sets]
     for of, frozen in _reads(OBJECTIVES[name]):
         find = steps.find_states(model.decoder)
         lora = workspace.finetuned if frozen == "reference" else workspace.backbone.lora
         rows = batches.in_lines(np.arange(len(sets[of].ids)), workspace.config.unlearn.batch_size)
-        known[of][frozen] = batches.map_rows(
-            functools.partial(find, lora, model.base),
-            sets[of],
-            [shape._replace(rows=line) for line in rows],
-        )
+        plans = [shape._replace(rows=line) for line in rows]
+        of_rows, most_N = functools.partial(find, lora, model.base), sets[of].num_targets_N
+        parts = {
+            row: state[: most_N[row]].copy()  # a long row must not lengthen the others
+            for row_B, found in batches.each_batch(of_rows, sets[of], plans)
+            for row, state in zip(row_B.tolist(), found, strict=True)
+        }
+        known[of][frozen] = [parts[row] for row in range(len(parts))]
     return known
 
 
@@ -225,7 +234,7 @@ def count_unlearning(run: AbstractRun, variant: Variant) -> Work:
         asked, most = settings.probe.answers, settings.probe.answer_tokens
         looks += generate.count_answers(run, asked, 1, most=most).programs if asked else ()
         looks *= 1 + math.ceil(sum(shapes.values()) / every)
-    return Work(settings.epochs * 4 * run.num_params, [program, known, *looks])
+    return Work(len(settings.stored_epochs) * 4 * run.num_params, [program, known, *looks])
 
 
 UNITS = (

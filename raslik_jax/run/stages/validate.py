@@ -209,7 +209,7 @@ class Validation:
         """Returns all that decides a training in addition to the settings of the run."""
         recipe = self._recipe | {"seed": training.seed}
         kept = content_hash({"rows": [self.ids[row] for row in training.kept.tolist()]})
-        found = {"recipe": recipe, "kept": kept, "steps": training.num_steps}
+        found = {"recipe": recipe, "kept": kept, "steps": training.num_steps, "format": 2}
         place = artifacts.query_losses(training.name).place(self._root).with_name("adapter")
         return found | ({"adapter": True} if self.design.keeps or place.is_dir() else {})
 

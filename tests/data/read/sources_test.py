@@ -80,7 +80,7 @@ Say.,"He said ""no"".",false,talk
                 [(row.output, row.place) for row in rows], [(" is blue.", 1), (" is blue.", 2)]
             )
         datasets.DatasetDict(test=saved).save_to_disk(str(self.folder / "other"))
-        self._refused(self.folder / "other", "one split train")
+        self._refused(self.folder / "other", "must have a split train, got .test.: give the folder")
         (path,) = (self.folder / "one").glob("*.arrow")
         path.write_bytes(path.read_bytes()[:99])
         self._refused(self.folder / "one", "cannot be read")
