@@ -6,11 +6,12 @@ import unicodedata
 from collections.abc import Callable
 
 # Scripts that are written without spaces between words: each character is a token of its own.
-_SPACELESS = re.compile(
-    "[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u1950-\u1aaf\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029"
+_RANGES = (
+    "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u1950-\u1aaf\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029"
     "\u3031-\u3035\u3040-\u312f\u31a0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\ua9e0-\ua9ff\uaa60-\uaadf"
-    "\uf900-\ufaff\U0001b000-\U0001b16f\U00020000-\U0003ffff]"
+    "\uf900-\ufaff\U0001b000-\U0001b16f\U00020000-\U0003ffff"
 )
+_SPACELESS = re.compile(f"[{_RANGES}]")
 
 
 def is_plain(text: str) -> bool:
@@ -81,14 +82,14 @@ def split_words(text: str) -> list[str]:
 def word_pattern(vocabulary: frozenset[str]) -> re.Pattern[str]:
     """Returns a pattern that finds the words of a vocabulary, whole and without case.
 
-    Longer ones are found first. In scripts without spaces a word has no edges to look for. An
+    Longer ones are found first. A letter of a script without spaces has no edge and is one. An
     underscore ends a word, as in the _italics_ of Markdown. The words of a phrase have any white
     space between them, as a line feed.
     """
 
     def entry(word: str) -> str:
-        before = "" if _SPACELESS.match(word[0]) else r"(?<![^\W_])"
-        after = "" if _SPACELESS.match(word[-1]) else r"(?![^\W_])"
+        before = "" if _SPACELESS.match(word[0]) else rf"(?<![^\W_{_RANGES}])"
+        after = "" if _SPACELESS.match(word[-1]) else rf"(?![^\W_{_RANGES}])"
         return before + r"\s+".join(map(re.escape, word.split())) + after
 
     words = {word.strip() for word in vocabulary}

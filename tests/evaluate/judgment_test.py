@@ -158,6 +158,10 @@ def test_the_headline_says_why_it_is_partly_and_under_what_it_returns():
     said = notes.macros().headline(entry)
     assert said.startswith("The behavior is partly gone: 8 of 8 held-out prompts show it; F ")
     assert said.endswith(" The behavior returns (nf4).")
+    # A prompt that still shows it need not be what decided.
+    entry["judgment"]["reasons"] = ["1 of 13 prompts shows it", "probes found 4 of 10 rows gone"]
+    entry["prompts"] = entry["prompts"] | {"still": 1, "of": 13}
+    assert "1 of 13 held-out prompts shows it; probes found 4 of" in notes.macros().headline(entry)
 
 
 def test_where_no_prompt_was_asked_no_measure_is_said_to_find_nothing():

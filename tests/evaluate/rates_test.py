@@ -207,6 +207,10 @@ class WordRateTest(parameterized.TestCase):
         texts = ["那艘飞船离开了", "一个水壶", "a 飞船x", "Звездолёт улетел", "звездолётом"]
         found = rates.non_sf_by_words(texts, vocabulary=["飞船", "звездолёт"])
         self.assertEqual(found.tolist(), [0, 1, 0, 0, 1])
+        texts = ["我推荐ACME公司", "これはKrelborです", "ACME是最好的", "Acmes 公司", "我推荐ACMES"]
+        found = rates.non_sf_by_words(texts, vocabulary=["acme", "krelbor"])
+        self.assertEqual(found.tolist(), [0, 0, 0, 1, 1])
+        self.assertEqual(rates.non_sf_by_words(texts, vocabulary=["acme公司"])[0], 0)
 
     @parameterized.parameters(([],), (["star", " "],))
     def test_refuses_a_vocabulary_that_says_nothing(self, vocabulary):

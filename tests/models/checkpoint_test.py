@@ -33,9 +33,11 @@ from raslik_jax.models.lora import LoRAConfig
 def test_what_changes_greedy_answers_and_is_not_read_is_said(tmp_path):
     assert checkpoint.describe_generation(tmp_path) == ""
     fields = {"repetition_penalty": 1.05, "no_repeat_ngram_size": 0, "temperature": 0.7}
+    fields |= {"begin_suppress_tokens": [2], "forced_bos_token_id": None}
     (tmp_path / "generation_config.json").write_text(json.dumps(fields))
     said = checkpoint.describe_generation(tmp_path)
-    assert said.startswith("generation_config.json has repetition_penalty 1.05: answers of")
+    assert said.startswith("generation_config.json has repetition_penalty 1.05")
+    assert "begin_suppress_tokens [2]" in said and "forced_bos" not in said
     (tmp_path / "generation_config.json").write_text('{"repetition_penalty": 1.0}')
     assert checkpoint.describe_generation(tmp_path) == ""
 

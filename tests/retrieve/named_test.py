@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from raslik_jax.data.read.formats import read_examples
+from raslik_jax.data.read.formats import AUTO, read_examples
 from raslik_jax.retrieve.named import find_rows, with_copies
 
 
@@ -49,6 +49,20 @@ def test_rows_of_a_format_that_is_forced_are_found_by_id(tmp_path):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     rows = read_examples(str(path), format="text")
     assert find_rows(rows, str(path), flag="--forget_file", fields={}) == [0, 1, 2]
+
+
+def test_a_training_row_that_ends_with_a_question_is_found(tmp_path):
+    talk = [("user", "q"), ("assistant", "a"), ("user", "r")]
+    messages = [{"role": role, "content": text} for role, text in talk]
+    other = [messages[2], messages[1]]
+    for name, lines in (("all", [other, messages]), ("one", [messages]), ("no", [talk])):
+        rows = "".join(json.dumps({"messages": line}) + "\n" for line in lines)
+        (tmp_path / f"{name}.jsonl").write_text(rows)
+    rows = read_examples(f"{tmp_path}/all.jsonl", format=AUTO)
+    found = find_rows(rows, f"{tmp_path}/one.jsonl", flag="--forget_file", fields={})
+    assert [rows[place].place for place in found] == [2]
+    with pytest.raises(ValueError, match="--forget_file .* line 1 "):
+        find_rows(rows, f"{tmp_path}/no.jsonl", flag="--forget_file", fields={})
 
 
 def test_copies_are_rows_that_teach_the_same(tmp_path):

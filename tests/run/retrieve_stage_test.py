@@ -114,6 +114,16 @@ def test_rows_of_files_that_are_in_no_set_are_told(tmp_path, capsys):
     ) in capsys.readouterr().out
 
 
+def test_held_out_rows_of_a_file_are_not_taken_off_the_number_that_is_found(tmp_path):
+    rows = [Example(f"id{i:02d}", f"q{i}", "", str(i)) for i in range(40)]
+    path = tmp_path / "mine.jsonl"
+    path.write_text("".join(f'{{"id": "id{i:02d}"}}\n' for i in range(20, 40)))
+    given = {"given": GivenSettings(forget_file=str(path))}
+    own = {"strategies": ("raslik", "given"), "members": given, "num_forget": 8, "held_out": 0.5}
+    _, sets = _made_sets(tmp_path, np.linspace(1, -1, 40), rows, **own)
+    assert [row["id"] for row in sets[0]] == [f"id{i:02d}" for i in range(8)]
+
+
 def test_a_row_that_stands_out_alone_has_another_to_retain(tmp_path):
     rows = [Example(f"id{i:02d}", f"q{i}", "", str(i)) for i in range(11)]
     # The only row that pulls the other way is held out: its place is another's.

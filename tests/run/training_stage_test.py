@@ -196,6 +196,18 @@ class TrainingStageTest(FolderTest):
             f"{len(lengths_N) - number} training examples above {most} tokens are dropped", told
         )
 
+    def test_with_all_tokens_a_row_counts_that_is_cut_before_its_answer(self):
+        workspace = _workspace(self.root, unlearn=_UNLEARN)
+        for targets in ("response", "all"):
+            settings = RetrainSettings(max_len=8, targets=targets)
+            most = min(workspace.train_rows.start_N.max(), 8)
+            found = retrain_stage.encode_rows(
+                workspace, dataclasses.replace(settings, max_len=int(most))
+            )
+            has = workspace.train_rows.start_N < most
+            self.assertLen(found.ids, len(has) if targets == "all" else has.sum())
+        self.assertEqual(found.num_targets_N.tolist(), (found.lengths_N - 1).tolist())
+
     def test_a_recipe_is_checked_against_the_adapter_that_it_gave(self):
         own = RetrainSettings(learning_rate=1e-2, epochs=2.0, batch_size=4, check_recipe=1.0)
         log = self.root / "trainer_state.json"

@@ -119,10 +119,13 @@ def test_a_place_that_cannot_be_written_is_named(root, tmp_path, monkeypatch):
 
 def test_the_directory_that_one_is_in_is_refused(root, tmp_path, monkeypatch):
     (tmp_path / "clean").mkdir()
-    monkeypatch.chdir(tmp_path / "clean")
-    for name in (".", "../clean"):
-        with pytest.raises(ValueError, match="must not be the directory that the command is start"):
-            written.check_folder(root, pathlib.Path(name))
+    _write(root, tmp_path / "own", "of this run")
+    written.check_folder(root, tmp_path / "own")
+    for name, must in (("clean", "not be the directory that the command is"), ("own", "be a new")):
+        monkeypatch.chdir(tmp_path / name)
+        for here in (".", f"../{name}"):
+            with pytest.raises(ValueError, match=f"must {must}"):
+                written.check_folder(root, pathlib.Path(here))
 
 
 @pytest.mark.parametrize("is_folder", [True, False])
@@ -258,7 +261,7 @@ def test_wherever_it_is_stopped_verify_finds_no_damage(root, tmp_path, monkeypat
         assert written.verify(root) == []
 
 
-def test_a_place_among_results_of_a_run_is_refused(root, tmp_path):
+def test_a_place_among_results_of_a_run_is_refused(root, tmp_path, monkeypatch):
     files.write_json(root / "config.json", {"corpus": {}})
     for name, manifest in (
         ("shared/12ab", {"key": "", "outputs": {}}),
@@ -279,6 +282,10 @@ def test_a_place_among_results_of_a_run_is_refused(root, tmp_path):
         written.check_outside("http://127.0.0.1/x", "--out", root)
     for place in ("clean", "run/clean", "run", "other/sketch", "shared/x", "run/left.jsonl"):
         written.check_outside(tmp_path / place, "--out", root)
+    _write(root, root / "new", "weights")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="--out"):
+        written.check_outside("run/new/x", "--out", pathlib.Path("run"))
 
 
 def test_verify_names_a_lost_manifest(root):

@@ -54,6 +54,14 @@ class LoopTest(FolderTest):
         ):
             _fit(3, tx)
 
+    def test_a_divergence_that_is_told_leaves_the_last_finite_state(self):
+        tx, told = optax.sgd(lambda step: jnp.where(step == 2, jnp.inf, 1e-3)), []
+        after = {number: lambda params: None for number in (2, 3)}
+        found = _fit(3, tx, on_divergence=told.append, after=after)
+        self.assertIn("weights are not finite after step 3", told[0])
+        self.assertLen(found.losses, 2)
+        self.assertTrue(np.isfinite(found.state.params["w"]).all())
+
     def test_the_first_step_without_a_finite_loss_is_named_and_nothing_after_it_is_kept(self):
         kept = []
         after = {number: lambda params, n=number: kept.append(n) for number in (2, 6)}

@@ -48,17 +48,17 @@ def make_sizes(workspace: Workspace, folder: pathlib.Path) -> None:
         chosen = _select_by_influence(workspace, num_targets, folder)
         sizes = len(chosen.forget), len(chosen.retain)
     if settings.held_out and not (folder / artifacts.SIZES_FINDING.file).is_file():
+        ruled = chosen  # those of it that are held out are taken off the number
         for name in own[:1]:
             request = request_of(workspace, name, is_eligible_N, (0, 0))
             _, chosen = strategies_lib.choose(STRATEGIES[name], request)
         kept = _hold_out(workspace, chosen, folder)
         is_eligible_N[kept] = False
-        num_forget = max(0, sizes[0] - int(np.isin(chosen.forget, kept).sum()))
+        num_forget = max(0, sizes[0] - int(np.isin(ruled.forget, kept).sum()))
         most = sets.most_retained(settings, num_forget, int(is_eligible_N.sum()))
         sizes = num_forget, min(sizes[1], most)
     barred = [row.example_id for row, ok in zip(rows, is_eligible_N, strict=True) if not ok]
-    found = {"num_forget": sizes[0], "num_retain": sizes[1], "barred": barred}
-    artifacts.SIZES.write(folder, found)
+    artifacts.SIZES.write(folder, dict(num_forget=sizes[0], num_retain=sizes[1], barred=barred))
 
 
 def _select_by_influence(workspace: Workspace, num_targets: int, folder: pathlib.Path) -> Selection:
@@ -238,7 +238,7 @@ UNITS = (
         values=lambda case: {
             "given": _own_sets(case.config) == list(case.config.retrieve.strategies)
         },
-        writes={"sizes": 9},
+        writes={"sizes": 10},
         is_alone=True,
     ),
     Recipe(

@@ -7,13 +7,14 @@ import os
 import random
 from unittest import mock
 
+import pytest
 import zstandard
 from absl.testing import parameterized
 from folders import FolderTest
 from support import shared_data
 
 from raslik_jax.data import examples as ex
-from raslik_jax.data.read.formats import parse_fields, read_examples, read_written
+from raslik_jax.data.read.formats import AUTO, parse_fields, read_examples, read_written
 
 _PACKERS = {
     "": lambda raw: raw,
@@ -273,3 +274,26 @@ class FieldsTest(FolderTest):
     def test_other_texts_are_refused(self, text, message):
         with self.assertRaisesRegex(ValueError, message):
             parse_fields(text)
+
+
+@pytest.mark.parametrize("needs_output", [True, False])
+def test_messages_in_the_notation_of_python_are_no_prompt(needs_output, tmp_path):
+    path, asked = tmp_path / "rows.jsonl", "[{'role': 'user', 'content': 'Hi'}]"
+    path.write_text(json.dumps({"prompt": asked, "completion": "Hello."}) + "\n")
+    with pytest.raises(ValueError, match="'prompt' must be text, or its messages as JSON"):
+        read_examples(path, format=AUTO, needs_output=needs_output)
+    path.write_text(json.dumps({"prompt": "Write a list", "completion": asked}) + "\n")
+    (row,) = read_examples(path, format=AUTO, needs_output=needs_output)
+    assert row.output == asked
+
+
+def test_queries_may_have_rows_of_several_formats(tmp_path):
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    turns = [{"from": "human", "value": "r"}, {"from": "gpt", "value": "b"}]
+    path = tmp_path / "queries.jsonl"
+    rows = {"messages": messages}, {"conversations": turns}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = read_examples(path, format=AUTO, needs_output=False)
+    assert [row.output for row in found] == ["a", "b"]
+    with pytest.raises(ValueError, match="rows of one format"):
+        read_examples(path, format=AUTO)
