@@ -36,9 +36,10 @@ def load_model(
             warnings.warn(f"{has}: pass it as adapter to use it", stacklevel=2)
         return checkpoint.load_model(folder, dtype=jnp.dtype(dtype))
     place, config = adapters.find_adapter(adapter), checkpoint.read_config(folder)
-    if line := mistaken.describe_base(place, folder, os.fspath(base), ""):
-        warnings.warn(line, stacklevel=2)
     lora_config = adapters.read_adapter_config(place, config)
     loaded = checkpoint.load_model(folder, dtype=jnp.dtype(dtype), lora_config=lora_config)
     how: Any = {"base": loaded.identity, "base_folder": folder}
-    return loaded._replace(lora=adapters.load_adapter(place, config, **how))
+    loaded = loaded._replace(lora=adapters.load_adapter(place, config, **how))
+    if line := mistaken.describe_base(place, folder, os.fspath(base), ""):
+        warnings.warn(line, stacklevel=2)
+    return loaded

@@ -99,7 +99,7 @@ def highlighted(strategies: Iterable[str]) -> str:
 
 
 def is_search(strategy: str) -> bool:
-    """Returns whether a strategy looks for the rows behind an answer: not by chance or labels."""
+    """Returns whether a strategy ranks rows by gradients: not by chance, labels or words."""
     return strategy in STRATEGIES and STRATEGIES[strategy].is_by_gradients
 
 

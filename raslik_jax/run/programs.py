@@ -295,7 +295,7 @@ class AbstractRun(Workspace):
             self.num_measured = most + max(most, least)
         if config.retrieve.held_out and has_sizes:  # the sets lack these rows already
             held = (artifacts.measured_rows(HELD_OUT, kind) for kind in ("target", "normal"))
-            self.num_measured = sum(len(rows.read(self.root)) for rows in held)
+            self.num_measured = sum(len(rows.find(self.root) or ()) for rows in held)
 
     @property
     def num_devices(self) -> int:

@@ -29,7 +29,7 @@ _MEDIA: list[str] = _KEYS["media"]
 _PART_TEXTS: list[str] = _KEYS["part_texts"]
 _SPEAKERS = frozenset(("system", "user", "assistant"))
 _SAID = frozenset(_KEYS["message_texts"])
-_LOST_TALK = re.compile(r"""\s*\[\s*\{\s*['"](role|from|content|value)['"]\s*:""")  # no JSON
+_LOST_TALK = re.compile(r"(?s)\s*\[\s*\{\s*'(role|from|content|value)'\s*:.*\}\s*\]\s*\Z")
 _IN_PROMPT = "be in the prompt, because nothing else is read: move it there"
 
 

@@ -198,6 +198,7 @@ UNITS = (
         "unlearn.remat unlearn.fixed_padding references.query_split sketch.query_output",
         members=_checked,
         is_resumable=True,
+        writes={"retrained": 2},
         work=count_check,
     ),
     Recipe(
@@ -207,8 +208,7 @@ UNITS = (
         "{text} {model} unlearn.{0.algorithm} unlearn.remat unlearn.fixed_padding",
         members=functools.partial(variants_of, retrains=True),
         is_resumable=True,
-        work=lambda run, variant: _count(
-            run, variant.algorithm, run.sizes.train - run.sizes.forget
-        ),
+        writes={"retrained": 2},
+        work=lambda run, one: _count(run, one.algorithm, run.sizes.train - run.sizes.forget),
     ),
 )

@@ -282,9 +282,10 @@ def test_messages_in_the_notation_of_python_are_no_prompt(needs_output, tmp_path
     path.write_text(json.dumps({"prompt": asked, "completion": "Hello."}) + "\n")
     with pytest.raises(ValueError, match="'prompt' must be text, or its messages as JSON"):
         read_examples(path, format=AUTO, needs_output=needs_output)
-    path.write_text(json.dumps({"prompt": "Write a list", "completion": asked}) + "\n")
-    (row,) = read_examples(path, format=AUTO, needs_output=needs_output)
-    assert row.output == asked
+    for prompt in ("Write a list", '[{"value": 1}] Sum these', f"{asked} What is this?"):
+        path.write_text(json.dumps({"prompt": prompt, "completion": asked}) + "\n")
+        (row,) = read_examples(path, format=AUTO, needs_output=needs_output)
+        assert row.output == asked
 
 
 def test_queries_may_have_rows_of_several_formats(tmp_path):
