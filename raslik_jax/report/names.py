@@ -86,7 +86,7 @@ def kernel_name(settings: Mapping[str, Any]) -> str:
 
 def kernel_note(settings: Mapping[str, Any], strategies: Iterable[str]) -> str:
     """Returns a note on the kernel of the strategies that have one; "" if it is the paper's."""
-    names = [strategy_name(name) for name in dict.fromkeys(strategies) if is_search(name)]
+    names = [strategy_name(name) for name in dict.fromkeys(strategies) if is_by_gradients(name)]
     kernel = kernel_name(settings)
     differs = f"The kernel of {', '.join(names)} differs from the paper's: {kernel}."
     return differs if names and kernel else ""
@@ -98,7 +98,7 @@ def highlighted(strategies: Iterable[str]) -> str:
     return next(named, "")
 
 
-def is_search(strategy: str) -> bool:
+def is_by_gradients(strategy: str) -> bool:
     """Returns whether a strategy ranks rows by gradients: not by chance, labels or words."""
     return strategy in STRATEGIES and STRATEGIES[strategy].is_by_gradients
 
@@ -109,5 +109,5 @@ def make_environment(**options: Any) -> jinja2.Environment:
     options = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True} | options
     environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, **options)
     environment.filters |= {"strategy_name": strategy_name, "algorithm_name": algorithm_name}
-    environment.filters["is_search"] = is_search
+    environment.filters["is_by_gradients"] = is_by_gradients
     return environment
