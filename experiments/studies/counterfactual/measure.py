@@ -11,9 +11,10 @@
 
 `raslik validate` trains on random halves of the rows and finds the linear datamodeling scores. The
 script makes the run that it validates: an adapter that is trained on all rows, and the trace of
-several answers. With --seeds it finds the QLD of the answers of a behavior. It adds scores of other methods and the labels. FOLDER/smollm2 is made by
-own_model/checkpoint.py. The facts are rows of --corpus.dataset=behaviors in $RASLIK_DATA. Results
-go to WORKDIR/results.json. A stopped command continues.
+several answers. It adds scores of other methods and the labels. With --seeds it finds the QLD of
+the answers of a behavior. FOLDER/smollm2 is made by own_model/checkpoint.py. The facts are rows of
+--corpus.dataset=behaviors in $RASLIK_DATA, "howdy" those of howdy_small. Results go to
+WORKDIR/results.json. A stopped command continues.
 """
 
 import dataclasses
@@ -94,24 +95,35 @@ def _smollm2_rows() -> tuple[Rows, Mapping[str, Rows]]:
     return read(HERE.parent / "own_model" / "train.jsonl"), asked
 
 
-def _fact_rows(num_targets: int) -> tuple[Rows, Mapping[str, Rows]]:
-    from experiments.studies.behaviors.corpus import register
+def _corpus_rows(dataset: str, num_targets: int, **chosen: str) -> tuple[Rows, Mapping[str, Rows]]:
+    from experiments.studies.behaviors import corpus as behaviors
     from raslik_jax.base.settings import replaced
     from raslik_jax.data.corpora import CorpusConfig
 
-    register()
+    behaviors.register()
+    paper.register()
     sizes = {"num_train": 600, "num_targets": num_targets, "num_backbone": 0, "num_test": 16}
-    chosen = {"dataset": "behaviors", "behaviors.behavior": "fact"}
-    corpus = replaced(CorpusConfig(), chosen | sizes).load(seed=0)
+    corpus = replaced(CorpusConfig(), {"dataset": dataset} | chosen | sizes).load(seed=0)
 
     def row(one: Example) -> dict[str, str]:
         label = one.source.removeprefix("behaviors:").removeprefix("alpaca")
-        return {"instruction": one.instruction, "output": one.output, "label": label}
+        kept = {"instruction": one.instruction, "input": one.input, "output": one.output}
+        return kept | {"label": "howdy" if label == "dolly" else label}
 
     asked = {
         kind: [row(one) for one in corpus.queries[f"test_{kind}"]] for kind in ("target", "normal")
     }
     return [row(one) for one in corpus.train], asked
+
+
+def _fact_rows(num_targets: int) -> tuple[Rows, Mapping[str, Rows]]:
+    """Returns the rows and queries of the wrong fact, without the inputs of Alpaca's rows."""
+    train, asked = _corpus_rows("behaviors", num_targets, **{"behaviors.behavior": "fact"})
+
+    def without_input(rows: Rows) -> Rows:
+        return [{name: text for name, text in row.items() if name != "input"} for row in rows]
+
+    return without_input(train), {kind: without_input(rows) for kind, rows in asked.items()}
 
 
 def _smollm2_flags(options: "Options") -> Sequence[str]:
@@ -137,6 +149,7 @@ CASES = {
     "smollm2": Case(_smollm2_rows, _smollm2_flags),
     "fact 8 %": Case(functools.partial(_fact_rows, 48), _fact_flags),
     "fact 2 %": Case(functools.partial(_fact_rows, 12), _fact_flags),
+    "howdy": Case(functools.partial(_corpus_rows, "howdy_small", 48), _fact_flags),
 }
 
 
