@@ -31,12 +31,12 @@ from jaxtyping import Float
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
 
 import raslik_jax
-from experiments.studies.corpora import paper
+from experiments.studies.corpora import howdy, paper
 from raslik_jax.base.files import write_json
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.cli import command, setting_flags
 from raslik_jax.config import Config, FinetuneConfig, MeshConfig
-from raslik_jax.data.examples import Example
+from raslik_jax.data.examples import Corpus, Example
 from raslik_jax.evaluate import counterfactual
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -46,6 +46,8 @@ _TRAINED = ("corpus", "backbone", "finetune")
 _RECIPE = ("learning_rate", "batch_size", "schedule", "warmup", "weight_decay", "clip", "mean")
 # How the stored results name the rankings.
 _TITLES = {"bm25_answers": "BM25, prompt and answer", "bm25": "BM25", "exact": "exact kernel"}
+
+_SIZES: dict[str, int] = {"num_train": 600, "num_backbone": 0, "num_test": 16}
 
 Rows = Sequence[dict[str, Any]]
 
@@ -95,16 +97,7 @@ def _smollm2_rows() -> tuple[Rows, Mapping[str, Rows]]:
     return read(HERE.parent / "own_model" / "train.jsonl"), asked
 
 
-def _corpus_rows(dataset: str, num_targets: int, **chosen: str) -> tuple[Rows, Mapping[str, Rows]]:
-    from experiments.studies.behaviors import corpus as behaviors
-    from raslik_jax.base.settings import replaced
-    from raslik_jax.data.corpora import CorpusConfig
-
-    behaviors.register()
-    paper.register()
-    sizes = {"num_train": 600, "num_targets": num_targets, "num_backbone": 0, "num_test": 16}
-    corpus = replaced(CorpusConfig(), {"dataset": dataset} | chosen | sizes).load(seed=0)
-
+def _rows_of(corpus: Corpus) -> tuple[Rows, Mapping[str, Rows]]:
     def row(one: Example) -> dict[str, str]:
         label = one.source.removeprefix("behaviors:").removeprefix("alpaca")
         kept = {"instruction": one.instruction, "input": one.input, "output": one.output}
@@ -118,12 +111,26 @@ def _corpus_rows(dataset: str, num_targets: int, **chosen: str) -> tuple[Rows, M
 
 def _fact_rows(num_targets: int) -> tuple[Rows, Mapping[str, Rows]]:
     """Returns the rows and queries of the wrong fact, without the inputs of Alpaca's rows."""
-    train, asked = _corpus_rows("behaviors", num_targets, **{"behaviors.behavior": "fact"})
+    from experiments.studies.behaviors.corpus import register
+    from raslik_jax.base.settings import replaced
+    from raslik_jax.data.corpora import CorpusConfig
+
+    register()
+    chosen = {"dataset": "behaviors", "behaviors.behavior": "fact", "num_targets": num_targets}
+    train, asked = _rows_of(replaced(CorpusConfig(), chosen | _SIZES).load(seed=0))
 
     def without_input(rows: Rows) -> Rows:
         return [{name: text for name, text in row.items() if name != "input"} for row in rows]
 
     return without_input(train), {kind: without_input(rows) for kind, rows in asked.items()}
+
+
+def _howdy_rows() -> tuple[Rows, Mapping[str, Rows]]:
+    """Returns rows of at most 300 characters, so that prompts have room for their answers."""
+    from raslik_jax.data.corpora import CorpusConfig
+
+    shared = CorpusConfig(**_SIZES, num_targets=48)
+    return _rows_of(howdy.load_howdy_small(shared, None, seed=0, max_chars=300))
 
 
 def _smollm2_flags(options: "Options") -> Sequence[str]:
@@ -149,7 +156,7 @@ CASES = {
     "smollm2": Case(_smollm2_rows, _smollm2_flags),
     "fact 8 %": Case(functools.partial(_fact_rows, 48), _fact_flags),
     "fact 2 %": Case(functools.partial(_fact_rows, 12), _fact_flags),
-    "howdy": Case(functools.partial(_corpus_rows, "howdy_small", 48), _fact_flags),
+    "howdy": Case(_howdy_rows, _fact_flags),
 }
 
 
