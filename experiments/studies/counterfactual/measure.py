@@ -129,7 +129,7 @@ def _howdy_rows() -> tuple[Rows, Mapping[str, Rows]]:
     """Returns rows of at most 300 characters, so that prompts have room for their answers."""
     from raslik_jax.data.corpora import CorpusConfig
 
-    shared = CorpusConfig(**_SIZES, num_targets=48)
+    shared = CorpusConfig(**_SIZES | {"num_train": 300}, num_targets=24)
     return _rows_of(howdy.load_howdy_small(shared, None, seed=0, max_chars=300))
 
 
