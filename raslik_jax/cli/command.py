@@ -165,7 +165,8 @@ def _run(main: Callable[[], int | None], when_stopped: str, argv: Sequence[str])
             raise
         if os.environ.get("RASLIK_TRACEBACK"):
             raise
-        print(f"error: {what} ({bounded(said)}): {mend}", file=sys.stderr)
+        what += f" ({bounded(said)})" if said else ""
+        print(f"error: {what}: {mend}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(when_stopped, file=sys.stderr)

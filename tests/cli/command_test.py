@@ -65,6 +65,8 @@ def test_errors_of_the_system_name_their_file_and_arguments_are_utf8(tmp_path):
     assert status == 1 and said.startswith(f"error: '{tmp_path}/no/file' cannot be used (No such")
     status, said = end_of("raise MemoryError('Unable to allocate 7 TiB')")
     assert status == 1 and said.startswith("error: the memory is too small (Unable to allocate")
+    status, said = end_of("raise MemoryError")
+    assert status == 1 and said.startswith("error: the memory is too small: lower the batch sizes")
     full = "raise RuntimeError('RESOURCE_EXHAUSTED: Out of memory while trying to allocate 7 TiB')"
     status, said = end_of(full)
     assert status == 1 and said.startswith("error: the memory is too small (Out of memory while")
