@@ -260,18 +260,21 @@ def load_adapter(
             got = "; ".join(differing)
             raise ValueError(f"{path} must have this run's settings, got {got}: give another")
     _, shapes, _ = decoders.abstract(config, own)
-    names = decoders.ARCHITECTURES[config.model_type].key_map
-    slots = key_map.plan(names, shapes, prefix=_PREFIX)
+    architecture = decoders.ARCHITECTURES[config.model_type]
+    slots = key_map.plan(architecture.key_map, shapes, prefix=_PREFIX)
     _check_file(folder / WEIGHTS)
     tensors = _PaddedTensors(
         [folder / WEIGHTS], lambda key: _PREFIX + config.full_key(_bare_key(key))
     )
     tensors.slots = slots
     own_slots = _own_slots(slots, own)
-    inert = ""
-    if base_folder is not None:
-        kept = _unchanged_weights(tensors, config, base_folder)
-        inert = "|".join(map(re.escape, kept))
+    kept = [] if base_folder is None else _unchanged_weights(tensors, config, base_folder)
+    # Of parts that are not read, such as the one for images. Training on text leaves B at 0.
+    unread = re.compile(re.escape(_PREFIX) + rf"({architecture.buffers}).*\.lora_[AB]\.weight")
+    others = [key for key in tensors.files if unread.fullmatch(key)]
+    if not any(tensors.read_part(key, ()).any() for key in others if ".lora_B." in key):
+        kept += others
+    inert = "|".join(map(re.escape, kept))
     what = f"the adapter of {path} on this {config.model_type}"
     is_more = any(key not in own_slots and _MORE.search(key) for key in tensors.files)
     mend = MERGE if is_more else "give the base that it was trained on"

@@ -333,7 +333,10 @@ def write_fields(config: Any, architecture: str) -> dict[str, Any]:
         new = values["rope_parameters"] = rope.to_hf()
         values |= {old: getattr(rope, name) for old, name in config.old_rope.items()}
         if rope.rope_type != "default":
-            values["rope_scaling"] = {k: new[k] for k in new if k not in _BESIDE_SCALING}
+            scaling = values["rope_scaling"] = {k: new[k] for k in new if k not in _BESIDE_SCALING}
+            # With YaRN, releases before 4.56 took the factor from the two lengths.
+            if rope.rope_type == "yarn" and new[_ORIGINAL] == values["max_position_embeddings"]:
+                del scaling[_ORIGINAL]
     return {
         name: list(value) if isinstance(value, tuple) else value for name, value in values.items()
     }

@@ -60,6 +60,7 @@ def _gelu(x: jax.Array) -> jax.Array:
 # `gelu` is the exact function of the normal distribution; Pythia uses it, GPT-2 the tanh form.
 ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": _gelu,
+    "gelu_fast": lambda x: jax.nn.gelu(x, approximate=True),
     "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
     "gelu_pytorch_tanh": lambda x: jax.nn.gelu(x, approximate=True),
     "relu": jax.nn.relu,

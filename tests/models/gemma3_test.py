@@ -5,6 +5,7 @@ import pathlib
 
 import decoder_cases
 import decoder_parity
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -84,6 +85,18 @@ class ImagesTest(FolderTest):
         safetensors.numpy.save_file(tensors, folder / "adapter_model.safetensors")
         settings = adapters.read_adapter_config(folder, config)
         lora = adapters.load_adapter(folder, config, lora_config=settings)
+        # Training on text gives the other parts no gradient: B stays 0.
+        image = (
+            "base_model.model.model.vision_tower.encoder.layers.0.self_attn.q_proj.lora_{}.weight"
+        )
+        others = {image.format(side): np.ones((2, 2), np.float32) for side in "AB"}
+        weights = folder / "adapter_model.safetensors"
+        safetensors.numpy.save_file({**tensors, **others}, weights)
+        with pytest.raises(ValueError, match="unexpected .*vision_tower.*: merge"):
+            adapters.load_adapter(folder, config)
+        others[image.format("B")][:] = 0
+        safetensors.numpy.save_file({**tensors, **others}, weights)
+        jax.tree.map(np.testing.assert_array_equal, adapters.load_adapter(folder, config), lora)
         adapters.save_adapter(folder / "out", lora, settings, config)
         found = safetensors.numpy.load_file(folder / "out" / "adapter_model.safetensors")
         written = json.loads((folder / "out" / "adapter_config.json").read_text())

@@ -56,6 +56,9 @@ class SmallLayersTest(parameterized.TestCase):
         got = np.asarray(layers.ACTIVATIONS["gelu"](short), np.float64)
         np.testing.assert_allclose(got, rounded, rtol=16 * 2**-9 + 2**-7)
         self.assertGreater(float(np.abs(layers.ACTIVATIONS["gelu_new"](x) - exact).max()), 1e-4)
+        tanh = np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))
+        for name in ("gelu_new", "gelu_fast", "gelu_pytorch_tanh"):
+            np.testing.assert_allclose(layers.ACTIVATIONS[name](x), 0.5 * x * (1 + tanh), atol=1e-6)
 
     def test_layers_that_share_an_input_drop_different_entries(self):
         lora = LoRAConfig(rank=1, alpha=1.0, dropout=0.5, targets=("q_proj", "k_proj"))
