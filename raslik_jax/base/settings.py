@@ -217,7 +217,8 @@ def _unmet(value: Any, hint: Any, metadata: Mapping[str, Any]) -> str:
     if choices:
         return "" if value in choices else f"one of {', '.join(choices)}"
     if hint not in _KINDS:  # settings, which check themselves
-        return ""
+        known = not isinstance(hint, type) or isinstance(value, hint)
+        return "" if known else f"a {hint.__name__}"
     is_kind = type(value) is hint or (hint is float and type(value) is int)
     if not is_kind or (hint is float and not math.isfinite(value)):
         return _KINDS[hint]
@@ -283,7 +284,8 @@ def replaced(settings: _S, values: Mapping[str, Any]) -> _S:
         elif rest or head not in known:
             problems.append(f"--{name} must be a setting of this version, it is not: remove it")
         elif head in below:
-            problems.append(f"--{name} must be an object of settings, got {shown(value)}")
+            below_it = next(leaves(below[name])).name
+            problems.append(f"--{name} is a group: set its parts, such as {name}.{below_it}")
         else:
             own[name] = tuple(value) if isinstance(value, list) else value
     for head, part in parts.items():

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from raslik_jax.base.settings import Settings
 
-SHOWN = "the fine-tuned model shows the behavior on {:.0%} of target queries, the base on {:.0%}"
+SHOWN = "the fine-tuned model shows the behavior on {:.1%} of target queries, the base on {:.1%}"
 
 
 class NonSfMeasure(NamedTuple):

@@ -172,11 +172,11 @@ def non_sf_by_words(
     may have several words ("black hole") or marks. In scripts without spaces it is found anywhere.
     A text in place of a vocabulary is one entry.
     """
-    vocabulary = [vocabulary] if isinstance(vocabulary, str) else vocabulary
+    vocabulary = frozenset([vocabulary] if isinstance(vocabulary, str) else vocabulary)
     blank = sum(not word.strip() for word in vocabulary)
     if not vocabulary or blank:
         raise refused("vocabulary", count=len(vocabulary), blank=blank)
-    pattern = words.word_pattern(frozenset(vocabulary))
+    pattern = words.word_pattern(vocabulary)
     return np.array([float(pattern.search(text) is None) for text in texts], np.float64)
 
 

@@ -84,6 +84,7 @@ def best_positions(
     It raises a ValueError if fewer are above minus infinity. `name` describes `count` in that
     error.
     """
+    score_N = np.asarray(score_N)
     eligible = int(np.sum(score_N > -np.inf))
     if not 0 <= count <= eligible:
         raise ValueError(

@@ -171,7 +171,7 @@ def bind(
 ) -> Decoder:
     """Returns the model's pure functions.
 
-    Equal arguments give the same object, so functions jitted over it are compiled once.
+    Arguments given alike give the same object, so functions jitted over it are compiled once.
 
     Args:
       graphdef: From `create`, `abstract` or a checkpoint.

@@ -297,10 +297,9 @@ def _cards(
         if score_N is None:
             return ()
         order = np.argsort(-score_N, kind="stable")[:_CARDS].tolist()
-        order = [n for n in order if score_N[n] > 0]  # others make the answer less likely
         found = [{"id": rows[n].example_id, "score": float(score_N[n])} for n in order]
     cards, sigma_N, sets = [], artifacts.read_sigma(root, len(rows)), read_sets(root, strategy)
-    for one in found:
+    for one in (one for one in found if one["score"] > 0):  # others make the answer less likely
         number = place[one["id"]]
         row = rows[number]
         told = chance.in_words(*(part[number] for part in chances)) if chances else ""

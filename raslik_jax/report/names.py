@@ -98,6 +98,12 @@ def highlighted(strategies: Iterable[str]) -> str:
     return next(named, "")
 
 
+def reverses_scores(strategy: str) -> bool:
+    """Returns whether the scores of a strategy's retain set have the opposite sign."""
+    record = STRATEGIES.get(strategy)
+    return record is not None and (record.retains_opposite or record.brings_sets)
+
+
 def is_by_gradients(strategy: str) -> bool:
     """Returns whether a strategy ranks rows by gradients: not by chance, labels or words."""
     return strategy in STRATEGIES and STRATEGIES[strategy].is_by_gradients

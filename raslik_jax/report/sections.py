@@ -314,7 +314,7 @@ def _retrieval(experiment: Experiment) -> dict[str, Any]:
         "kinds": [*marks] if any(f["is_target_N"] is not None for _, f in scored) else [],
         "sets": run.sets,
         "highlighted": names.highlighted(run.sets),
-        "opposed": names.highlighted(n for n, kinds in run.sets.items() if "retain" in kinds),
+        "opposed": [n for n, k in run.sets.items() if "retain" in k and names.reverses_scores(n)],
     }
 
 

@@ -51,6 +51,6 @@ def why_none(
             rows = f"{cut.num_forget:,} row{'s' if cut.num_forget > 1 else ''}"
             return (
                 "no row is nearer to the answer than unrelated rows are by chance: the lowest q "
-                f"of {rows} at the top is {lowest:.2g}, and at most {level:g} is needed{more}"
+                f"of {rows} at the top is {lowest:.3g}, and at most {level:g} is needed{more}"
             )
     return ""

@@ -278,7 +278,7 @@ def last_traced(root: pathlib.Path, variant: Variant) -> list[TracedAnswer] | No
     """Returns the results for the traced answers of a variant's last measured epoch."""
     folder = traced(0, variant).place(root).parent
     epochs = [int(path.stem.removeprefix("epoch-")) for path in folder.glob("epoch-*")]
-    return traced(max(epochs), variant).read(root) if epochs else None
+    return traced(max(epochs), variant).current(root) if epochs else None
 
 
 QUERY_SKETCHES = _array("retrieve/queries", "queries.npy")

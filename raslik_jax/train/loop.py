@@ -206,13 +206,12 @@ def fit(
 ) -> Progress:
     """Returns the state after this number of steps, and the numbers of each step.
 
-    With a folder a killed training continues from its last checkpoint with the same bits.
-
     Args:
       batches: function from the number of steps taken to the batches that follow, in order.
       rate_flag: flag that an error advises to lower if the training of `what` diverges.
       bar: text before the progress bar; empty for no bar.
-      folder: folder of the checkpoints, one every `save_every` steps except the last; 0 for none.
+      folder: folder of this training alone; a killed one goes on from its checkpoint bit for bit.
+      save_every: steps between checkpoints; 0 for none.
       after: function that is called after a step with its number and the finite parameters. A
         resumed training calls it again for steps after the checkpoint. If it returns True the
         training ends.
@@ -222,9 +221,11 @@ def fit(
     """
     after, fields = after or {}, algorithm.fields
     frozen, state = meshes.place((frozen, algorithm.init(params)))
-    at = Progress(state, np.zeros((0, len(fields)), np.float32))
+    at, shapes = Progress(state, np.zeros((0, len(fields)), np.float32)), set[str]()
 
     def like(step: int) -> Progress:
+        if step >= num_steps:
+            raise ValueError(f"it has {step:,} steps, this training {num_steps:,}")
         return at._replace(log_SF=np.zeros((step, len(fields)), np.float32))
 
     def refuse(why: str) -> Diverged:
@@ -235,7 +236,6 @@ def fit(
         print(f"    goes on after step {saved[0]:,} of {num_steps:,}")
         at = saved[1]
     step, state, done = jax.jit(algorithm.step), meshes.place(at.state), len(at.log_SF)
-    shapes: set[str] = set()
     bar_of_steps = progress(range(done + 1, num_steps + 1), bar, total=num_steps - done)
     with bar_of_steps as numbers, watch or contextlib.nullcontext(), _told(on_divergence):
         log = _Log(at.log_SF, fields, bar=numbers, watch=watch, refuse=refuse)

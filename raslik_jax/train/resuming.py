@@ -18,6 +18,7 @@ import numpy as np
 
 from raslik_jax.base.files import RESUME, hash_file, read_json, sync, write_json
 from raslik_jax.base.messages import one_line, shown
+from raslik_jax.data.words import refused
 from raslik_jax.parallel import processes
 
 _Tree = TypeVar("_Tree")
@@ -79,22 +80,20 @@ def load_progress(folder: pathlib.Path, like: Callable[[int], _Tree]) -> tuple[i
 
     Damaged checkpoints are named on stderr and removed. Returns None if no other is left. `like` is
     a function from the number of a checkpoint to arrays of its shapes and dtypes. NumPy arrays come
-    back as NumPy arrays.
+    back as NumPy arrays. Raises a ValueError if a whole checkpoint does not fit.
     """
     while step := processes.from_first(lambda: next(iter(_saved_steps(folder)), 0)):
         place = folder / RESUME / str(step)
         why = processes.from_first(functools.partial(_damage, place))
-        try:
-            if why:
-                raise ValueError(why)
-            return step, _read(place, like(step))
-        except ValueError as error:
-            if not why and processes.count() > 1:
-                raise  # the others may have read it
-            why = one_line(str(error), 80)
-            what = f"note: the checkpoint {shown(str(place), 160)} is damaged ({why})"
+        if why:
+            what = f"note: the checkpoint {shown(str(place), 160)} is damaged ({one_line(why, 80)})"
             print(f"{what}. Training goes on from an earlier one, if there is one", file=sys.stderr)
             processes.alone(functools.partial(shutil.rmtree, place))
+            continue
+        try:
+            return step, _read(place, like(step))
+        except ValueError as error:
+            raise refused("resume_other", place=place, why=one_line(str(error), 80)) from error
     return None
 
 

@@ -88,6 +88,13 @@ class LoopTest(FolderTest):
         self.assertEqual(int(fitted.state.step), 70)
         self.assertEqual(fitted.losses, _fit(70, optax.sgd(1e-3)).losses)
 
+    def test_checkpoints_of_a_longer_training_are_refused_and_kept(self):
+        _fit(12, optax.sgd(1e-3), folder=self.folder, save_every=8)
+        for steps in (0, 8):
+            with self.assertRaisesRegex(ValueError, f"it has 8 steps, this training {steps}.*new"):
+                _fit(steps, optax.sgd(1e-3), folder=self.folder)
+        self.assertEqual([path.name for path in (self.folder / "resume").iterdir()], ["8"])
+
     def test_batches_that_end_too_early_are_no_training(self):
         algorithm = loop.make_algorithm(
             lambda frozen, batch, step: (lambda params, *_: (params["w"].sum(), ()), batch),

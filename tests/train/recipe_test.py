@@ -101,6 +101,8 @@ def test_rates_that_several_peaks_give_name_none(tmp_path):
     [
         ({"global_step": 20, "epoch": 1.0}, "an end before the planned one"),
         ({"global_step": 50, "epoch": 2.5, "save_steps": 50}, ""),  # a save before the last step
+        # A save at the end of each epoch, with the default of 500 steps.
+        ({"global_step": 40, "epoch": 2.0, "save_steps": 500}, "an end before the planned one"),
         ({"best_model_checkpoint": "out/checkpoint-20"}, "an end at the best step"),
         ({"best_model_checkpoint": "out/checkpoint-60"}, ""),
     ],
