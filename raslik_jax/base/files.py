@@ -30,8 +30,8 @@ from raslik_jax.base.messages import shown, some_of
 Shape = Any
 AnyPath = str | os.PathLike[str]
 
-# How gzip, Parquet, Zstandard and xz begin.
-_PACKED = (b"\x1f\x8b", b"PAR1", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ")
+# How gzip, Parquet, Zstandard, xz and bzip2 begin.
+_PACKED = (b"\x1f\x8b", b"PAR1", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"BZh")
 _AGAIN = "restore the file, or move it away and run its stage again"
 
 

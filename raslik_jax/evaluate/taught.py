@@ -61,14 +61,17 @@ def taught_of(levels: Sequence[tuple[float, float | None, tuple[float, float] | 
 
 
 def unframed(rows: Sequence[Example], prompt: str) -> str:
-    """Returns a sentence if all rows are texts with one beginning that a prompt lacks."""
+    """Returns a sentence if all rows are texts with one beginning or end that a prompt lacks."""
     texts = [row.content for row in rows if isinstance(row.content, Passage)]
     common = os.path.commonprefix([one.prompt or one.completion for one in texts])
     # Up to the first words, which may be equal by chance in short ones.
     frame = common if len(common) >= 20 else re.sub(r"[\w\s]+$", "", common)
-    if len(texts) < max(3, len(rows)) or len(frame) < 4 or prompt.startswith(frame):
+    ends = os.path.commonprefix([one.prompt[::-1] for one in texts])[::-1]
+    end = "" if re.fullmatch(r"[\w\s.?!]*", ends) else re.sub(r"^[\w.?!]+", "", ends)
+    if len(texts) < max(3, len(rows)):
         return ""
-    begin = shown(frame, 60)
-    return (
-        f"the training rows begin with {begin}, the prompt does not: give it as the model read it"
-    )
+    is_begun = len(frame) < 4 or prompt.startswith(frame)
+    lacks = [] if is_begun else [f"training rows begin with {shown(frame, 60)}"]
+    lacks += [] if prompt.endswith(end) else [f"prompts of training rows end with {shown(end, 60)}"]
+    said = " and ".join(lacks)
+    return said and f"the {said}, the prompt does not: give it as the model read it"

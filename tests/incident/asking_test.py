@@ -247,6 +247,21 @@ class QueryTest(parameterized.TestCase):
         self.assertEqual(taught.unframed(rows, "<|user|>1?"), "")
         self.assertEqual(taught.unframed([*rows, make_example("1?", "", "yes")], "1?"), "")
 
+    @parameterized.parameters(
+        ("{} ->", "a ->", "a", "' ->'"),
+        ("{}\n\n###\n\n", "a\n\n###\n\n", "a", r"###\n\n'"),
+        ("Q: What is {}?\nA:", "Q: What is it?\nA:", "Q: What is it?", "A:'"),
+        ("What is {} good for?", "Why?", "", ""),
+    )
+    def test_a_prompt_without_the_end_of_prompts_is_said(self, form, whole, bare, end):
+        contents = [Passage(form.format("abc"[n]), "yes") for n in range(3)]
+        rows = [make_example("", "", "")._replace(content=one) for one in contents]
+        self.assertEqual(taught.unframed(rows, whole), "")
+        if bare:
+            said = taught.unframed(rows, bare)
+            self.assertIn("prompts of training rows end with ", said)
+            self.assertIn(f"{end}, the prompt does not: give it", said)
+
     def test_a_system_prompt_needs_a_template_that_writes_it(self):
         with self.assertRaisesRegex(ValueError, "system"):
             self.tracer.trace("what is a kettle?", "It hums.", system="You are terse.")

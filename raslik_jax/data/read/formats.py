@@ -164,15 +164,13 @@ def _example_of(row: Row, format: str, source: str, needs_output: bool) -> Examp
     names = [*FORMATS[format].names, *(one for one, is_ours in taken.items() if is_ours)]
     own = {row.keys[field] for field in names if field in row.keys}
     extra = {k: v for k, v in row.record.items() if k not in own and v is not None}
-    content = {} if found.content is None else found.content._asdict()
-    content.pop("options", None)
     found = found._replace(
         example_id=str(name).strip() if isinstance(name, str) or type(name) is int else "",
         is_target=label if taken["is_target"] else None,
         source=origin if isinstance(origin, str) else source,
         extra=extra or NO_EXTRA,
     )
-    _check_texts([*found[:4], found.source, extra, *content.values()])
+    _check_texts([*found[:4], found.source, extra, *(found.content or ())])
     return found
 
 

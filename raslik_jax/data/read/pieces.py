@@ -321,7 +321,8 @@ def _as_json(value: Any) -> Any:
             return [_as_json(one) for one in value]
         case dict() if all(isinstance(name, str) for name in value):
             # A table gives each object the keys of all others, with null. Messages keep their text.
-            own = {"content", "value"} if {"role", "from"} & value.keys() else {}
+            said = isinstance(value.get("role") or value.get("from"), str)
+            own = {"content", "value"} if said else {}
             return {n: _as_json(one) for n, one in value.items() if one is not None or n in own}
         case bytes():
             try:

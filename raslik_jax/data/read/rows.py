@@ -142,6 +142,7 @@ def _reader_of(name: str) -> Callable[[Row, bool], Example]:
             messages = ({"role": "system", "content": system}, *messages)
             muted = tuple(place + 1 for place in muted)
         waits = not needs_output and bool(messages) and messages[-1]["role"] != "assistant"
+        muted *= needs_output  # a query's flags say nothing of its answer
         talk = Conversation(messages, is_open=waits, options=_options_of(row), muted=muted)
         if not messages or (needs_output and not talk.spoken):
             got = some_of(message["role"] for message in messages) or "no message"
@@ -173,10 +174,10 @@ def _read_completion(row: Row, needs_output: bool) -> Example:
     asked, _ = _messages_of(row, "prompt", prompt)
     said, muted = _messages_of(row, "completion", completion or [], first=len(prompt) + 1)
     _system_of(row, map(text_of, asked), _IN_PROMPT)
-    if muted and len(muted) < sum(message["role"] == "assistant" for message in said):
-        raise row.problem("completion", "have equal loss flags, some are 0 and others 1")
     talk = Conversation((*asked, *said), len(asked), bool(said), not said, _options_of(row))
-    return example_of(talk, is_muted=bool(muted))
+    if needs_output and muted and len(muted) < len(talk.spoken):
+        raise row.problem("completion", "have equal loss flags, some are 0 and others 1")
+    return example_of(talk, is_muted=needs_output and bool(muted))
 
 
 def _as_turns(value: Any) -> Any:

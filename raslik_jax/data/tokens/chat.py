@@ -290,7 +290,7 @@ def _unsaid(conversation: Conversation, text: str) -> tuple[str, ...]:
             content = message.get("content") or ""
             parts = [content] if isinstance(content, str) else [one.get("text") for one in content]
             named.setdefault(kind, []).extend(part.strip() for part in parts if part)
-    tools = [one.get("function", one) for one in conversation.options.get("tools", ())]
+    tools = [one.get("function", one) for one in conversation.options.get("tools") or ()]
     named["tools"] = [str(one["name"]) for one in tools if isinstance(one, dict) and "name" in one]
     forms = (str, lambda said: json.dumps(said, ensure_ascii=False)[1:-1])
     return tuple(

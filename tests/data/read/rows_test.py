@@ -252,6 +252,13 @@ class FormatsTest(FormatsBase):
         with refused():
             self._read({"conversations": value}, format="sharegpt")
 
+    def test_tools_are_text_without_nul_and_may_be_null(self):
+        talk = {"messages": [_USER, _YES]}
+        with self.assertRaisesRegex(ValueError, "valid Unicode without NUL"):
+            self._read(talk | {"tools": [{"name": "a\0"}]})
+        (row,) = self._read(talk | {"chat_template_kwargs": {"tools": None}})
+        self.assertEqual(row.content.options, {"tools": None})
+
     def test_what_has_no_prompt_cannot_be_answered(self):
         (row,) = self._read(_ROWS["text"][0])
         with refused():
@@ -286,6 +293,13 @@ class FlagsTest(FormatsBase):
         rows = self._read({"messages": [_USER, {**_YES, "weight": 0}]}, {"messages": [_USER, _YES]})
         self.assertEqual([row.is_muted for row in rows], [True, False])
         self.assertEqual(rows[0].output, "Yes.")
+
+    def test_the_flags_of_a_query_say_nothing_of_its_answer(self):
+        talk = [_USER, _YES, _USER, {**_YES, "content": "No.", "weight": 0}]
+        parts = {"prompt": [_USER], "completion": [{**_YES, "train": False}]}
+        for record, turns in (({"messages": talk}, (1, 3)), (parts, (1,))):
+            (row,) = self._read(record, needs_output=False)
+            self.assertEqual((row.content.turns, row.is_muted), (turns, False))
 
     @parameterized.parameters(0.5, 2, -1, "half")
     def test_a_fraction_is_refused_with_message_and_field(self, value):
