@@ -18,7 +18,7 @@ from raslik_jax.evaluate.non_sf import NON_SF
 from raslik_jax.evaluate.robustness import ROBUSTNESS
 from raslik_jax.retrieve.strategies import STRATEGIES
 from raslik_jax.sketch.families import PROJECTIONS
-from raslik_jax.train.objectives import OBJECTIVES
+from raslik_jax.train.objectives import OBJECTIVES, RetrainSettings
 
 STAGES = (
     *("corpus", "backbone", "finetune", "references", "sketch"),
@@ -414,6 +414,29 @@ class Config(Settings):
     def finetunes(self) -> bool:
         """Whether the run fine-tunes an adapter and does not take a given model."""
         return not self.backbone.adapter and self.finetune.epochs > 0
+
+    @property
+    def recipe(self) -> RetrainSettings:
+        """The recipe of the fine-tuning, by the settings that a retraining has too."""
+        names = {one.name for one in dataclasses.fields(RetrainSettings)} & {*vars(self.finetune)}
+        own: Any = {name: getattr(self.finetune, name) for name in names}
+        return RetrainSettings(**own | {"epochs": float(self.finetune.epochs), "seed": self.seed})
+
+    def other_recipe(self) -> Iterator[tuple[str, Any]]:
+        """Yields flags of retraining that differ from the run's fine-tuning, with its values.
+
+        A retrained model is compared with those of the fine-tuned one, so both take one recipe.
+        """
+        again = [name for name in self.unlearn.algorithms if OBJECTIVES[name].retrains]
+        for name in again if self.finetunes else ():
+            for one in dataclasses.fields(RetrainSettings):
+                value = getattr(self.recipe, one.name)
+                is_compared = one.metadata["decides"] and one.name not in (
+                    "seed",
+                    "micro_batch_size",
+                )
+                if is_compared and getattr(self.unlearn[name], one.name) != value:
+                    yield f"--unlearn.{name}.{one.name}", value
 
     def problems(self) -> Iterator[str]:
         # A folder is called so: no separator, no way out of it, nothing that a terminal acts on.

@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from raslik_jax.base.files import hash_file, read_json
+from raslik_jax.base.files import read_json
 from raslik_jax.base.messages import shown, some_of
 from raslik_jax.base.settings import Settings, replaced, setting
 from raslik_jax.config import Config, EvaluateConfig, config_from_json
@@ -16,7 +16,6 @@ from raslik_jax.models import storage
 from raslik_jax.parallel import processes
 from raslik_jax.report.recipes import FIELDS, recipe_lines
 from raslik_jax.run import artifacts
-from raslik_jax.run.manifests import read_manifest
 from raslik_jax.train import recipe
 from raslik_jax.train.objectives import OBJECTIVES
 
@@ -91,7 +90,7 @@ def make_config(options: UnlearnOptions) -> Config:
     or retrained) that is up to date under these settings, the run keeps it and measures it too.
     """
     root = pathlib.Path(options.run)
-    recorded = artifacts.CONFIG.read(root, "give the folder of a trace")
+    recorded = processes.from_first(lambda: artifacts.CONFIG.read(root))
     given = dict(options.settings)
     used = [name for name in recorded["unlearn"]["algorithms"] if name in OBJECTIVES]
     stepped = [name for name in used if not OBJECTIVES[name].retrains]
@@ -135,11 +134,11 @@ def with_own_query(recorded: dict[str, Any], root: pathlib.Path) -> dict[str, An
 
     A copied or moved run would otherwise read it at the old place.
     """
-    made_of = (read_manifest(root / "corpus") or {"files": {}})["files"].get("queries_file")
     own, corpus = artifacts.TRACED_QUERY.place(root), recorded["corpus"]
-    if not (made_of and own.is_file() and hash_file(own) == made_of):
+    records = corpus.get("records") or {"queries_file": ""}
+    if pathlib.Path(records["queries_file"]).name != own.name or not own.is_file():
         return recorded
-    records = {**corpus["records"], "queries_file": str(own.absolute())}
+    records = {**records, "queries_file": str(own.absolute())}
     return {**recorded, "corpus": {**corpus, "records": records}}
 
 

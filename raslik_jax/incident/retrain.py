@@ -11,6 +11,7 @@ from raslik_jax.data.words import refused
 from raslik_jax.incident import configuring, making
 from raslik_jax.incident.configuring import ALGORITHM
 from raslik_jax.incident.unlearn import UnlearnResult, unlearn
+from raslik_jax.parallel import processes
 from raslik_jax.run import artifacts
 from raslik_jax.train import recipe
 
@@ -34,12 +35,6 @@ class RetrainOptions(configuring.RecipeOptions, configuring.UnlearnOptions):
     )
 
 
-_UNCHECKED: Mapping[str, Any] = {
-    f"unlearn.{ALGORITHM}.check_recipe": 0.0,
-    f"unlearn.{ALGORITHM}.check_log": "",
-}
-
-
 def retrain(options: RetrainOptions | None = None, **named: Any) -> UnlearnResult:
     """Trains the adapter again without the rows that a trace found, and measures it.
 
@@ -58,17 +53,12 @@ def retrain(options: RetrainOptions | None = None, **named: Any) -> UnlearnResul
     if not options.run or not (options.out or options.dry_run):
         raise ValueError("--run and --out must be given: give --run=WORKDIR and --out=DIR")
     root = pathlib.Path(options.run)
-    config = config_from_json(artifacts.CONFIG.read(root, "give the folder of a trace"))
+    config = config_from_json(processes.from_first(lambda: artifacts.CONFIG.read(root)))
     lenient = dataclasses.replace(options, approximate=options.approximate or options.dry_run)
     settings = configuring.read_settings(
         config, lenient, options.settings, root=None if options.dry_run else root
     )
-    checked = dict[str, Any]()
-    if options.check_recipe:
-        checked = _check(config, options)
-    elif making.changed(config, settings).unlearn[ALGORITHM] != config.unlearn[ALGORITHM]:
-        # The check of an earlier command is of another recipe, and takes a whole training.
-        checked = {**_UNCHECKED}
+    checked = _check(config, options, settings)
     if options.dry_run:  # the forecast reads the recipe itself
         settings = {**options.settings}
     else:
@@ -76,13 +66,21 @@ def retrain(options: RetrainOptions | None = None, **named: Any) -> UnlearnResul
     return unlearn(dataclasses.replace(options, settings=checked | settings))
 
 
-def _check(config: Config, options: RetrainOptions) -> dict[str, Any]:
-    """Returns the settings of a check, with the log of the trainer that it compares, if any."""
+def _check(config: Config, options: RetrainOptions, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a check, with the log of the trainer that it compares, if any.
+
+    A finished check of the same recipe stays as it is. Any other one takes a whole training.
+    """
     from raslik_jax.run.workspace import adapter_source  # it takes jax with it
 
-    files = *options.recipe, *map(str, recipe.find_files(adapter_source(config)))
-    log = next((path for path in files if path.endswith(recipe.STATE)), "")
-    if options.check_recipe < 1 and not log:
-        raise refused("recipe_log", share=options.check_recipe, file=recipe.STATE)
+    own, new = config.unlearn[ALGORITHM], making.changed(config, settings).unlearn[ALGORITHM]
+    log, is_done = "", artifacts.RECIPE.current(pathlib.Path(options.run)) is not None
+    if options.check_recipe:
+        files = *options.recipe, *map(str, recipe.find_files(adapter_source(config)))
+        log = next((path for path in files if path.endswith(recipe.STATE)), "")
+        if options.check_recipe < 1 and not log:
+            raise refused("recipe_log", share=options.check_recipe, file=recipe.STATE)
+    elif is_done and new == own:
+        return {}
     values = {"check_recipe": options.check_recipe, "check_log": log}
     return {f"unlearn.{ALGORITHM}.{name}": value for name, value in values.items()}

@@ -54,6 +54,9 @@ def unlearn(options: UnlearnOptions | None = None, **named: Any) -> UnlearnResul
     from raslik_jax.run import units  # it takes jax with it
 
     config = make_config(options)
+    again = OBJECTIVES[config.unlearn.algorithms[0]].retrains
+    if again and not isinstance(options, configuring.RecipeOptions):
+        raise refused("retrain_unlearn")
     processes.alone(lambda: _check_unchanged(config, root))
     plan = units.Plan(root, _units(config, root)).survey()  # a stored finding may be out of date
     making.require_found(root, next(filter(None, map(plan.finding, plan.units.values())), ""))

@@ -88,7 +88,7 @@ def validate(options: ValidateOptions | None = None, **named: Any) -> ValidateRe
     if not options.run:
         raise ValueError("--run must be given: give --run=WORKDIR")
     root = pathlib.Path(options.run)
-    recorded = artifacts.CONFIG.read(root, "give the folder of a trace")
+    recorded = processes.from_first(lambda: artifacts.CONFIG.read(root))
     config = config_from_json(configuring.with_own_query(recorded, root))
     own = f"unlearn.{ALGORITHM}."
     if foreign := [name for name in options.settings if not name.startswith(own)]:

@@ -150,11 +150,13 @@ def _of_models(
 # Of no unit ---------------------------------------------------------------------------------------
 
 
+# What no config.json of a model has.
+_SETTINGS = {"corpus": dict, "unlearn": dict}
 # The settings of the last run, as `config.to_json` gives them.
 CONFIG: Artifact[Any] = Artifact(
     "",
     "config.json",
-    lambda path, mend="give the folder of a run": read_json(path, dict, mend=mend),
+    lambda path, mend="give the folder of a run": read_json(path, _SETTINGS, mend=mend),
     write_json,
 )
 VERSIONS = _json("", "versions.json")

@@ -60,6 +60,8 @@ def check_inputs(config: Config, *, making: Collection[Unit], layout: str = "rep
     corpora.marker_words(config.corpus.dataset, config.evaluate.marker_words)
     if any(unit.stage == "finetune" for unit in making):
         check_model(config)
+    for name, value in config.other_recipe():
+        raise refused("retrain_recipe", name=name, value=value)
     read = {name for unit in making for name in unit.settings}
     if "backbone.dtype" in read:
         memory.lay_out(config.backbone, shapes_of(config), layout)

@@ -71,7 +71,7 @@ def _kind(folder: pathlib.Path) -> Literal["result", "run", ""]:
         if "index_format" in found or found >= {"key", "outputs"}:
             return "result"
     with contextlib.suppress(ValueError):
-        return "run" if "corpus" in artifacts.CONFIG.read(folder) else ""
+        return "run" if artifacts.CONFIG.read(folder) else ""
     return ""
 
 
@@ -307,9 +307,6 @@ def open_workdir(
     with locked(root, "--workdir"):
         mend = "choose another --workdir"
         old: dict[str, Any] = artifacts.CONFIG.read(root, mend) if recorded.is_file() else {}
-        if old and "corpus" not in old:
-            place = shown(str(recorded), 160)
-            raise ValueError(f"{place} must be a folder of a run, it has other files: {mend}")
         foreign = [] if recorded.is_file() else [n for n in _OWN if os.path.lexists(root / n)]
         if foreign:
             place = shown(str(root / foreign[0]), 160)

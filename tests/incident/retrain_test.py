@@ -11,6 +11,7 @@ from raslik_jax.base.files import read_json_lines
 from raslik_jax.base.settings import replaced
 from raslik_jax.config import Config, config_from_json, to_json
 from raslik_jax.incident import configuring, retrain, unlearn
+from raslik_jax.run import artifacts
 
 _RECIPE = tiny.RECIPE
 
@@ -240,10 +241,12 @@ def test_a_check_of_another_recipe_is_not_made_again(traced, tmp_path, monkeypat
     path = tmp_path / "config.json"
     config = config_from_json(json.loads(path.read_text()))
     path.write_text(json.dumps(to_json(replaced(config, asked[0]))))
+    retrain.retrain(**given)  # it was stopped
+    monkeypatch.setattr(artifacts.Artifact, "current", lambda *_: {"share": 1.0})
     retrain.retrain(**given)  # of the same recipe it stays
     retrain.retrain(**given, settings={"unlearn.retrain.epochs": 1.0})
     checks = [one.get("unlearn.retrain.check_recipe") for one in asked]
-    assert checks == [1.0, None, 0.0]
+    assert checks == [1.0, 0.0, None, 0.0]
 
 
 @pytest.mark.parametrize("given", [{}, {"unlearn.retrain.targets": "response"}])

@@ -5,6 +5,7 @@ import io
 import json
 import pathlib
 import shutil
+from typing import Any
 from unittest import mock
 
 import jax
@@ -283,6 +284,19 @@ class CheckModelTest(FolderTest):
         self.write_file("config.json", config)
         with refused():
             checking.check_model(replaced(Config(), {"backbone.checkpoint": str(self.folder)}))
+
+
+def test_a_model_that_is_trained_again_has_the_recipe_of_the_fine_tuning():
+    given: dict[str, Any] = {"unlearn.algorithms": ("retrain",), "finetune.epochs": 2}
+    same: dict[str, Any] = {"learning_rate": 1e-3, "batch_size": 16, "warmup": 0.03, "epochs": 2.0}
+    same = {f"unlearn.retrain.{name}": value for name, value in same.items()}
+    same |= {"unlearn.retrain.mean": "examples", "unlearn.retrain.seed": 7}
+    assert not [*replaced(Config(), given | same).other_recipe()]
+    config = replaced(Config(), given | same | {"unlearn.retrain.epochs": 3.0})
+    with pytest.raises(ValueError, match="unlearn.retrain.epochs must be 2.0, as for the fine-tun"):
+        checking.check_inputs(config, making=())
+    mine = {"backbone.checkpoint": "base", "backbone.adapter": "mine", "finetune.epochs": 3}
+    assert not [*replaced(Config(), given | mine).other_recipe()]
 
 
 def test_a_retraining_has_its_own_batch_size():

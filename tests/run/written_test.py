@@ -262,7 +262,7 @@ def test_wherever_it_is_stopped_verify_finds_no_damage(root, tmp_path, monkeypat
 
 
 def test_a_place_among_results_of_a_run_is_refused(root, tmp_path, monkeypatch):
-    files.write_json(root / "config.json", {"corpus": {}})
+    files.write_json(root / "config.json", {"corpus": {}, "unlearn": {}})
     for name, manifest in (
         ("shared/12ab", {"key": "", "outputs": {}}),
         ("index", {"index_format": 1}),

@@ -111,18 +111,10 @@ def count_training(
     return run.training(name, algorithm, model.initial, model.base, **how)
 
 
-def recipe_of(config: Config) -> RetrainSettings:
-    """Returns the recipe of a run's fine-tuning, by the settings that both have."""
-    finetune = config.finetune
-    names = {one.name for one in dataclasses.fields(RetrainSettings)} & {*vars(finetune)}
-    own: Any = {name: getattr(finetune, name) for name in names}
-    return RetrainSettings(**own | {"epochs": float(finetune.epochs), "seed": config.seed})
-
-
 @memory.explained("fine-tuning", "--finetune.micro_batch_size or --finetune.max_len")
 def make_adapter(workspace: Workspace, folder: pathlib.Path) -> None:
     """Fine-tunes a LoRA adapter on the training examples."""
-    settings, recipe = workspace.config.finetune, recipe_of(workspace.config)
+    settings, recipe = workspace.config.finetune, workspace.config.recipe
     max_len = settings.max_len or workspace.config.corpus.max_len
     rows = workspace.cut(workspace.train_rows, "training examples", max_len=max_len)
     targets = rows.take(np.flatnonzero([bool(row.is_target) for row in workspace.corpus.train]))
@@ -229,7 +221,7 @@ def make_backbone(workspace: Workspace, folder: pathlib.Path) -> None:
 
 def count_finetuning(run: AbstractRun) -> Work:
     """Training of the adapter, which is kept with the initial one."""
-    settings, recipe = run.config.finetune, recipe_of(run.config)
+    settings, recipe = run.config.finetune, run.config.recipe
     shapes = run.epochs_of(settings, run.sizes.train)
     program = count_training(run, "finetune", recipe, shapes, remat=settings.remat)
     return Work(8.0 * run.num_params, [program])
