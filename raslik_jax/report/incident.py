@@ -137,7 +137,8 @@ def read_incident(root: pathlib.Path, metrics: Metrics) -> Incident | None:
     told_chances = by_chance and f"{capitalized(by_chance)}.", apart and behaviors.sentence(apart)
     found = [*read_sets(root, strategy).values()]
     by_id, of_run = {row.example_id: row for row in rows}, metrics["settings"].get("retrieve", {})
-    wished = (artifacts.WISHED.current(root) if of_run.get("wished") else None) or ()
+    how: Any = {"settings": metrics["settings"]}  # not those of a later command
+    wished = (artifacts.WISHED.current(root, **how) if of_run.get("wished") else None) or ()
     return Incident(
         is_traced=True,
         which=_which_sentence(metrics, entry),
@@ -196,7 +197,7 @@ def recipe_sentence(root: pathlib.Path, algorithm: str, metrics: Metrics | None)
         return ""
     settings = metrics["settings"] if metrics else artifacts.CONFIG.read(root)
     own = settings["unlearn"].get(algorithm, {})
-    found = artifacts.RECIPE.current(root) if own.get("check_recipe") else None
+    found = artifacts.RECIPE.current(root, settings=settings) if own.get("check_recipe") else None
     return reproduction.describe(found) if found else ""
 
 

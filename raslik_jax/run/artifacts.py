@@ -17,6 +17,7 @@ from jaxtyping import Float
 from raslik_jax.base import files
 from raslik_jax.base.files import Shape, read_array, read_json, read_json_lines, write_json
 from raslik_jax.base.messages import shown
+from raslik_jax.base.settings import flat
 from raslik_jax.data.examples import HELD_OUT, Example, write_examples
 from raslik_jax.data.read.formats import read_written
 from raslik_jax.data.tokens import encoding, tokenization
@@ -74,10 +75,14 @@ class Artifact(NamedTuple, Generic[Content]):
         """Returns its content; None if it is missing."""
         return self.read(root, *compared) if self.is_there(root) else None
 
-    def current(self, root: pathlib.Path, *compared: Any) -> Content | None:
-        """Returns its content; None if it is missing or belongs to an earlier result."""
-        path = current_file(root, self.path)
-        return None if path is None else self.load(path, *compared)
+    def current(
+        self, root: pathlib.Path, *compared: Any, settings: Mapping[str, Any] | None = None
+    ) -> Content | None:
+        """Returns its content; None if it is of an earlier result or of other `settings`."""
+        path, own = current_file(root, self.path), flat(settings or {})
+        made = (read_manifest(root / self.unit) or {}).get("settings", {}) if own else {}
+        is_other = path is None or any(own.get(name, v) != v for name, v in made.items())
+        return None if path is None or is_other else self.load(path, *compared)
 
     def write(self, folder: pathlib.Path, content: Any, **more: Any) -> Any:
         """Writes its content into the folder in which its unit is made; returns as `save` does."""

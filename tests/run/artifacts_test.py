@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from finished import write_manifest
 
 from raslik_jax.data.examples import Example
 from raslik_jax.retrieve.behaviors import Behaviors
@@ -62,6 +63,16 @@ def test_what_is_written_is_read_again(artifact, content, compared, tmp_path):
     (tmp_path / artifact.unit).mkdir(parents=True)
     artifact.write(tmp_path / artifact.unit, content)
     assert artifact.read(tmp_path, *compared) == artifact.current(tmp_path) == content
+
+
+def test_a_result_of_other_settings_is_not_current(tmp_path):
+    unit = artifacts.RECIPE.unit
+    write_manifest(tmp_path, unit, **{"unlearn.retrain.epochs": 2.0, "sketch.size": 8})
+    artifacts.RECIPE.write(tmp_path / unit, {"steps": 8, "of": 8})
+    for epochs, is_there in ((2.0, True), (3.0, False)):
+        settings = {"unlearn": {"retrain": {"epochs": epochs}}, "retrieve": {"center": True}}
+        found = artifacts.RECIPE.current(tmp_path, settings=settings)
+        assert (found is not None) == is_there
 
 
 def test_arrays_are_compared_with_the_rows_of_the_run(tmp_path):

@@ -14,7 +14,8 @@ from experiments.studies.corpora.tofu import Question
 from experiments.studies.corpora.tofu_metrics import QUESTION_SETS, QuestionRecord
 from raslik_jax.base.files import read_json, write_json
 from raslik_jax.base.messages import shown
-from raslik_jax.config import Config
+from raslik_jax.base.settings import flat
+from raslik_jax.config import Config, to_json
 from raslik_jax.evaluate.metrics import Column, Metric, found_metric
 from raslik_jax.report.results import measured_table
 from raslik_jax.run import artifacts, memory
@@ -126,6 +127,10 @@ def retain_answers(config: Config) -> pathlib.Path:
             "--corpus.tofu.retain_run must be a run with --corpus.tofu.train=retain, got "
             f"{shown(str(run), 120)}"
         )
+    own = flat(to_json(config))
+    for name, value in check_finished(run, "finetune")["settings"].items():
+        if name != "seed" and value != own.get(name, value):
+            raise ValueError(f"--{name} must be {value!r} as in --corpus.tofu.retain_run: set it")
     return answered("finetuned").place(run)
 
 

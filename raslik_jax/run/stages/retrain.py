@@ -106,6 +106,7 @@ EXPLAINED = memory.explained(
 def retrain(workspace: Workspace, variant: Variant, folder: pathlib.Path) -> None:
     """Trains a fresh adapter by a recipe on the rows that are left, and saves it."""
     strategy, name = variant
+    assert not workspace.config.backbone.adapter or workspace.finetuned  # refuses another base
     ids = rows_left(workspace, strategy)
     what = f"retraining without {strategy}'s set"
     _, fitted = _fit(workspace, name, ids, folder, unit=f"unlearn/{variant}", what=what)
