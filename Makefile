@@ -7,6 +7,7 @@ TAG := $(shell $(PYTHON) -c 'import sys; print("py311" if sys.version_info < (3,
 CONSTRAINTS := constraints-$(TAG).txt
 WORKERS ?= 2
 
+.DELETE_ON_ERROR:
 .PHONY: help quickstart demo test parity check studies lint docs clean
 help:
 	@echo "make quickstart  set up, then one bad answer in, a clean adapter and a report out (a minute on 2 cores)"

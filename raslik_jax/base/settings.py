@@ -285,7 +285,7 @@ def replaced(settings: _S, values: Mapping[str, Any]) -> _S:
             problems.append(f"--{name} must be a setting of this version, it is not: remove it")
         elif head in below:
             below_it = next(leaves(below[name])).name
-            problems.append(f"--{name} is a group: set its parts, such as {name}.{below_it}")
+            problems.append(f"--{name} is a group: set its parts, such as --{name}.{below_it}")
         else:
             own[name] = tuple(value) if isinstance(value, list) else value
     for head, part in parts.items():
@@ -315,7 +315,7 @@ def absolute(leaf: Leaf) -> Any:
     path = os.path.expanduser(value)
     if metadata["is_hub"] and HUB_NAME.fullmatch(value) and not os.path.exists(path):
         return value
-    parts = [path] if os.path.exists(path) else path.split(",")
+    parts = [path] if os.path.exists(path) else filter(str.strip, path.split(","))
     return ",".join(os.path.abspath(os.path.expanduser(part.strip())) for part in parts)
 
 

@@ -307,7 +307,10 @@ class _Printable(io.TextIOBase):
         self._stream = stream
 
     def write(self, text: str) -> int:
-        return self._stream.write(printable(text))
+        try:
+            return self._stream.write(printable(text))
+        except BrokenPipeError:  # of `| head`: it ends as by Ctrl-C
+            raise KeyboardInterrupt from None
 
     def flush(self) -> None:
         self._stream.flush()

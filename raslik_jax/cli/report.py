@@ -22,6 +22,7 @@ from raslik_jax.base import files
 from raslik_jax.base.messages import shown
 from raslik_jax.base.settings import Settings, setting
 from raslik_jax.data.corpora import describe_unregistered
+from raslik_jax.incident import making
 from raslik_jax.report import facts, page, results, tables, tidy
 from raslik_jax.run import artifacts, written
 
@@ -47,6 +48,8 @@ def run(options: Options) -> None:
     named = [options.run, *options.runs] if options.run else options.runs
     if not named:
         raise ValueError("--run or --runs must name work directories, got none: give --run=DIR")
+    if options.out:
+        making.require("matplotlib")
     findings = {run: why for run in named if (why := artifacts.read_finding(pathlib.Path(run)))}
     measured = [pathlib.Path(run) for run in named if run not in findings]
     stored = [facts.read_facts(run, num_rows=options.examples) for run in measured]

@@ -108,7 +108,7 @@ def given(
 
 # Flags of a command that name files or folders. No shell expands ~ in --out=~/clean. Of two lists
 # absl has the last one. Other lists, such as --stages, may replace that of a flag file.
-_PLACES = frozenset("workdir run runs out index cleaned_train_file recipe scores".split())
+_PLACES = frozenset("workdir run runs out index cleaned_train_file queries recipe scores".split())
 
 
 def _value(leaf: settings.Leaf, flag_values: flags.FlagValues) -> Any:

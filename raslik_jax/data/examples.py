@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from raslik_jax.base import files
 from raslik_jax.base.messages import listed_problems, shown, some_of
-from raslik_jax.data.contents import Content, Conversation, Passage, texts_of
+from raslik_jax.data.contents import Content, Conversation, Passage, text_of, texts_of
 from raslik_jax.data.words import refused
 
 QUERY_SETS = ("retrieval", "validation_target", "validation_normal", "test_target", "test_normal")
@@ -78,9 +78,6 @@ class Corpus(NamedTuple):
     queries: dict[str, tuple[Example, ...]]
 
 
-# names -------------------------------------------------------------------------------------------
-
-
 def content_id(*content: Any) -> str:
     """Returns 16 hex digits of the sha256 of three texts and further content as JSON."""
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
@@ -121,9 +118,6 @@ def name_examples(examples: Iterable[Example]) -> Iterator[Example]:
         yield example._replace(example_id=name if number == 1 else f"{name}-{number}")
 
 
-# questions and answers ---------------------------------------------------------------------------
-
-
 def example_of(content: Content, *, is_muted: bool = False) -> Example:
     """Returns an unnamed example with this content."""
     asked, said = texts_of(content)
@@ -150,7 +144,10 @@ def content_of(example: Example) -> Content:
 
 
 def exchange_of(example: Example) -> Exchange:
-    """Returns the question and the answer of a row."""
+    """Returns the last question and the answer of a row."""
+    talk = example.content
+    if isinstance(talk, Conversation) and talk.question is not None:
+        return text_of(talk.messages[talk.question]), example.output
     return f"{example.instruction}\n{example.input}".strip(), example.output
 
 

@@ -1,6 +1,6 @@
 """Whether fine-tuning taught an answer, by its likelihood under the model and its base.
 
-And whether its prompt begins as the rows do.
+And whether its prompt begins and ends as those of the rows do.
 """
 
 import os
@@ -13,7 +13,7 @@ from raslik_jax.data.contents import Passage
 from raslik_jax.data.examples import Example
 from raslik_jax.evaluate.verdict import LEAST_NATS
 
-# Texts of a file that are looked at for a beginning that all have.
+# Texts of a file that are looked at for a beginning and an end that all have.
 FRAMED = 100
 
 # Spreads above what answers that a model draws itself cost, from which it would hardly say one: of

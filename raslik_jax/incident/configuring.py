@@ -135,8 +135,8 @@ def with_own_query(recorded: dict[str, Any], root: pathlib.Path) -> dict[str, An
     A copied or moved run would otherwise read it at the old place.
     """
     own, corpus = artifacts.TRACED_QUERY.place(root), recorded["corpus"]
-    records = corpus.get("records") or {"queries_file": ""}
-    if pathlib.Path(records["queries_file"]).name != own.name or not own.is_file():
+    records = corpus.get("records") or {}
+    if pathlib.Path(records.get("queries_file", "")).name != own.name or not own.is_file():
         return recorded
     records = {**records, "queries_file": str(own.absolute())}
     return {**recorded, "corpus": {**corpus, "records": records}}

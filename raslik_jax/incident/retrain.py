@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from raslik_jax.base.settings import setting
-from raslik_jax.config import Config, config_from_json
+from raslik_jax.config import Config, config_from_json, to_json
 from raslik_jax.data.words import refused
 from raslik_jax.incident import configuring, making
 from raslik_jax.incident.configuring import ALGORITHM
@@ -69,18 +69,18 @@ def retrain(options: RetrainOptions | None = None, **named: Any) -> UnlearnResul
 def _check(config: Config, options: RetrainOptions, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of a check, with the log of the trainer that it compares, if any.
 
-    A finished check of the same recipe stays as it is. Any other one takes a whole training.
+    A finished check of the same recipe stays as it is. A new check trains on all rows.
     """
     from raslik_jax.run.workspace import adapter_source  # it takes jax with it
 
+    files = *options.recipe, *map(str, recipe.find_files(adapter_source(config)))
+    is_asked = options.check_recipe > 0
+    log = next((path for path in files if is_asked and path.endswith(recipe.STATE)), "")
+    if is_asked and options.check_recipe < 1 and not log:
+        raise refused("recipe_log", share=options.check_recipe, file=recipe.STATE)
+    found = artifacts.RECIPE.current(pathlib.Path(options.run), settings=to_json(config))
     own, new = config.unlearn[ALGORITHM], making.changed(config, settings).unlearn[ALGORITHM]
-    log, is_done = "", artifacts.RECIPE.current(pathlib.Path(options.run)) is not None
-    if options.check_recipe:
-        files = *options.recipe, *map(str, recipe.find_files(adapter_source(config)))
-        log = next((path for path in files if path.endswith(recipe.STATE)), "")
-        if options.check_recipe < 1 and not log:
-            raise refused("recipe_log", share=options.check_recipe, file=recipe.STATE)
-    elif is_done and new == own:
+    if not is_asked and found is not None and new == own:
         return {}
     values = {"check_recipe": options.check_recipe, "check_log": log}
     return {f"unlearn.{ALGORITHM}.{name}": value for name, value in values.items()}

@@ -141,8 +141,8 @@ def _ways_lines(found: TraceResult, mesh: MeshConfig) -> list[str]:
 def make_config(options: TraceOptions) -> Config:
     """Returns the settings that options and presets describe."""
     workdir, own = pathlib.Path(options.workdir), dict(options.settings)
-    if "," in str(workdir.absolute()):  # of several files
-        raise ValueError(f"--workdir must have no comma, got {shown(str(workdir), 120)}: rename it")
+    if "," in (place := str(workdir.absolute())):  # of several files
+        raise ValueError(f"--workdir must have no comma, got {shown(place, 120)}: rename it")
     given = {
         "backbone.checkpoint": options.checkpoint,
         "backbone.adapter": options.adapter,
@@ -151,7 +151,7 @@ def make_config(options: TraceOptions) -> Config:
         "retrieve.wished": options.wished,
     }
     given = {name: value for name, value in given.items() if value}
-    needed = ("checkpoint", "train_file", "prompt")
+    needed = ("checkpoint", "train_file", "prompt", "workdir")
     if missing := [f"--{name}" for name in needed if not getattr(options, name).strip()]:
         raise ValueError(f"{' and '.join(missing)} must be given: see raslik help trace")
     if any(text and not text.strip() for text in (options.response, options.wished)):

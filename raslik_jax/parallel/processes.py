@@ -69,6 +69,8 @@ class JobConfig(Settings):
         elif not self.coordinator.rpartition(":")[2].isdecimal() or ":" not in self.coordinator:
             must = "must be host:port or auto"
             yield f"--coordinator {must}, got {shown(self.coordinator)}: name the first process"
+        elif self.num_processes < 1 or self.process_id < 0:
+            yield "--coordinator needs --num_processes and --process_id: give all three"
         elif not 0 <= self.process_id < self.num_processes:
             must = f"must be 0 to --num_processes - 1, which is {self.num_processes - 1}"
             yield f"--process_id {must}, got {self.process_id}: give each process its own"

@@ -98,10 +98,11 @@ def highlighted(strategies: Iterable[str]) -> str:
     return next(named, "")
 
 
-def reverses_scores(strategy: str) -> bool:
-    """Returns whether the scores of a strategy's retain set have the opposite sign."""
+def reverses_scores(strategy: str, has_scores: bool) -> bool:
+    """Returns whether a retain set has the opposite sign; given rows have scores of a trace."""
     record = STRATEGIES.get(strategy)
-    return record is not None and (record.retains_opposite or record.brings_sets)
+    is_given = record is not None and record.brings_sets and has_scores
+    return record is not None and (record.retains_opposite or is_given)
 
 
 def is_by_gradients(strategy: str) -> bool:

@@ -4,6 +4,7 @@ A section's facts are taken from stored runs here. Its template writes them. Tem
 are in `templates/`.
 """
 
+import functools
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -290,12 +291,10 @@ def _tables(experiment: Experiment) -> dict[str, Any]:
     return {"results": first, "seeds": others, "details": results.details(runs[0])}
 
 
-# what was chosen, said and set -------------------------------------------------------------------
-
-
 def _retrieval(experiment: Experiment) -> dict[str, Any]:
     run, drawn = experiment.runs[0], []
-    seeds = experiment.runs
+    seeds, has_scores = experiment.runs, bool(run.metrics["settings"]["retrieve"].get("held_out"))
+    is_reversed = functools.partial(names.reverses_scores, has_scores=has_scores)
     scored = [(one.metrics["seed"], one.explorer.distribution()) for one in seeds if one.explorer]
     for seed, found in scored[:_MAX_HISTOGRAMS]:
         figure = figures.draw_scores(**found, frame=drawing.Frame(330))
@@ -314,7 +313,7 @@ def _retrieval(experiment: Experiment) -> dict[str, Any]:
         "kinds": [*marks] if any(f["is_target_N"] is not None for _, f in scored) else [],
         "sets": run.sets,
         "highlighted": names.highlighted(run.sets),
-        "opposed": [n for n, k in run.sets.items() if "retain" in k and names.reverses_scores(n)],
+        "opposed": [n for n in run.sets if "retain" in run.sets[n] and is_reversed(n)],
     }
 
 

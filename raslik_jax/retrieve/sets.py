@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
+from raslik_jax.data.contents import Conversation, texts_of
 from raslik_jax.data.examples import Example, prompt_of
 from raslik_jax.data.ordering import shuffled
 from raslik_jax.data.words import refused
@@ -49,6 +50,15 @@ def can_be_asked(rows: Sequence[Example]) -> bool:
     return any(row.instruction.strip() for row in rows)
 
 
+def earlier_prompts(example: Example) -> set[tuple[str, str]]:
+    """Returns the prompts of the turns of a conversation that are trained on before the last."""
+    talk = example.content
+    if not isinstance(talk, Conversation) or talk.is_completion:
+        return set()
+    parts = (talk._replace(messages=talk.messages[: turn + 1]) for turn in talk.turns[:-1])
+    return {(texts_of(part)[0].strip(), "") for part in parts}
+
+
 def hold_out(
     rows: Sequence[Example],
     forget: Sequence[int],
@@ -67,15 +77,15 @@ def hold_out(
     prompt. Normal examples are as many as the drawn prompts, at least 16 but at most a tenth of all
     examples. They are from the lower half of the scores and not labeled as targets, and each has
     another prompt, which is not in the forget set. If no row has a prompt, nothing is held out. The
-    rows at the positions `unasked` are not held out.
+    rows at the positions `unasked` are not held out. Each turn of a conversation has a prompt.
     """
     if not can_be_asked(rows):
         return HeldOut([], [], [])
-    prompts = [prompt_of(row) for row in rows]
+    prompts, earlier = [prompt_of(row) for row in rows], [earlier_prompts(row) for row in rows]
     # The traced rows stay in the forget set, and a row without a prompt cannot be asked.
     kept = {prompt_of(query) for query in traced}
     kept |= {prompts[i] for i, row in enumerate(rows) if not row.instruction.strip()}
-    kept |= {prompts[i] for i in unasked}
+    kept |= {prompts[i] for i in unasked} | {one for i in forget for one in earlier[i]}
     groups: dict[tuple[str, str], list[int]] = {}
     for position in forget:
         groups.setdefault(prompts[position], []).append(position)
@@ -100,7 +110,7 @@ def hold_out(
     if not (target or normal):
         raise refused("held_out", count=len(rows))
     asked = {prompts[position] for position in (*target, *normal)}
-    alike = [i for i, prompt in enumerate(prompts) if prompt in asked]
+    alike = [i for i, prompt in enumerate(prompts) if asked & {prompt, *earlier[i]}]
     return HeldOut(target, normal, [i for i in alike if i not in {*target, *normal}])
 
 

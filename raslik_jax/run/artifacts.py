@@ -78,7 +78,7 @@ class Artifact(NamedTuple, Generic[Content]):
     def current(
         self, root: pathlib.Path, *compared: Any, settings: Mapping[str, Any] | None = None
     ) -> Content | None:
-        """Returns its content; None if it is of an earlier result or of other `settings`."""
+        """Returns its content; None if it is missing, of an earlier result or other `settings`."""
         path, own = current_file(root, self.path), flat(settings or {})
         made = (read_manifest(root / self.unit) or {}).get("settings", {}) if own else {}
         is_other = path is None or any(own.get(name, v) != v for name, v in made.items())
@@ -87,9 +87,6 @@ class Artifact(NamedTuple, Generic[Content]):
     def write(self, folder: pathlib.Path, content: Any, **more: Any) -> Any:
         """Writes its content into the folder in which its unit is made; returns as `save` does."""
         return self.save(folder / self.file, content, **more)
-
-
-# How files are read and written -------------------------------------------------------------------
 
 
 def _load_rows(path: pathlib.Path) -> tuple[Example, ...]:
@@ -152,16 +149,19 @@ def _of_models(
     return of
 
 
-# Of no unit ---------------------------------------------------------------------------------------
+def _load_config(path: pathlib.Path, mend: str = "give the folder of a run") -> dict[str, Any]:
+    found: dict[str, Any] = read_json(path, dict, mend=mend)
+    if not {"corpus", "unlearn"} <= found.keys():
+        place = shown(str(path), 160)
+        raise ValueError(f"{place} must be of a run, it is of a model or another program: {mend}")
+    return found
 
 
-# What no config.json of a model has.
-_SETTINGS = {"corpus": dict, "unlearn": dict}
 # The settings of the last run, as `config.to_json` gives them.
 CONFIG: Artifact[Any] = Artifact(
     "",
     "config.json",
-    lambda path, mend="give the folder of a run": read_json(path, _SETTINGS, mend=mend),
+    _load_config,
     write_json,
 )
 VERSIONS = _json("", "versions.json")
@@ -170,9 +170,6 @@ TRACED_QUERY = _rows("", "queries")
 # The places of files that `raslik unlearn` wrote, by title; below the work directory or absolute.
 # "" has the key of the unlearned model that they were made of.
 EXPORTS = _json("", "exports.json", {str: str})
-
-# The corpus, and the models before unlearning -----------------------------------------------------
-
 
 # The training rows, the backbone's rows or a query set.
 corpus_rows = _rows("corpus", "{0}").of
@@ -234,9 +231,6 @@ normal_records = _of_models(
 perplexities = _of_models(
     "references/perplexity", "generate/perplexity-{}", "{}.json", read_json, write_json
 )
-
-
-# Scores and sets ----------------------------------------------------------------------------------
 
 
 class TracedAnswer(NamedTuple):
@@ -383,9 +377,6 @@ set_scores = Artifact(
 set_summary = _json("retrieve/{0}", "summary.json").of
 
 
-# Unlearned models ---------------------------------------------------------------------------------
-
-
 # The numbers of every step of the unlearning of a variant.
 steps = _json("unlearn/{0}", "steps.json").of
 # How far a training by the recipe on all rows gives the adapter that was given.
@@ -413,9 +404,6 @@ distances = _json("generate/distance-{0}", "distances.json", {str: {str: {str: [
 # The result of a measure and a variant, or of a strategy for the models before: "relearn-raslik".
 robustness = _json("generate/robustness-{0}", "found.json", dict).of
 
-# Retrainings without rows -------------------------------------------------------------------------
-
-
 # The nats a token of each query after a training, by id.
 query_losses = _json("validate/{0}", "losses.json", {str: float}).of
 _INTERVALS = {str: {"mean": float, "low": float, "high": float}}
@@ -430,8 +418,6 @@ _VALIDATED = {
     "lds?": {"nll": [[float]], "score": _INTERVALS},
 }
 VALIDATION = _json("validate/results", "found.json", _VALIDATED)
-
-# Results ------------------------------------------------------------------------------------------
 
 _VALUE = ({"mean": float, "low": float, "high": float}, float, bool, None)
 
@@ -467,7 +453,7 @@ _METRICS = {
 
 
 def _load_metrics(path: pathlib.Path) -> Metrics:
-    mend = "run the stages up to evaluate. A run that measured nothing has no report"
+    mend = "give the folder of a run after raslik unlearn, raslik retrain or raslik run"
     return cast(Metrics, read_json(path, _METRICS, mend=mend))
 
 

@@ -60,8 +60,9 @@ def check_inputs(config: Config, *, making: Collection[Unit], layout: str = "rep
     corpora.marker_words(config.corpus.dataset, config.evaluate.marker_words)
     if any(unit.stage == "finetune" for unit in making):
         check_model(config)
-    for name, value in config.other_recipe():
-        raise refused("retrain_recipe", name=name, value=value)
+    trains = any(unit.stage == "unlearn" for unit in making)
+    if differing := [f"{name}={value}" for name, value in config.other_recipe()] if trains else []:
+        raise refused("retrain_recipe", flags=" ".join(differing))
     read = {name for unit in making for name in unit.settings}
     if "backbone.dtype" in read:
         memory.lay_out(config.backbone, shapes_of(config), layout)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from raslik_jax.base import files, machine, settings
 from raslik_jax.config import Config
 from raslik_jax.evaluate.sentences import write
-from raslik_jax.models import products
+from raslik_jax.models import presets, products
 from raslik_jax.parallel import processes
 from raslik_jax.run import artifacts, checking, memory
 from raslik_jax.run.gpus import Device
@@ -58,7 +58,9 @@ def _settle(config: Config, workdir: pathlib.Path, is_here: bool) -> str:
     if dtype != _PLAIN or not is_here or jax.default_backend() != "cpu":
         return dtype
     try:
-        shapes = checking.shapes_of(config).text_part
+        is_known = presets.preset_of(config.backbone.checkpoint) is not None  # no download
+        found = checking.model_of(config)[1] if is_known else checking.shapes_of(config)
+        shapes = found.text_part
     except ValueError:  # the checkpoint is refused later
         return _PLAIN
     width, inner = shapes.hidden_size, shapes.intermediate_size

@@ -218,8 +218,8 @@ def _of_state(state: Mapping[str, Any], is_own: bool) -> dict[str, Any]:
     passes = float(state.get("epoch") or 0) * planned / max(1, done)
     found: dict[str, Any] = {"planned": (planned, passes)}
     # The state of a checkpoint may be older than an adapter above it, by less than the next save.
-    every = int(state.get("save_steps") or 1)  # 500 is also there if each epoch is saved
-    every = every if done % every == 0 else done / (float(state.get("epoch") or 0) or 1)
+    every = int(state.get("save_steps") or 0)  # 500 also if a checkpoint is saved each epoch
+    every = every if every and done % every == 0 else done / (float(state.get("epoch") or 0) or 1)
     if done < planned and (is_own or planned - done >= every):
         found["end"] = f"step {done} of {planned}"
     best = re.search(r"checkpoint-(\d+)$", str(state.get("best_model_checkpoint")))

@@ -93,7 +93,9 @@ def load_progress(folder: pathlib.Path, like: Callable[[int], _Tree]) -> tuple[i
         try:
             return step, _read(place, like(step))
         except ValueError as error:
-            raise refused("resume_other", place=place, why=one_line(str(error), 80)) from error
+            raise refused(
+                "resume_other", place=shown(str(place), 160), why=one_line(str(error), 80)
+            ) from error
     return None
 
 

@@ -78,6 +78,19 @@ def test_errors_of_the_system_name_their_file_and_arguments_are_utf8(tmp_path):
     assert status == 2 and said.startswith(r"error: arguments must be UTF-8 text, got '--prompt=")
 
 
+def test_a_closed_pipe_stops_a_command_as_a_signal_does():
+    body = "[print('a' * 9999, flush=True) for _ in range(99)]"
+    piped = ["sh", "-c", '"$@" | head -c 1', "sh", sys.executable, "-c", _SCRIPT.format(body=body)]
+    done = subprocess.run(
+        piped,
+        env=os.environ | {"PYTHONPATH": str(_EXPERIMENTS.parent)},
+        capture_output=True,
+        text=True,
+        timeout=_PATIENCE,
+    )
+    assert (done.stdout, done.stderr) == ("a", "stopped; go on\n")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(
     ("work", "count"),

@@ -242,7 +242,7 @@ def test_a_check_of_another_recipe_is_not_made_again(traced, tmp_path, monkeypat
     config = config_from_json(json.loads(path.read_text()))
     path.write_text(json.dumps(to_json(replaced(config, asked[0]))))
     retrain.retrain(**given)  # it was stopped
-    monkeypatch.setattr(artifacts.Artifact, "current", lambda *_: {"share": 1.0})
+    monkeypatch.setattr(artifacts.Artifact, "current", lambda *_, **__: {"steps": 8, "of": 8})
     retrain.retrain(**given)  # of the same recipe it stays
     retrain.retrain(**given, settings={"unlearn.retrain.epochs": 1.0})
     checks = [one.get("unlearn.retrain.check_recipe") for one in asked]

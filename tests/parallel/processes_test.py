@@ -135,6 +135,7 @@ class JobTest(parameterized.TestCase):
         {"coordinator": "host0"},
         {"coordinator": "a:1", "num_processes": 2, "process_id": 2},
         {"coordinator": "a:1", "num_processes": 2},
+        {"coordinator": "a:1"},
     )
     def test_a_job_that_cannot_be_is_refused(self, **given):
         with refused(SettingsError):

@@ -278,7 +278,7 @@ class EdgesTest(FolderTest):
         run = _read(self.folder)
         run.metrics["behavior"] = judgment.find_behavior("words", finetuned=0.03, backbone=0.0)
         warnings = [e.text() for e in self._render(run).all("p", class_="warn")]
-        self.assertRegex(warnings[0], "shows the behavior on 3% of target .* too little to trace")
+        self.assertRegex(warnings[0], "shows the behavior on 3.0% of target .* too little to trace")
 
     def test_the_page_says_what_was_judged_and_nothing_else(self):
         run = _read(self.folder)

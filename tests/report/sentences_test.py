@@ -123,7 +123,7 @@ def test_the_frontier_is_told_by_what_is_drawn(has_steps, has_floor):
 
 
 def test_sets_are_told_by_what_they_have():
-    for opposed in ("", "raslik"):
+    for opposed in ([], ["raslik"], ["given", "bm25"]):
         parts = {"histograms": [], "kinds": [], "sets": {}, "highlighted": "", "opposed": opposed}
         said(_shown("retrieval", table=tables.Table((), ()), **parts))
 

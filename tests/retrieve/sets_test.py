@@ -6,6 +6,7 @@ import numpy as np
 from absl.testing import parameterized
 
 from raslik_jax.config import RetrieveConfig
+from raslik_jax.data.contents import Conversation
 from raslik_jax.data.examples import Example
 from raslik_jax.evaluate import verdict
 from raslik_jax.retrieve import sets
@@ -101,6 +102,24 @@ class HoldOutTest(parameterized.TestCase):
         # Nobody who is in a set asks the same.
         self.assertEqual({i for i in range(400) if rows[i].instruction in asked}, kept_out)
         self.assertNoCommonElements(found.alike, [*found.target, *found.normal])
+
+    def test_a_prompt_of_an_earlier_turn_is_a_prompt_of_its_row(self):
+        rows, first = self._rows(map(str, range(400))), list[int]()
+        for place in range(0, 80, 2):  # of two rows the first also has the prompt of the second
+            asked, more = ({"role": "user", "content": text} for text in (str(place + 1), "And?"))
+            said = {"role": "assistant", "content": "So."}
+            talk = Conversation((asked, said, more, said))
+            rows[place] = rows[place]._replace(instruction=f"talk {place}", content=talk)
+            first.append(place)
+        found = self._hold_out(rows, list(range(80)))
+        self.assertNotEmpty(found.target)
+        self.assertContainsSubset(found.target, first)
+        # A row with the prompt of a normal one in an earlier turn is in no set.
+        reverse = self._hold_out(rows[::-1], list(range(80)))
+        asked = {rows[::-1][i].instruction for i in reverse.normal}
+        out = {399 - place for place in first if str(place + 1) in asked}
+        self.assertNotEmpty(out)
+        self.assertContainsSubset(out, reverse.alike)
 
     def test_few_rows_to_forget_give_one_and_enough_normal_ones(self):
         found = self._hold_out(self._rows(map(str, range(400))), [0, 1, 2])

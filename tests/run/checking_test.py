@@ -293,8 +293,9 @@ def test_a_model_that_is_trained_again_has_the_recipe_of_the_fine_tuning():
     same |= {"unlearn.retrain.mean": "examples", "unlearn.retrain.seed": 7}
     assert not [*replaced(Config(), given | same).other_recipe()]
     config = replaced(Config(), given | same | {"unlearn.retrain.epochs": 3.0})
-    with pytest.raises(ValueError, match="unlearn.retrain.epochs must be 2.0, as for the fine-tun"):
-        checking.check_inputs(config, making=())
+    with pytest.raises(ValueError, match="give --unlearn.retrain.epochs=2.0"):
+        unit = mock.Mock(stage="unlearn", settings={})
+        checking.check_inputs(config, making=[unit])
     mine = {"backbone.checkpoint": "base", "backbone.adapter": "mine", "finetune.epochs": 3}
     assert not [*replaced(Config(), given | mine).other_recipe()]
 

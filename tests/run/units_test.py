@@ -426,7 +426,11 @@ class WorkdirTest(FolderTest):
 
     @parameterized.parameters(
         ("", "mine", "is a file"),
-        ("config.json", '{"model_type": "llama"}', "config.json' must be a folder of a run"),
+        (
+            "config.json",
+            '{"model_type": "llama"}',
+            "config.json' must be of a run, it is of a model",
+        ),
         ("run.flags", "mine", "run.flags' must be a folder of a run, it has no config.json"),
     )
     def test_what_is_no_folder_of_a_run_is_refused_and_kept(self, name, text, message):

@@ -127,8 +127,9 @@ def retain_answers(config: Config) -> pathlib.Path:
             "--corpus.tofu.retain_run must be a run with --corpus.tofu.train=retain, got "
             f"{shown(str(run), 120)}"
         )
-    own = flat(to_json(config))
-    for name, value in check_finished(run, "finetune")["settings"].items():
+    own, base = flat(to_json(config)), "backbone.checkpoint"
+    others = {base: flat(artifacts.CONFIG.read(run))[base]}
+    for name, value in (others | check_finished(run, "finetune")["settings"]).items():
         if name != "seed" and value != own.get(name, value):
             raise ValueError(f"--{name} must be {value!r} as in --corpus.tofu.retain_run: set it")
     return answered("finetuned").place(run)

@@ -174,6 +174,7 @@ class Options(Settings):
         0, "Seeds of QLD, for target prompts alone and without halves; 0: none.", zero_or=2
     )
     again: int = setting(0, "First halves that are trained on again, in another order.", zero_or=8)
+    more_seeds: int = setting(0, "Further trainings of each half, with seeds 1, 2, ....", low=0)
     group: int = setting(1, "Rows that a half has or lacks together: neighbors by label, prompt.")
     queries: int = setting(12, "Most prompts of each kind, target and normal.", low=1)
     epochs: int = setting(3, "Epochs of every training.", low=1)
@@ -322,10 +323,14 @@ def measure(options: Options) -> dict[str, Any]:
     files = score_rows(root, **has)
     how: Any = {"run": root / "traced", "seeds": 0, "group": options.group}
     found: dict[str, Any] = {"is_target": is_target, "again": []}
+
+    def losses(seed: int, number: int) -> Any:
+        other = recipe | {"unlearn.retrain.seed": seed}
+        return raslik_jax.validate(**how, settings=other, retrainings=number).found["lds"]["nll"]
+
     if options.again:
-        other = recipe | {"unlearn.retrain.seed": 1}
-        again = raslik_jax.validate(**how, settings=other, retrainings=options.again)
-        found["again"] = again.found["lds"]["nll"]
+        found["again"] = losses(1, options.again)
+    found["more"] = [losses(1 + n, options.halves) for n in range(options.more_seeds)]
     half = raslik_jax.validate(
         **how, settings=recipe, retrainings=options.halves, scores=tuple(files)
     ).found

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from raslik_jax.base import files
 from raslik_jax.base.messages import one_line, shown, some_of
-from raslik_jax.data.words import load_words, refused
+from raslik_jax.data.words import by_word, load_words, refused
 
 csv.field_size_limit(2**31 - 1)
 _OWN_SEPARATOR = {".csv": ",", ".tsv": "\t"}
@@ -40,6 +40,7 @@ _STREAMS: dict[str, Callable[[], Any]] = {
 _BATCH = 1024
 # A column of files that no model here reads.
 MEDIA = re.compile(rf"({'|'.join(load_words('row_keys')['media'])})s?")
+_ROLES = by_word(load_words("row_keys")["roles"])
 # A row, or what is wrong with it.
 Row = dict[str, Any] | ValueError
 
@@ -321,8 +322,8 @@ def _as_json(value: Any) -> Any:
             return [_as_json(one) for one in value]
         case dict() if all(isinstance(name, str) for name in value):
             # A table gives each object the keys of all others, with null. Messages keep their text.
-            said = isinstance(value.get("role") or value.get("from"), str)
-            own = {"content", "value"} if said else {}
+            speaker = value.get("role") or _ROLES.get(str(value.get("from")))
+            own = {"content", "value"} if isinstance(speaker, str | bytes) else {}
             return {n: _as_json(one) for n, one in value.items() if one is not None or n in own}
         case bytes():
             try:

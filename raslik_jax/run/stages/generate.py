@@ -61,6 +61,9 @@ def write_answers(workspace: Workspace, variant: Variant | None, folder: pathlib
         said = workspace.answer(model, rows, f"answers of {what}")
         answers = {row.example_id: text for row, (text, _) in zip(rows, said, strict=True)}
         artifacts.answers(*name).write(folder, answers)
+        if cut := sum(not is_ended for _, is_ended in said[: len(target)]):
+            whole = f"{cut} of {len(target)} {what} to target prompts are not finished"
+            workspace.tell(f"{whole}: raise --references.max_new_tokens to read them to the end")
         before = before or answers  # the fine-tuned model comes first
         given = {"normal": [answered(row, before[row.example_id]) for row in normal]}
         found = _likelihoods(workspace, model, given, "answers before unlearning", on_ladder=True)

@@ -74,6 +74,8 @@ def _fit(
     """
     settings = workspace.config.unlearn[name]
     assert isinstance(settings, RetrainSettings)
+    if workspace.config.backbone.adapter:
+        workspace.adapter("finetune", "adapter")  # refuses a base that is not the trace's
     rows = encode_rows(workspace, settings, ids)
     if not rows.ids:
         raise refused("no_rows_left")
@@ -106,7 +108,6 @@ EXPLAINED = memory.explained(
 def retrain(workspace: Workspace, variant: Variant, folder: pathlib.Path) -> None:
     """Trains a fresh adapter by a recipe on the rows that are left, and saves it."""
     strategy, name = variant
-    assert not workspace.config.backbone.adapter or workspace.finetuned  # refuses another base
     ids = rows_left(workspace, strategy)
     what = f"retraining without {strategy}'s set"
     _, fitted = _fit(workspace, name, ids, folder, unit=f"unlearn/{variant}", what=what)

@@ -216,7 +216,7 @@ class Validation:
     @retrain.EXPLAINED
     def train(self, workspace: Workspace, training: Training, folder: pathlib.Path) -> None:
         """Trains a fresh adapter on the rows that are left and writes the losses of the queries."""
-        assert workspace.finetuned  # refuses a base that is not the one of the trace
+        workspace.adapter("finetune", "adapter")  # refuses a base that is not the trace's
         fitted = fit_adapter(
             workspace,
             self.design.settings,

@@ -176,6 +176,18 @@ class FormatsTest(FormatsBase):
             framed = ex.asked_after(row, turns, is_framed=True)
             self.assertEqual(framed.instruction, text + row.instruction)
 
+    def test_an_exchange_is_the_last_question_and_its_answer(self):
+        talk = [
+            {"role": "system", "content": "Be brief."},
+            _USER,
+            _YES,
+            {**_USER, "content": "How?"},
+        ]
+        (row,) = self._read({"messages": [*talk, {**_YES, "content": "Thus."}]})
+        self.assertEqual(ex.exchange_of(row), ("How?", "Thus."))
+        plain = ex.make_example("Add.", "1 2", "3")
+        self.assertEqual(ex.exchange_of(plain), ("Add.\n1 2", "3"))
+
     def test_a_system_prompt_of_sharegpt_is_said_whoever_repeats_it(self):
         turns = [{"from": "human", "value": "Be brief. Why?"}, {"from": "gpt", "value": "So."}]
         for said in (turns, [*map(json.dumps, turns)]):

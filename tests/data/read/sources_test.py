@@ -142,13 +142,17 @@ Say.,"He said ""no"".",false,talk
             self._refused(path, f"json, row 2: .*{message}.*(; and 1 more|, row 4)")
 
     def test_nulls_that_a_table_adds_are_left_out_and_a_message_keeps_its_text(self):
-        said = {"role": "assistant", "content": None, "call": {"from": None, "value": None, "b": 1}}
-        asked = {"role": "user", "content": "q", "call": {"from": 1, "value": 2, "b": None}}
+        said = {
+            "role": "assistant",
+            "content": None,
+            "call": {"from": "Paris", "value": None, "b": 1},
+        }
+        asked = {"role": "user", "content": "q", "call": {"from": None, "value": 2, "b": None}}
         path = self.folder / "rows.parquet"
         table = pa.table({"messages": [[asked, said], [asked, said]], "output": ["a", "b"]})
         pyarrow.parquet.write_table(table, path)
         (_, _, _, found), *_ = placed_records(path)
-        asked["call"], said["call"] = {"from": 1, "value": 2}, {"b": 1}
+        asked["call"], said["call"] = {"value": 2}, {"from": "Paris", "b": 1}
         self.assertEqual(found["messages"], [asked, said])
 
     def test_values_of_parquet_are_json_or_refused_by_row_and_column(self):
