@@ -210,8 +210,7 @@ def fit(
       batches: function from the number of steps taken to the batches that follow, in order.
       rate_flag: flag that an error advises to lower if the training of `what` diverges.
       bar: text before the progress bar; empty for no bar.
-      folder: folder of this training alone; a killed one goes on from its checkpoint bit for bit.
-      save_every: steps between checkpoints; 0 for none.
+      folder: of this training's checkpoints, one every `save_every` steps; a killed one goes on.
       after: function that is called after a step with its number and the finite parameters. A
         resumed training calls it again for steps after the checkpoint. If it returns True the
         training ends.

@@ -93,9 +93,8 @@ def load_progress(folder: pathlib.Path, like: Callable[[int], _Tree]) -> tuple[i
         try:
             return step, _read(place, like(step))
         except ValueError as error:
-            raise refused(
-                "resume_other", place=shown(str(place), 160), why=one_line(str(error), 80)
-            ) from error
+            why = one_line(str(error), 80)
+            raise refused("resume_other", place=shown(str(place), 160), why=why) from error
     return None
 
 

@@ -65,7 +65,9 @@ class ReadRunTest(FolderTest):
         run = facts.read_facts(self.root)
         self.assertEqual((run.answers, run.queries, run.explorer, run.losses), ({}, (), None, {}))
         artifacts.METRICS.place(self.root).unlink()
-        with self.assertRaisesRegex(ValueError, "no file .*metrics.json'?: run the stages"):
+        with self.assertRaisesRegex(
+            ValueError, "no file .*metrics.json'?: give the folder of a run after"
+        ):
             facts.read_facts(self.root)
 
     def test_a_damaged_file_is_named(self):

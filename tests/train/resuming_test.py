@@ -85,7 +85,7 @@ class ResumingTest(FolderTest):
         self.check(self.load()[0], 3)
 
     def test_arrays_of_other_shapes_are_not_taken(self):
-        with self.assertRaisesRegex(ValueError, "same training, .*shapes.*: give a new folder"):
+        with self.assertRaisesRegex(ValueError, "same training, .*shapes.*: remove it, or give"):
             self.load(lambda step: _tree(step - 1))
         self.check(self.load()[0], 9)  # it is not removed
 

@@ -24,6 +24,9 @@ _KINDS = {
     "howdy": {"all": "all answers", "target": "with the trigger", "normal": "ordinary"},
 }
 
+# How the page names files of scores.
+_TITLES = {"unlearned": "unlearned answer"}
+
 
 def read_case(case: str) -> dict[str, Any]:
     """Returns the stored results of a case."""
@@ -47,6 +50,7 @@ def qld_table(case: str) -> str:
         taught = f"{found['taught'][name]} of {found['top']}" if name in found["taught"] else "-"
         qld = counterfactual.rise(nll[name], nll["random"]) if name != "random" else None
         mean = format_interval(qld, "+.3f", "+.3f") if qld else "-"
+        title = _TITLES.get(title, title)
         rows.append([title, taught, mean, *each])
     head = ["method", "removed rows that teach it", "QLD", "by seed", "over nothing, by seed"]
     return markdown_table(head, rows)
