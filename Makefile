@@ -7,7 +7,6 @@ TAG := $(shell $(PYTHON) -c 'import sys; print("py311" if sys.version_info < (3,
 CONSTRAINTS := constraints-$(TAG).txt
 WORKERS ?= 2
 
-.DELETE_ON_ERROR:
 .PHONY: help quickstart demo test parity check studies lint docs clean
 help:
 	@echo "make quickstart  set up, then one bad answer in, a clean adapter and a report out (a minute on 2 cores)"
@@ -22,7 +21,7 @@ help:
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("Python must be 3.11 or newer, this is %d.%d: set PYTHON=" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 $(VENV)/.installed-run: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS) -e '.[data,eval]'

@@ -153,7 +153,8 @@ def _run(main: Callable[[], int | None], when_stopped: str, argv: Sequence[str])
     except (ValueError, OSError) as error:
         if os.environ.get("RASLIK_TRACEBACK"):
             raise
-        print(f"error: {bounded(sentence_of(error))}", file=sys.stderr)
+        with contextlib.suppress(BrokenPipeError):
+            print(f"error: {bounded(sentence_of(error))}", file=sys.stderr)
         return 1
     except (MemoryError, RuntimeError) as error:
         said = str(error).removeprefix(_FULL).strip(": ")
@@ -169,7 +170,8 @@ def _run(main: Callable[[], int | None], when_stopped: str, argv: Sequence[str])
         print(f"error: {what}: {mend}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(when_stopped, file=sys.stderr)
+        with contextlib.suppress(BrokenPipeError):  # of `2>&1 | head`
+            print(when_stopped, file=sys.stderr)
         return STOPPED
 
 

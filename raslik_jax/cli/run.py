@@ -116,5 +116,5 @@ def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None
     for table in (shown.sizes_table(found.run), shown.steps_table(found, device)):
         print(tables.render_terminal(table) + "\n")
     if gpu:
-        is_known = any(step.device_bytes for step in found.steps)  # by compiling
-        print(shown.describe_memory(found, gpu) if is_known else "memory: not compiled, not known")
+        unknown = "The memory is not known without --compile."
+        print(shown.describe_memory(found, gpu) if options.compile else unknown)

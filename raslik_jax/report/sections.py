@@ -294,7 +294,8 @@ def _tables(experiment: Experiment) -> dict[str, Any]:
 def _retrieval(experiment: Experiment) -> dict[str, Any]:
     run, drawn = experiment.runs[0], []
     own, seeds = run.metrics["settings"].get("retrieve", {}), experiment.runs
-    is_reversed = functools.partial(names.reverses_scores, has_scores=bool(own.get("held_out")))
+    has_scores = bool(own.get("held_out")) or any(map(names.is_by_gradients, run.sets))
+    is_reversed = functools.partial(names.reverses_scores, has_scores=has_scores)
     scored = [(one.metrics["seed"], one.explorer.distribution()) for one in seeds if one.explorer]
     for seed, found in scored[:_MAX_HISTOGRAMS]:
         figure = figures.draw_scores(**found, frame=drawing.Frame(330))

@@ -81,11 +81,13 @@ def hold_out(
     """
     if not can_be_asked(rows):
         return HeldOut([], [], [])
-    prompts, earlier = [prompt_of(row) for row in rows], [earlier_prompts(row) for row in rows]
+    prompts = [prompt_of(row) for row in rows]
     # The traced rows stay in the forget set, and a row without a prompt cannot be asked.
     kept = {prompt_of(query) for query in traced}
     kept |= {prompts[i] for i, row in enumerate(rows) if not row.instruction.strip()}
-    kept |= {prompts[i] for i in unasked} | {one for i in forget for one in earlier[i]}
+    kept |= {prompts[i] for i in unasked} | {
+        one for i in forget for one in earlier_prompts(rows[i])
+    }
     groups: dict[tuple[str, str], list[int]] = {}
     for position in forget:
         groups.setdefault(prompts[position], []).append(position)
@@ -110,7 +112,7 @@ def hold_out(
     if not (target or normal):
         raise refused("held_out", count=len(rows))
     asked = {prompts[position] for position in (*target, *normal)}
-    alike = [i for i, prompt in enumerate(prompts) if asked & {prompt, *earlier[i]}]
+    alike = [i for i, prompt in enumerate(prompts) if asked & {prompt, *earlier_prompts(rows[i])}]
     return HeldOut(target, normal, [i for i in alike if i not in {*target, *normal}])
 
 

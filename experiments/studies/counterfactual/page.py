@@ -39,6 +39,15 @@ def mean_of_seeds(found: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, "nll": np.mean(every, axis=0).tolist()}
 
 
+def repeated_table(case: str) -> str:
+    """Returns how well the losses of two trainings of the same halves agree."""
+    found = read_case(case)
+    one_SQ, other_SQ = np.array(found["nll"]), np.array(found["more"][0])
+    each_Q = counterfactual.correlations(-one_SQ, other_SQ)
+    rows = [[kind, f"{each_Q[is_Q].mean():.2f}"] for kind, is_Q in kinds_of(found).items()]
+    return markdown_table(["answers", "correlation of two trainings"], rows)
+
+
 def qld_table(case: str) -> str:
     """Returns how much the loss of the answers rises without the best rows of each method."""
     found = read_case(case)
@@ -199,13 +208,13 @@ def curvature_table(*, is_whole: bool = False) -> str:
             less = part["less"].get(name) if part else None
             cells += [
                 format_interval(kinds[kind], ".2f", ".2f") if kinds else "-"
-                for kind in (("all", "target") if part is found else ("all",))
+                for kind in ("all", "target")
             ]
             cells.append(format_interval(_negated(less["all"]), "+.2f", "+.2f") if less else "-")
         title = _OTHERS[name] if found is both[1][0] and not is_whole else name
         rows.append([title, *cells, f"{found['auprc'][name]:.3f}"])
     head = ["gradient, metric, score", "all answers", "of a behavior", "more than the default"]
-    return markdown_table([*head, "all, 24 halves", "more", "AUPRC"], rows)
+    return markdown_table([*head, "24 halves: all", "of a behavior", "more, all", "AUPRC"], rows)
 
 
 # The rows of the page: some of the rule's with the damping that it chose.
@@ -248,6 +257,7 @@ def page_tables() -> Mapping[str, Callable[[], str]]:
         "hard negatives, 8 %, RASLIK less others": lambda: less_table("fact8"),
         "Howdy": lambda: score_table("howdy", mean_of_seeds),
         "Howdy, one seed": lambda: score_table("howdy"),
+        "Howdy, two trainings": lambda: repeated_table("howdy"),
         "Howdy, by label": lambda: labels_table("howdy"),
         "Howdy, RASLIK less others": lambda: less_table("howdy", mean_of_seeds),
         "Howdy, QLD": lambda: qld_table("howdy_qld"),

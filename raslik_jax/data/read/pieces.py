@@ -322,8 +322,10 @@ def _as_json(value: Any) -> Any:
             return [_as_json(one) for one in value]
         case dict() if all(isinstance(name, str) for name in value):
             # A table gives each object the keys of all others, with null. Messages keep their text.
-            speaker = value.get("role") or _ROLES.get(str(value.get("from")))
-            own = {"content", "value"} if isinstance(speaker, str | bytes) else {}
+            role, speaker = value.get("role"), value.get("from")
+            speaker = speaker.decode("utf-8", "replace") if isinstance(speaker, bytes) else speaker
+            is_said = isinstance(role, str | bytes) or _ROLES.get(str(speaker))
+            own = {"content", "value"} if is_said else {}
             return {n: _as_json(one) for n, one in value.items() if one is not None or n in own}
         case bytes():
             try:

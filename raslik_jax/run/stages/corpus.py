@@ -57,8 +57,10 @@ def make_corpus(workspace: Workspace, folder: pathlib.Path) -> None:
         encoding.require_answers(encoded, what, max_len=settings.max_len)
     workspace.tell(formats.describe_columns(corpus.train))
     if config.retrieve.held_out and (own := corpus.queries["test_target"]):
-        way = "measures on rows of the training file: give 0 to ask them"
-        workspace.tell(f"{len(own)} test queries are not asked, because --retrieve.held_out {way}")
+        way = "asks prompts of the training file in their place"
+        workspace.tell(
+            f"{len(own)} queries of test_target are not asked: --retrieve.held_out {way}"
+        )
     num_targets = sum(row.is_target is True for row in corpus.train)
     print(f"    {len(corpus.train):,} training examples, {num_targets:,} of them labeled targets")
 

@@ -62,8 +62,8 @@ def write_answers(workspace: Workspace, variant: Variant | None, folder: pathlib
         answers = {row.example_id: text for row, (text, _) in zip(rows, said, strict=True)}
         artifacts.answers(*name).write(folder, answers)
         if cut := sum(not is_ended for _, is_ended in said[: len(target)]):
-            whole = f"{cut} of {len(target)} {what} to target prompts are not finished"
-            workspace.tell(f"{whole}: raise --references.max_new_tokens to read them to the end")
+            asked = f"{cut} of {len(target)} answers of {what} to prompts of the behavior"
+            workspace.tell(f"{asked} are cut at --references.max_new_tokens or at the longest text")
         before = before or answers  # the fine-tuned model comes first
         given = {"normal": [answered(row, before[row.example_id]) for row in normal]}
         found = _likelihoods(workspace, model, given, "answers before unlearning", on_ladder=True)

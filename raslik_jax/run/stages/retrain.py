@@ -153,7 +153,9 @@ def check_recipe(workspace: Workspace, name: str, folder: pathlib.Path) -> None:
 
 
 def _reads(case: Case) -> str:
-    strategy, reads = case.member.strategy, ["{train} {tokens} {model}"]
+    # The adapter of the trace says which base it was trained on.
+    model = "{finetuned}" if case.config.backbone.adapter else "{model}"
+    strategy, reads = case.member.strategy, [f"{{train}} {{tokens}} {model}"]
     reads += [artifacts.set_rows(strategy, "forget").path, artifacts.set_summary(strategy).path]
     if case.config.retrieve.held_out:
         reads.append(artifacts.measured_rows(HELD_OUT, "target").path)

@@ -238,7 +238,7 @@ UNITS = (
         values=lambda case: {
             "given": _own_sets(case.config) == list(case.config.retrieve.strategies)
         },
-        writes={"sizes": 10},
+        writes={"sizes": 11},
         is_alone=True,
     ),
     Recipe(

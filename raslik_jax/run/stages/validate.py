@@ -189,7 +189,7 @@ class Validation:
             Recipe(
                 "validate/{0}",
                 self.train,
-                "{train} {tokens} {model} {queries}",
+                "{train} {tokens} {finetuned} {queries}",
                 "{likelihood} unlearn.remat sketch.query_output",
                 values=lambda case: self._decided(case.member),
                 members=lambda config: self.trainings,
