@@ -116,5 +116,5 @@ def _print_plan(config: Config, workdir: pathlib.Path, options: Options) -> None
     for table in (shown.sizes_table(found.run), shown.steps_table(found, device)):
         print(tables.render_terminal(table) + "\n")
     if gpu:
-        unknown = "The memory is not known without --compile."
+        unknown = "The memory of a GPU is not known without --compile."
         print(shown.describe_memory(found, gpu) if options.compile else unknown)
