@@ -113,7 +113,8 @@ _PLACES = frozenset("workdir run runs out index cleaned_train_file queries recip
 
 def _value(leaf: settings.Leaf, flag_values: flags.FlagValues) -> Any:
     value: Any = flag_values[leaf.name].value
-    if leaf.name in _PLACES and value and not isinstance(value, int):
+    # The queries of a study or benchmark are numbers.
+    if leaf.name in _PLACES and value and str in (leaf.hint, *get_args(leaf.hint)):
         is_list = get_origin(leaf.hint) is tuple
         if is_list and flag_values[leaf.name].present > 1:
             raise ValueError(f"--{leaf.name} must be given once: join its values with commas")
