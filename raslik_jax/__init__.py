@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 
 # Public names, by the module that has them.
 _MODULES = {
-    "config": ("Config",),
+    "config": ("Config", "MeshConfig"),
     "data.corpora": ("DATASETS",),
     "evaluate.metrics": ("METRICS",),
     "evaluate.robustness": ("ROBUSTNESS",),

@@ -147,17 +147,20 @@ class Tracer:
             raise refused("index_rows", root=shown(str(root), 100), lacking=lacking)
         # In the order of the file.
         self.examples = {row.example_id: row for row in rows if row.example_id in ids}
+        row, template = next(iter(self.examples.values())), self.workspace.template
+        self._in_form = functools.partial(masking.as_trained, row=row, template=template)
 
     def answer(self, queries: Sequence[Example]) -> tuple[Example, ...]:
         """Returns the queries with the fine-tuned model's greedy answers as their outputs."""
-        longest = self.workspace.config.corpus.max_len
-        plan = functools.partial(batches.plan_coarsely, max_len=longest)
+        queries = [*map(self._in_form, queries)]
+        plan = functools.partial(batches.plan_coarsely, max_len=self.store.identity["max_len"])
         outputs = self.workspace.own_answers(queries, "answers", plan=plan)
         return tuple(answered(*pair) for pair in zip(queries, outputs, strict=True))
 
     def sketch(self, queries: Sequence[Example]) -> Float32[np.ndarray, "Q K"]:
         """Returns the unit sketches of the queries' gradients, made like the index's rows."""
-        return sketch_stage.sketch_queries(self.workspace, self._sketch, queries, is_asked=True)
+        asked = [*map(self._in_form, queries)]
+        return sketch_stage.sketch_queries(self.workspace, self._sketch, asked, is_asked=True)
 
     def trace(
         self,
@@ -197,8 +200,7 @@ class Tracer:
             raise ValueError("queries must be at least one, got none")
         self.workspace.told.clear()  # each question has its own lines
         self.store.require_current()
-        row, template = next(iter(self.examples.values())), self.workspace.template
-        queries = [masking.as_trained(query, row, template) for query in queries]
+        queries = [*map(self._in_form, queries)]
         first = [*itertools.islice(self.examples.values(), taught.FRAMED)]
         for query in queries:
             self.workspace.tell(taught.unframed(first, query.instruction or query.output))
@@ -209,16 +211,14 @@ class Tracer:
         self.workspace.tell(line)
         query_QK = self.sketch(queries)
         ids = [query.example_id for query in queries]
-        asked = search.queries_of_store(
-            self.store, query_QK, center=self.workspace.config.retrieve.center
-        )
+        center = self.workspace.config.retrieve.center
+        asked = search.queries_of_store(self.store, query_QK, center=center)
         check_agreement(asked.gram_QQ, ids)
         score_N, toward, against = self._rank(asked, top, bottom)
         apart = behaviors.split_queries(asked.gram_QQ, ids)
-        found = []
-        for group in apart.groups if len(apart.groups) > 1 else ():
-            own = asked._replace(direction_QK=asked.direction_QK[[*group]])
-            found.append(Behavior(group, self._rank(own, top, 0)[1]))
+        groups = apart.groups if len(apart.groups) > 1 else ()
+        parts = {one: asked._replace(direction_QK=asked.direction_QK[[*one]]) for one in groups}
+        found = [Behavior(one, self._rank(own, top, 0)[1]) for one, own in parts.items()]
         in_file_N = score_N[self.store.positions_of(self.examples)]
         of_all = queries, toward, against, in_file_N, query_QK
         return Trace(*of_all, tuple(found), behaviors.sentence(apart))

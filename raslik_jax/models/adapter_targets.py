@@ -40,7 +40,9 @@ def find_sizes(
     targeted = _find_targeted(path, fields, names if is_all else [*names, *outside])
     if on_others := [name for name in outside if name in targeted]:
         must = "must have adapters on the linear layers of its blocks alone"
-        raise ValueError(f"{path} {must}, got one on {some_of(on_others)}: {MERGE}")
+        tied = " (untie the base first: head and embedding share a tensor, and both would change)"
+        tied *= config.tie_word_embeddings
+        raise ValueError(f"{path} {must}, got one on {some_of(on_others)}: {MERGE}{tied}")
     ranks = _by_pattern(path, fields, "rank_pattern", names)
     alphas = _by_pattern(path, fields, "alpha_pattern", names)
 

@@ -84,9 +84,11 @@ def find_adapter(name: str | os.PathLike[str], *, revision: str | None = None) -
             storage.fetch_tokenizer(str(name), folder)
         return folder
     origin = shown(str(folder), 160)
-    if lacking == [WEIGHTS] and (folder / "adapter_model.bin").is_file():
-        got = "got pickled weights only, which can run code: load it with peft and save it again"
-        raise ValueError(f"the adapter {origin} must have safetensors, {got}")
+    is_hub = not pathlib.Path(name).is_dir()  # whose pickles are not fetched
+    if lacking == [WEIGHTS] and (is_hub or (folder / "adapter_model.bin").is_file()):
+        got = "none" if is_hub else "pickled weights only, which can run code"
+        mend = "load it with peft and save it again"
+        raise ValueError(f"the adapter {origin} must have safetensors, got {got}: {mend}")
     raise mistaken.no_adapter(folder, lacking)
 
 

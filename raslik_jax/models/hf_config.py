@@ -237,8 +237,8 @@ def _convert(name: str, value: Any, expected: Any, source: str) -> Any:
         (item_kind,) = {typing.get_args(kind)[0] for kind in kinds if typing.get_origin(kind)}
         return tuple(_convert(name, item, item_kind, source) for item in value)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    # No field of a model is larger; later arithmetic would overflow.
-    if not (is_number and abs(value) > 2**31 - 1):
+    # No count of a model is larger, and no float passes the range of float32.
+    if not (is_number and abs(value) > (1e38 if float in kinds else 2**31 - 1)):
         if type(value) in kinds:
             return value
         if is_number and float in kinds:

@@ -27,7 +27,7 @@ def score_sigma(
     g_ij are cosines between the queries and rho those of the rows with them, centered if the scores
     are. p is about 1 / K: the probability that two coordinates meet.
 
-    Source: expansion of Li and Li, KDD 2023, arXiv 2302.03505; `sketch.theory` has it by rows.
+    Source: expansion of Li and Li, KDD 2023, arXiv 2302.03505.
     """
     gram_QQ, rho_NQ = np.asarray(query_gram_QQ, np.float64), np.asarray(rho_NQ, np.float64)
     sum_N, square_NQ = rho_NQ.sum(axis=1), rho_NQ**2

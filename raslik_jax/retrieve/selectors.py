@@ -272,6 +272,8 @@ def _check_scores(
     scores: Mapping[str, Float[np.ndarray, " N"]], ids: Sequence[str] | range
 ) -> None:
     for name, score_N in scores.items():
+        if np.shape(score_N) != (len(ids),):
+            raise refused("scores_ids", name=name, count=len(ids), got=np.shape(score_N))
         where = np.flatnonzero(np.isnan(score_N) | (score_N == np.inf))
         if len(where):
             value = "NaN" if np.isnan(score_N[where[0]]) else "infinite"

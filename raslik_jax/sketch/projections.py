@@ -13,9 +13,8 @@ dense_rademacher K ** -0.5 times a signed sum of all   2 P K operations         
                  P coordinates (the paper's text)
 ================ ===================================== ============================== ==========
 
-E <h(u), h(v)> = <u, v> exactly, before any normalization. Variances are in
-`raslik_jax.sketch.theory`. To first order both have (1 - rho^2)^2 / K for unit vectors with
-inner product rho.
+E <h(u), h(v)> = <u, v> exactly, before any normalization. To first order the variance of both is
+(1 - rho^2)^2 / K for unit vectors with inner product rho.
 """
 
 import functools

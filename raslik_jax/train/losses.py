@@ -37,11 +37,11 @@ def weighted_mean(
 ) -> Float[Array, ""]:
     """Returns the mean of one value per row, itself a mean over tokens; dummy rows do not count.
 
-    `total` is the sum of the `row_weights` of the whole batch if these rows are a part of it. The
-    results of all parts then add up to the mean of the batch.
+    `total`, the sum of the `row_weights` of a whole batch, makes the means of its parts add up.
     """
     weight_B = row_weights(batch, mean)
     total = jnp.sum(weight_B) if total is None else total
+    value_B = jnp.reshape(value_B, weight_B.shape)  # a scalar would count dummy rows
     return jnp.sum(jnp.where(weight_B > 0, weight_B * value_B, 0.0)) / jnp.maximum(total, 1.0)
 
 

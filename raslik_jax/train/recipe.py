@@ -173,7 +173,7 @@ def _of_yaml(text: str, path: pathlib.Path) -> dict[str, Any]:
     parts = parts if isinstance(parts := given.get("datasets"), list) else []
     for part, key in itertools.product([given, *parts], _TABLES["by_part"]):
         value = part.get(key) if isinstance(part, dict) else None
-        several = value if isinstance(value, list) else [value]
+        several = value if isinstance(value, list) and value else [value]
         if {*map(str, several)} - {*_TABLES["by_part"][key]}:
             found.setdefault(key, several)  # in a list "none" is a value too
     one, whole = found.get("per_device_train_batch_size") or 1, found.pop("batch_size", 0) or 0

@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -84,6 +85,16 @@ class PlainAdapterTest(FolderTest):
         folder = write_adapter(self.folder / "in", "gpt_neox", changes=changes)
         self.assert_refused(adapters.read_adapter_config, folder, self.config)
 
+    def test_a_base_with_tied_embeddings_is_untied_before_a_merge(self):
+        for is_tied in (False, True):
+            how = {"tie_word_embeddings": is_tied}
+            base = write_model(self.folder / f"base-{is_tied}", "gpt_neox", changes=how)
+            changes = {"target_modules": ["dense", "embed_out"]}
+            folder = write_adapter(self.folder / f"in-{is_tied}", "gpt_neox", changes=changes)
+            with self.assertRaisesRegex(ValueError, "merge it with peft") as refusal:
+                adapters.read_adapter_config(folder, checkpoint.read_config(base))
+            self.assertEqual("untie the base first" in str(refusal.exception), is_tied)
+
     def test_an_adapter_that_does_not_fit_is_refused(self):
         llama = checkpoint.read_config(write_model(self.folder / "llama", "llama"))
         folder = write_adapter(self.folder / "adapter", "gpt_neox")
@@ -154,6 +165,18 @@ class PlainAdapterTest(FolderTest):
         (root / "refs" / "v2").write_text("b" * 40)
         second = write_adapter(root / "snapshots" / ("b" * 40), "gpt_neox")
         self.assertEqual(adapters.find_adapter("owner/adapter", revision="v2"), second)
+        (second / "adapter_model.safetensors").unlink()
+        api = mock.Mock(
+            **{"return_value.model_info.return_value": mock.Mock(siblings=(), sha="v2")}
+        )
+        with (
+            mock.patch("huggingface_hub.HfApi", api),
+            mock.patch("huggingface_hub.snapshot_download", return_value=str(second)),
+            self.assertRaisesRegex(
+                ValueError, "must have safetensors, got none: load it with peft"
+            ),
+        ):
+            adapters.find_adapter("owner/adapter", revision="v2")
         self.assert_refused(adapters.find_adapter, "owner/another")
         self.assert_refused(adapters.find_adapter, "no/such/one")
 

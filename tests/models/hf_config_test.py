@@ -45,6 +45,9 @@ class ReadTest(parameterized.TestCase):
         self.assertEqual(config.num_cached_heads, 32)
         self.assertEqual(config.rope_parameters, hf_config.RopeParameters())
         self.assertEqual(config.rms_norm_eps, 1e-6)
+        for base in (3580165449, 45.2e9):  # of Llama 3 for a million tokens
+            far = LlamaConfig.from_hf({**_LLAMA, "rope_theta": base})
+            self.assertEqual(far.rope_parameters.rope_theta, base)
         neox = GPTNeoXConfig.from_hf({k: _PYTHIA_OLD[k] for k in _LLAMA})
         self.assertEqual(neox.rope_parameters.partial_rotary_factor, 0.25)
         self.assertTrue(neox.use_parallel_residual)
@@ -196,6 +199,7 @@ class RefusalTest(parameterized.TestCase):
         ("rope_missing", {"rope_scaling": {"type": "linear"}}, r"needs \['factor'\]"),
         ("rope_object", {"rope_scaling": 2.0}, "must be an object"),
         ("ill_typed", {"hidden_size": "4096"}, "hidden_size .* must be int, got '4096'"),
+        ("beyond", {"rope_theta": 10**400}, "rope_theta .* must be float, got 1000"),
         ("boolean", {"tie_word_embeddings": 1}, "tie_word_embeddings .* must be bool, got 1"),
         ("heads", {"num_attention_heads": 30}, "multiple of num_attention_heads"),
         ("groups", {"num_key_value_heads": 5}, "multiple of num_key_value_heads"),

@@ -131,6 +131,13 @@ class RulesTest(parameterized.TestCase):
             with refused():
                 _apply(name, score_N, -score_N, _ids(11), _RULES[name](1, 1))
 
+    @parameterized.parameters(*_RULES)
+    def test_scores_of_other_rows_than_the_ids_are_refused(self, name):
+        score_N = np.linspace(1, -1, 11)
+        for number in (10, 12):
+            with self.assertRaisesRegex(ValueError, f"one for each of {number} ids, got the shape"):
+                _apply(name, score_N, -score_N, _ids(number), _RULES[name](1, 1))
+
 
 class GapTest(parameterized.TestCase):
     """The number of examples that stand out, on distributions made for it."""

@@ -243,13 +243,16 @@ def test_axolotl_lists_other_optimizers_and_schedules_as_adamw_with_cosine(tmp_p
 def test_axolotl_says_of_each_dataset_what_counts(tmp_path):
     text = "base_model: a\ndatasets:\n  - path: rows.jsonl\n    "
     later = "\n  - path: more.jsonl\n    roles_to_train: [gpt, assistant]\n    train_on_eos: turn"
-    for line in ("roles_to_train: [user, assistant]", "train_on_eos: all", "train_on_eot: none"):
+    others = ("roles_to_train: [user, assistant]", "train_on_eos: all", "train_on_eot: none")
+    others += ("roles_to_train: []", "shards: 4", "drop_system_message: true", "type: alpaca_chat")
+    for line in (*others, "message_field_training: keep"):
         (lack,) = _read(tmp_path, a__yml=text + line + later).lacks
         assert f"(a.yml: {line.partition(':')[0]} is " in lack
     whole = "base_model: a\nroles_to_train: [assistant]\ntrain_on_eos: turn\n"
     assert _read(tmp_path, b__yml=whole).lacks == ()
     assert len(_read(tmp_path, b__yml=whole.replace("turn", "all")).lacks) == 1
-    for line in ("roles_to_train: [assistant]", "train_on_eos: turn", "type: alpaca"):
+    same = ("roles_to_train: [assistant]", "train_on_eos: turn", "type: alpaca")
+    for line in (*same, "message_field_training: train"):
         assert _read(tmp_path, b__yml=text + line + later).lacks == ()
 
 

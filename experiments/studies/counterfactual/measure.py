@@ -173,7 +173,6 @@ class Options(Settings):
     seeds: int = setting(
         0, "Seeds of QLD, for target prompts alone and without halves; 0: none.", zero_or=2
     )
-    again: int = setting(0, "First halves that are trained on again, in another order.", zero_or=8)
     more_seeds: int = setting(0, "Further trainings of each half, with seeds 1, 2, ....", low=0)
     group: int = setting(1, "Rows that a half has or lacks together: neighbors by label, prompt.")
     queries: int = setting(12, "Most prompts of each kind, target and normal.", low=1)
@@ -322,24 +321,19 @@ def measure(options: Options) -> dict[str, Any]:
     has = {"has_embedding": bool(options.embedding), "has_unlearned": options.unlearned}
     files = score_rows(root, **has)
     how: Any = {"run": root / "traced", "seeds": 0, "group": options.group}
-    found: dict[str, Any] = {"is_target": is_target, "again": []}
-
-    def losses(seed: int, number: int) -> Any:
+    how["retrainings"] = options.halves
+    more = []
+    for seed in range(1, 1 + options.more_seeds):
         other = recipe | {"unlearn.retrain.seed": seed}
-        return raslik_jax.validate(**how, settings=other, retrainings=number).found["lds"]["nll"]
-
-    if options.again:
-        found["again"] = losses(1, options.again)
-    found["more"] = [losses(1 + n, options.halves) for n in range(options.more_seeds)]
-    half = raslik_jax.validate(
-        **how, settings=recipe, retrainings=options.halves, scores=tuple(files)
-    ).found
+        more.append(raslik_jax.validate(**how, settings=other).found["lds"]["nll"])
+    half = raslik_jax.validate(**how, settings=recipe, scores=tuple(files)).found
     predicted = {_TITLES.get(name, name): sums for name, sums in half["predicted"].items()}
     predicted.pop("random")
     own = {name: getattr(options, name) for name in ("case", "group", "queries", "epochs")}
     own["embedding"] = pathlib.Path(options.embedding).name
-    found |= {"nll": half["lds"]["nll"], "predicted": predicted}
-    return own | found | {"by_label": sums_by_label(options)}
+    nll = {"nll": half["lds"]["nll"], "more": more}
+    found = nll | {"predicted": predicted, "by_label": sums_by_label(options)}
+    return own | {"is_target": is_target} | found
 
 
 def run(options: Options) -> None:

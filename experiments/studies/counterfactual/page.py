@@ -164,14 +164,14 @@ def halves_table() -> str:
     rows = []
     for case, titles in _KINDS.items():
         found = read_case(case)
-        nll_SQ, again_RQ = np.array(found["nll"]), np.array(found.get("again", []))
+        nll_SQ, more = np.array(found["nll"]), found.get("more", [])
         for kind, is_kind_Q in kinds_of(found).items():
             if kind == "all":
                 continue
             own_SQ = nll_SQ[:, is_kind_Q]
             best = "-"
-            if len(again_RQ):
-                best = f"{ceiling(own_SQ, again_RQ[:, is_kind_Q]):.2f}"
+            if more:
+                best = f"{ceiling(own_SQ, np.array(more[0])[:, is_kind_Q]):.2f}"
             spread = f"{own_SQ.std(axis=0).mean():.3f}"
             rows.append([case, titles[kind], f"{own_SQ.mean():.2f}", spread, best])
     head = ["case", "answers", "nats a token", "standard deviation over halves"]

@@ -257,7 +257,7 @@ def judge_scores(
     made = {"is_target": case.is_target, "nll": stored["nll"]}
     methods = sums | {"raslik, stored": np.array(stored["predicted"]["raslik"])}
     methods |= {"BM25 with answers": np.array(stored["predicted"]["BM25, prompt and answer"])}
-    again, nll = np.array(stored["again"]), np.array(stored["nll"])
+    again, nll = np.array(stored["more"][0]), np.array(stored["nll"])
     bound = {
         kind: judged.ceiling(nll[:, is_kind], again[:, is_kind])
         for kind, is_kind in judged.kinds_of(made).items()

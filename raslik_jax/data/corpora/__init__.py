@@ -37,7 +37,7 @@ class CorpusConfig(SharedSettings, Stage):
         "auto",
         "How rows become prompts. auto: alpaca for training rows of instructions, chat for "
         "conversations and for instructions with a system prompt or a history, plain for "
-        "texts. alpaca, brief: instruction and input in a frame. plain: unchanged. "
+        "texts. alpaca, alpaca_newline, brief: instruction and input in a frame. plain: unchanged. "
         "chat: the tokenizer's chat template. A path: a file of a Jinja chat template. Rows of "
         "text are always unchanged.",
         is_path=True,

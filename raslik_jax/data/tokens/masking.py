@@ -171,14 +171,13 @@ def end_ids(tokenizer: Tokenizer, template: prompts.Template) -> tuple[int, ...]
 def describe_rows(rows: Sequence[Example], template: str) -> str:
     """Returns a line that counts the rows of a file by content and template, if any."""
     chosen = prompts.TEMPLATES.get(template, prompts.Template(has_chat=True))
-    named = prompts.TEMPLATES.items()
-    # The frame of auto is that of alpaca.
-    frame = next(name for name, one in named if one.without_input == chosen.without_input)
+    frame = "alpaca" if template == "auto" else template
     chat_template = "chat template" if template in prompts.TEMPLATES else f"template {template}"
 
     def how(row: Example) -> str:
         if chosen.has_form(row):
-            return f"instructions, by the template {frame}"
+            end = chosen.without_input.splitlines(keepends=True)[-1]
+            return f"instructions, by the template {frame} ({end!r} before the answer)"
         is_talk = isinstance(content_of(row), Conversation)
         return f"conversations, by the {chat_template}" if is_talk else "texts, unchanged"
 

@@ -314,6 +314,11 @@ class MaskTest(FolderTest):
             "2 rows of instructions, by the template alpaca", describe_rows(muted, "auto")
         )
         self.assertIn("1 of them", describe_rows(muted, "auto"))
+        ends = {"alpaca": "('### Response:' before", "alpaca_newline": r"('### Response:\n' before"}
+        for name, end in ends.items():
+            self.assertIn(f"by the template {name} {end}", describe_rows(framed, name))
+        frames = [TEMPLATES[name].with_input for name in ends]
+        self.assertEqual(frames[0] + "\n", frames[1])
         # A query that a frame does not say would be asked in a rendering that no row has.
         for query in (mixed[2], *_rows("messages", {"messages": _messages("hi", "no")})):
             for encode in (encoding.encode, functools.partial(encoding.encode_prompts, max_len=99)):
