@@ -206,6 +206,7 @@ class SketchConfig(Stage):
         "Rows that are written to disk at a time; 0: the larger of a 64th of the corpus and one "
         "batch, at most 1,024.",
         low=0,
+        high=2**20,
     )
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -90,10 +91,9 @@ def _compare(options: UnlearnOptions, compiles: bool) -> tuple[dict[str, Cost], 
         config = make_config(dataclasses.replace(options, settings=own))
         found["retrain"] = forecast.forecast(config, root, **how)
         done = {step.name for step in found["retrain"].steps if step.is_done}
-        if artifacts.RECIPE.unit in done and not reproduction.is_confirmed(
-            artifacts.RECIPE.read(root)
-        ):
-            unknown = unknown or "--check_recipe showed that its recipe gives another adapter"
+        check = artifacts.RECIPE
+        if check.unit in done and not reproduction.is_confirmed(check.read(root)):
+            unknown = unknown or "--check_recipe did not confirm its recipe"
     costs = {}
     for command, one in found.items():
         memory = max((step.device_bytes for step in one.left), default=0.0)
@@ -126,10 +126,10 @@ def lines(options: UnlearnOptions, *, is_short: bool = False) -> Iterator[str]:
     yield f"advice: {advised}, because {reason}"
     other = {"unlearn": "retrain", "retrain": "unlearn"}[advised]
     recipe = options.recipe if isinstance(options, RecipeOptions) else ()
-    lacks = ["--approximate"] * ("--approximate" in unknown)
+    lacks = re.findall(r"--approximate|--unlearn\.retrain\.batch_size=\d+", unknown)[:1]
     names_file = recipe or (unknown and not lacks)
     files = lacks + [f"--recipe={','.join(recipe) or 'FILE'}"] * bool(names_file)
-    names = [name for name in ("run", "forget_file", "retain_file") if getattr(options, name)]
-    own = [f"--{name}={getattr(options, name)}" for name in names]
+    names = ("run", "forget_file", "retain_file")
+    own = [f"--{name}={given}" for name in names if (given := getattr(options, name))]
     for title, command in (("next", advised), ("or", other))[: len(found)]:
         yield f"{title}: {making.line(command, *own, *files * (command == 'retrain'))} --out=DIR"

@@ -110,7 +110,7 @@ def _find_variant(known: Collection[Variant], of: artifacts.Variant, asked: str)
     pairs = sorted({one[:2] for one in known})
     fitting = [pair for pair in pairs if _fits(pair, of)]
     if len(fitting) != 1:
-        named = some_of((f"--strategy={one} --algorithm={two}" for one, two in pairs), 8)
+        named = some_of((f"--strategy={a} --algorithm={b}" for a, b in pairs), 8, quoted=False)
         got = " with ".join(map(shown, filter(None, of))) or "none"
         raise ValueError(f"one model of the run must be named, got {got}: give {named}")
     epochs = sorted(one.epoch for one in known if one[:2] == fitting[0])

@@ -47,7 +47,7 @@ def describe_sets(config: Config, strategy: str, root: pathlib.Path) -> str:
         return f"{what} ({record.title})"
     named = " and ".join(shown(path, 120) for path in dataclasses.astuple(own) if path)
     held_out = artifacts.measured_rows(HELD_OUT, "target")
-    if left := {row.example_id for row in held_out.find(root) or ()}:
+    if left := {row.example_id for row in held_out.current(root, settings={"given": False}) or ()}:
         rows = artifacts.TRAIN.read(root)
         fields = parse_fields(getattr(config.corpus.own, "fields", ""))
         chosen = find_rows(rows, own.forget_file, flag="--forget_file", fields=fields)

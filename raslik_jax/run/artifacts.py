@@ -468,7 +468,7 @@ def read_metrics(root: pathlib.Path) -> Metrics:
         measurement was made again since.
     """
     # Of a run that keeps its metrics alone there is nothing that could have changed.
-    if read_manifest(root / METRICS.unit) is not None:
+    if read_manifest(root / METRICS.unit, any_version=True) is not None:
         check_finished(root, METRICS.unit)
     return METRICS.read(root)
 

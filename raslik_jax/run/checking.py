@@ -181,7 +181,7 @@ def check_corpus(
     """
     prompt_N = np.zeros(len(corpus.train), np.int64) if whole is None else whole.start_N
     problems = [*_training_problems(config, corpus, prompt_N, stages)]
-    if whole is not None and shapes is not None:
+    if whole is not None:
         problems += _length_problems(config, whole, shapes, stages)
     if _RETRIEVING & set(stages):
         problems += _selection_problems(config, corpus, prompt_N < config.corpus.max_len)
@@ -192,13 +192,16 @@ def check_corpus(
 
 
 def _length_problems(
-    config: Config, whole: Encoded, shapes: decoder.ModelConfig, stages: Sequence[str]
+    config: Config, whole: Encoded, shapes: decoder.ModelConfig | None, stages: Sequence[str]
 ) -> Iterator[str]:
-    """Yields the problems of rows with more tokens than the model has positions."""
-    positions = shapes.text_part.max_position_embeddings
-    limits = {"corpus": config.corpus.max_len}
+    """Yields the problems of rows with more tokens than a batch or the model takes."""
+    longest, most = int(whole.lengths_N.max(initial=0)), config.sketch.batch_tokens
+    if "sketch" in stages and -(-min(longest, config.corpus.max_len) // 8) * 8 > most:
+        got = f"got {most} and rows of {longest} tokens: raise it or lower --corpus.max_len"
+        yield f"--sketch.batch_tokens must be at least the longest row, {got}"
+    positions = shapes.text_part.max_position_embeddings if shapes else sys.maxsize
+    limits = {"corpus": config.corpus.max_len, "unlearn": config.unlearn.max_len}
     limits |= {"finetune": config.finetune.max_len} if config.finetunes else {}
-    limits |= {"unlearn": config.unlearn.max_len}
     for stage, max_len in limits.items():
         longest = min(int(whole.lengths_N.max(initial=0)), max_len)
         if longest > positions and stage in ("corpus", *stages):

@@ -53,17 +53,17 @@ def _settle(config: Config, workdir: pathlib.Path, is_here: bool) -> str:
         return operands
     with contextlib.suppress(ValueError):  # of something else, which is refused later
         begun = (artifacts.CONFIG.find(workdir) or {}).get("backbone", {})
-        if begun.get("operands", "auto") != "auto" and begun.get("dtype") == dtype:
+        was = begun.get("dtype"), begun.get("checkpoint")
+        if begun.get("operands", "auto") != "auto" and was == (dtype, config.backbone.checkpoint):
             return str(begun["operands"])
     if dtype != _PLAIN or not is_here or jax.default_backend() != "cpu":
         return dtype
     try:
         is_known = presets.preset_of(config.backbone.checkpoint) is not None  # no download
         found = checking.model_of(config)[1] if is_known else checking.shapes_of(config)
-        shapes = found.text_part
     except ValueError:  # the checkpoint is refused later
         return _PLAIN
-    width, inner = shapes.hidden_size, shapes.intermediate_size
+    width, inner = found.text_part.hidden_size, found.text_part.intermediate_size
     if width < _LEAST_WIDTH or measured_gain(width, inner) <= _LEAST_GAIN:
         return _PLAIN
     print(write("faster_operands", _PLAIN), file=sys.stderr)

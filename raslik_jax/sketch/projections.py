@@ -61,6 +61,12 @@ def init_projection(
     return Projection(spec, PROJECTIONS[family].init(spec))
 
 
+@functools.lru_cache(maxsize=8)
+def projection_shapes(family: str, num_params: int, size: int) -> Projection:
+    """Returns a projection with the shapes and dtypes of its arrays in their place."""
+    return jax.eval_shape(lambda: init_projection(0, family, num_params, size))
+
+
 def project(projection: Projection, gradient_P: Float[Array, " P"]) -> Float[Array, " K"]:
     """Returns the sketch of one flat gradient in float32; the caller vmaps.
 

@@ -280,12 +280,12 @@ def _settings(known: Mapping[str, Value]) -> Iterator[tuple[str, Value]]:
     """Yields the settings of a run that follow from the trainer's arguments."""
     kind = known.get("lr_scheduler_type")
     for name, setting in _TABLES["settings"].items():
-        found = known.get(name)
+        found = known.get(name) or Value(None, "")
         if name.startswith("warmup") and kind and kind.value == "constant":
             continue  # transformers warms up by constant_with_warmup alone
-        if found is None or found.value is None or (name == "max_steps" and found.value <= 0):
+        if found.value is None or (name == "max_steps" and str(found.value)[:1] in "-0"):
             continue
-        if name == "warmup_steps":  # below 1 it is a ratio, since transformers 5
+        if name == "warmup_steps" and isinstance(found.value, float):  # below 1 it is a ratio
             setting = "warmup" if 0 < found.value < 1 else setting
             found = found if setting == "warmup" else found._replace(value=int(found.value))
         table = _TABLES["values"].get(name)
@@ -303,8 +303,8 @@ def _settings(known: Mapping[str, Value]) -> Iterator[tuple[str, Value]]:
         alone = " on one device" * ("world_size" not in known)
         origin = " x ".join(part.origin for part in parts) + alone
         yield "batch_size", Value(math.prod(part.value for part in parts), origin)
-    if found := known.get("train_on_prompt"):
-        yield "targets", found._replace(value="all" if found.value else "response")
+    if whole := known.get("train_on_prompt"):
+        yield "targets", whole._replace(value="all" if whole.value else "response")
     elif {"completion_only_loss", "assistant_only_loss"} & {*known}:
         # Of TRL. Without either the rows decide: all tokens of a conversation count and, if a row
         # has a prompt and a completion, those of the completion.

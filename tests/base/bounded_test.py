@@ -1,6 +1,7 @@
 """What the files of others ask for ends in bounded time and memory, in every thread."""
 
 import os
+import sys
 import threading
 import time
 
@@ -8,9 +9,15 @@ import pytest
 
 from raslik_jax.base import bounded
 
+LOADED_FIRST = "heavy_module"
+
 
 def _loop(count):
     return sum(1 for _ in range(count))
+
+
+def _held():
+    return len(sys.modules["heavy_module"].held)
 
 
 def _repeat(text, count):
@@ -78,6 +85,13 @@ def test_memory_is_bounded_and_the_next_call_works():
     with pytest.raises(bounded.OverLimit, match="the template"):
         bounded.call(_repeat, "a", 10**10, what="the template")
     assert bounded.call(_repeat, "a", 10**6, what="the template") == 10**6
+
+
+def test_what_a_module_loads_first_is_outside_the_limits():
+    few = {"what": "the template", "most_bytes": 2**26}
+    assert bounded.call(_held, **few) == 2**28
+    with pytest.raises(bounded.OverLimit, match="the template needs more than 0.0625 GiB"):
+        bounded.call(_repeat, "a", 2**28, **few)
 
 
 def test_a_function_that_ends_the_process_ends_the_child_only():

@@ -297,6 +297,8 @@ def test_earlier_turns_are_examples_an_unrelated_one_or_the_same_question():
         ((2.7, 0.5, 0.5), (2.9, 2.9, 0.4), {"plea": False, "turns": True}),
         ((2.7, 1.1, 2.7), (2.9, 0.45, 2.9), {}),
         ((0.5, 0.5, 0.5), (0.55, 0.5, 0.5), {}),
+        # What retraining did not take away does not return after it.
+        ((2.7, 0.5, 2.7), (0.5, 0.45, 0.5), {"plea": False}),
     ],
 )
 def test_what_returns_after_retraining_too_is_no_failure_of_forgetting(now, again, back):

@@ -354,9 +354,9 @@ class ExportTest(FolderTest):
     @parameterized.parameters(
         (
             {"strategy": "bm25"},
-            "must be named, got 'bm25' with .* give '--strategy=oracle --algorithm=ga_gdr', ",
+            "must be named, got 'bm25' with .* give --strategy=oracle --algorithm=ga_gdr, ",
         ),
-        ({"strategy": "", "algorithm": ""}, "must be named, got none: give '--strategy=oracle"),
+        ({"strategy": "", "algorithm": ""}, "must be named, got none: give --strategy=oracle"),
         ({"epoch": 3}, r"--epoch must be one of \[1, 2\] or last, got 3"),
     )
     def test_what_the_run_does_not_have_is_refused(self, options, message):

@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+from finished import write_manifest
 
 from raslik_jax.base.files import read_json_lines, write_json
 from raslik_jax.base.settings import SettingsError, replaced
@@ -405,6 +406,9 @@ def test_unlearning_of_a_file_names_the_rows_that_the_trace_held_out(tmp_path):
     said = rows.describe_sets(replaced(Config(), own), "given", tmp_path)
     assert "2 rows that the trace found and held out are not among them" in said
     assert said.endswith('add a line {"id": ...} for each to your file (row0, row2)')
+    # Rows that were held out of an earlier file are not those of the trace.
+    write_manifest(tmp_path, "retrieve/sizes", given=True)
+    assert "held out" not in rows.describe_sets(replaced(Config(), own), "given", tmp_path)
 
 
 @pytest.mark.parametrize(

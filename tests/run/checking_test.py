@@ -90,6 +90,14 @@ class CheckCorpusTest(FolderTest):
         self.check(found, values | {"corpus.max_len": 192}, stages=("sketch",))
         self.check(_CORPUS, values, stages=("sketch",))
 
+    def test_rows_longer_than_a_batch_are_refused_before_a_model_is_read(self):
+        found = _CORPUS._replace(train=(_CORPUS.train[0]._replace(output="steam " * 300),))
+        values = {"corpus.max_len": 250, "sketch.batch_tokens": 248}
+        with self.assertRaisesRegex(ValueError, "batch_tokens must be at least .* got 248 and"):
+            self.check(found, values, stages=("sketch",))
+        self.check(found, values, stages=("finetune",))
+        self.check(found, values | {"corpus.max_len": 248}, stages=("sketch",))
+
     def test_stages_that_train_on_more_tokens_than_the_models_positions(self):
         base = str(toy_model.model_folder() / "base")  # of 192 positions
         long = _CORPUS.train[0]._replace(output="steam " * 300, example_id="long")

@@ -7,6 +7,7 @@ import pytest
 import tiny
 from snapshots import refused, said
 
+from raslik_jax.base.settings import replaced
 from raslik_jax.config import config_from_json, to_json
 from raslik_jax.models import products
 from raslik_jax.run import checking, cost
@@ -83,6 +84,13 @@ def test_a_run_keeps_what_it_was_begun_with(rates, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(to_json(begun)))
     rates["float32", "bfloat16"] = 1.1
     assert _settled(_wide(), tmp_path) == "float32"
+
+
+def test_operands_of_another_model_are_found_anew(rates, tmp_path):
+    begun = replaced(_wide("--backbone.operands=bfloat16"), {"backbone.checkpoint": "a/b"})
+    (tmp_path / "config.json").write_text(json.dumps(to_json(begun)))
+    assert _settled(replaced(begun, {"backbone.operands": "auto"}), tmp_path) == "bfloat16"
+    assert _settled(_wide("--backbone.hidden_size=16"), tmp_path) == "float32"
 
 
 def test_results_of_the_model_go_by_it_and_a_bfloat16_base_refuses_float32():

@@ -47,9 +47,10 @@ _SIZES = {"epochs": 3, "batch_size": 4, "micro_batch_size": 2, "fixed_padding": 
 _UNLEARN = config_lib.UnlearnConfig(algorithms=(*_MEMBERS,), members=_MEMBERS, **_SIZES)
 
 
-def _workspace(root, *, base_format="plain", finetune=_FINETUNE, unlearn=_UNLEARN):
+def _workspace(root, *, base_format="plain", finetune=_FINETUNE, unlearn=_UNLEARN, seed=0):
     """Returns a workspace with a model of a thousand weights, as the stages before leave it."""
     settings = config_lib.Config(
+        seed=seed,
         corpus=config_lib.CorpusConfig(max_len=64, template="brief"),
         references=config_lib.ReferencesConfig(max_new_tokens=32),
         backbone=config_lib.BackboneConfig(format=base_format),
@@ -180,6 +181,19 @@ class TrainingStageTest(FolderTest):
         log = [entry["loss"] for entry in json.loads((whole / "steps.json").read_text())]
         self.assertLen(log, 10)
         self.assertLess(log[-1], log[0])
+        # The seed of the run is added: 1 and 0 train as 0 and 1 do, and not as 0 and 0.
+        firsts = []
+        for run_seed, own_seed in ((0, 0), (0, 1), (1, 0)):
+            seeded = {"retrain": dataclasses.replace(own, seed=own_seed, epochs=0.5)}
+            workspace = _workspace(
+                self.root, unlearn=dataclasses.replace(unlearn, members=seeded), seed=run_seed
+            )
+            folder = self.root / f"seeded-{run_seed}-{own_seed}"
+            folder.mkdir()
+            retrain_stage.retrain(workspace, Variant("raslik", "retrain"), folder)
+            firsts.append((folder / "steps.json").read_text())
+        self.assertEqual(firsts[1], firsts[2])
+        self.assertNotEqual(firsts[0], firsts[1])
 
     def test_rows_above_the_length_are_cut_or_dropped(self):
         workspace = _workspace(self.root, unlearn=_UNLEARN)

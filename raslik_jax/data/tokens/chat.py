@@ -29,6 +29,8 @@ _CODES |= {"%-d": "26", "%e": "26", "%-m": "7", "%F": "2024-07-26"}
 _CLOCK = "{{% macro strftime_now(format) %}}{{{{ format{} }}}}{{% endmacro %}}\n".format(
     "".join(f"|replace({code!r}, {text!r})" for code, text in _CODES.items())
 )
+# Some versions take torch with them, which is beyond the limits of a template.
+LOADED_FIRST = "transformers.utils.chat_template_utils"
 # How many characters a template may write beyond so many times those of the messages.
 _MOST_ADDED, _MOST_TIMES = 100_000, 20
 
@@ -317,9 +319,7 @@ def _render(
     source: str, parts: Sequence[tuple[_Said, bool]], tells_spans: bool, given: Mapping[str, Any]
 ) -> list[tuple[str, _Spans]]:
     """Returns the result of `_Writer.write` in the child process of `bounded`."""
-    from transformers.utils import chat_template_utils
-
-    render_template: Callable[..., Any] = chat_template_utils.render_jinja_template
+    render_template = importlib.import_module(LOADED_FIRST).render_jinja_template
     rendered: list[tuple[str, _Spans]] = []
     for messages, begins_answer in parts:
         texts, spans = render_template(

@@ -156,6 +156,8 @@ def returned(compared: Compared) -> dict[str, bool]:
     if first[1] is None or not first[1] >= HALF:
         return {}
     again = shares_gone(compared, "retrained")
+    if not (next(iter(again.values()), None) or 0) >= HALF:  # not gone, so it does not return
+        again = {}
     back = [name for name, share in others if share is not None and share < HALF]
     return {name: (share := again.get(name)) is not None and share < HALF for name in back}
 

@@ -203,7 +203,7 @@ UNITS = (
         evaluate,
         reads_of_results,
         "evaluate.marker_words",
-        writes={"metrics": 9},
+        writes={"metrics": 10},
         # The metrics carry the settings that they were measured with: all of them.
         values=lambda case: to_json(case.config),
         is_alone=lambda config: not NON_SF[config.evaluate.non_sf].load,

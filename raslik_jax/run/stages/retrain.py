@@ -76,7 +76,7 @@ def _fit(
     assert isinstance(settings, RetrainSettings)
     if workspace.config.backbone.adapter:
         workspace.adapter("finetune", "adapter")  # refuses a base that is not the trace's
-    rows = encode_rows(workspace, settings, ids)
+    rows, seed = encode_rows(workspace, settings, ids), workspace.config.seed + settings.seed
     if not rows.ids:
         raise refused("no_rows_left")
     fitted = fit_adapter(
@@ -85,7 +85,7 @@ def _fit(
         rows,
         num_steps=count_steps(settings, len(rows.ids)),
         remat=workspace.config.unlearn.remat,
-        drawn={"is_fixed": workspace.config.unlearn.fixed_padding},
+        drawn={"is_fixed": workspace.config.unlearn.fixed_padding, "seed": seed},
         flag=f"unlearn.{name}",
         share=share,
         what=what,
@@ -202,7 +202,7 @@ UNITS = (
         "unlearn.remat unlearn.fixed_padding references.query_split sketch.query_output",
         members=_checked,
         is_resumable=True,
-        writes={"retrained": 2},
+        writes={"retrained": 3},
         work=count_check,
     ),
     Recipe(
@@ -212,7 +212,7 @@ UNITS = (
         "{text} {model} unlearn.{0.algorithm} unlearn.remat unlearn.fixed_padding",
         members=functools.partial(variants_of, retrains=True),
         is_resumable=True,
-        writes={"retrained": 2},
+        writes={"retrained": 3},
         work=lambda run, one: _count(run, one.algorithm, run.sizes.train - run.sizes.forget),
     ),
 )

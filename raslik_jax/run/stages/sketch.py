@@ -9,7 +9,6 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from raslik_jax.base.axes import Tree
@@ -220,9 +219,7 @@ def make_query_sketches(workspace: Workspace, folder: pathlib.Path) -> None:
 def count_sketches(run: AbstractRun, rows: int, disk_bytes: int | float = 0) -> Work:
     """Gradients of rows, projected."""
     settings, size, family = run.config.sketch, run.sketch_size, run.config.sketch.projection
-    projection = jax.eval_shape(
-        lambda: projections.init_projection(0, family, run.num_params, size)
-    )
+    projection = projections.projection_shapes(family, run.num_params, size)
     with meshes.traced_for(platform_of(run.mesh)):
         most = steps.program_tokens(run.sketch_model.decoder.config)
     planned: Any = {"num_buckets": settings.num_buckets, "targets": settings.targets}

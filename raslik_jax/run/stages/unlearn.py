@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import math
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -233,7 +232,8 @@ def count_unlearning(run: AbstractRun, variant: Variant) -> Work:
         looks = [generate.count_likelihoods(run, rows)]
         asked, most = settings.probe.answers, settings.probe.answer_tokens
         looks += generate.count_answers(run, asked, 1, most=most).programs if asked else ()
-        looks *= 1 + math.ceil(sum(shapes.values()) / every)
+        epoch = max(1, (last := round(sum(shapes.values()))) // settings.epochs)
+        looks *= 2 + len({*range(every, last, every), *range(epoch, last + 1, epoch)})
     return Work(len(settings.stored_epochs) * 4 * run.num_params, [program, known, *looks])
 
 
