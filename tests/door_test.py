@@ -7,9 +7,9 @@ import raslik_jax
 
 _NAMES = """
 __version__ ARCHITECTURES AskOptions AskResult Config DATASETS ExportOptions ExportResult METRICS
-OBJECTIVES PROJECTIONS ROBUSTNESS RetrainOptions STRATEGIES SketchStore TraceOptions TraceResult
-Tracer UnlearnOptions UnlearnResult ValidateOptions ValidateResult ask bind centered_cosine
-count_params example_loss export find_cut init_projection load_model project retrain
+MeshConfig OBJECTIVES PROJECTIONS ROBUSTNESS RetrainOptions STRATEGIES SketchStore TraceOptions
+TraceResult Tracer UnlearnOptions UnlearnResult ValidateOptions ValidateResult ask bind
+centered_cosine count_params example_loss export find_cut init_projection load_model project retrain
 select_by_count select_by_threshold sketch_gradients trace unlearn validate
 """
 

@@ -84,7 +84,7 @@ def find_adapter(name: str | os.PathLike[str], *, revision: str | None = None) -
             storage.fetch_tokenizer(str(name), folder)
         return folder
     origin = shown(str(folder), 160)
-    is_hub = not pathlib.Path(name).is_dir()  # whose pickles are not fetched
+    is_hub = not (pathlib.Path(name).is_dir() or storage.has_weights(folder))
     if lacking == [WEIGHTS] and (is_hub or (folder / "adapter_model.bin").is_file()):
         got = "none" if is_hub else "pickled weights only, which can run code"
         mend = "load it with peft and save it again"

@@ -195,10 +195,10 @@ def _length_problems(
     config: Config, whole: Encoded, shapes: decoder.ModelConfig | None, stages: Sequence[str]
 ) -> Iterator[str]:
     """Yields the problems of rows with more tokens than a batch or the model takes."""
-    longest, most = int(whole.lengths_N.max(initial=0)), config.sketch.batch_tokens
-    if "sketch" in stages and -(-min(longest, config.corpus.max_len) // 8) * 8 > most:
-        got = f"got {most} and rows of {longest} tokens: raise it or lower --corpus.max_len"
-        yield f"--sketch.batch_tokens must be at least the longest row, {got}"
+    need = -(-min(int(whole.lengths_N.max(initial=0)), config.corpus.max_len) // 8) * 8
+    if "sketch" in stages and need > config.sketch.batch_tokens:
+        got = f"got {config.sketch.batch_tokens}: raise it or lower --corpus.max_len"
+        yield f"--sketch.batch_tokens must be at least {need} for the longest row, {got}"
     positions = shapes.text_part.max_position_embeddings if shapes else sys.maxsize
     limits = {"corpus": config.corpus.max_len, "unlearn": config.unlearn.max_len}
     limits |= {"finetune": config.finetune.max_len} if config.finetunes else {}

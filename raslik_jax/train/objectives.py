@@ -74,7 +74,7 @@ class RetrainSettings(ObjectiveSettings):
     beta2: float = setting(0.999, "AdamW's decay of the second moment.", low=0, below=1)
     epsilon: float = setting(1e-8, "AdamW's epsilon.", above=0)
     clip: float = setting(1.0, "Global norm at which gradients are clipped; 0: never.", low=0)
-    seed: int = setting(0, "Added to --seed; for the fresh adapter and the order of rows.", low=0)
+    seed: int = setting(0, "Added to --seed for the fresh adapter and the order of rows.", low=0)
     check_recipe: float = setting(
         0.0,
         "Share of the steps that a check of the recipe trains on all rows; 0: no check.",

@@ -283,8 +283,8 @@ def _settings(known: Mapping[str, Value]) -> Iterator[tuple[str, Value]]:
         found = known.get(name) or Value(None, "")
         if name.startswith("warmup") and kind and kind.value == "constant":
             continue  # transformers warms up by constant_with_warmup alone
-        if found.value is None or (name == "max_steps" and str(found.value)[:1] in "-0"):
-            continue
+        if found.value is None or (name == "max_steps" and str(found.value)[:1] in "-0F"):
+            continue  # -1, 0 and False stand for none
         if name == "warmup_steps" and isinstance(found.value, float):  # below 1 it is a ratio
             setting = "warmup" if 0 < found.value < 1 else setting
             found = found if setting == "warmup" else found._replace(value=int(found.value))

@@ -63,6 +63,11 @@ def test_the_next_command_has_all_files_of_the_recipe(given, shown):
     [
         ("it has packing: pass --approximate to leave this out", True, "--approximate"),
         ("no file says it", True, "--recipe=FILE"),
+        (
+            "of several: give --unlearn.retrain.batch_size=16",
+            True,
+            "--unlearn.retrain.batch_size=16",
+        ),
         ("--run must be a trace of an adapter", False, ""),
     ],
 )

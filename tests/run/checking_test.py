@@ -93,7 +93,9 @@ class CheckCorpusTest(FolderTest):
     def test_rows_longer_than_a_batch_are_refused_before_a_model_is_read(self):
         found = _CORPUS._replace(train=(_CORPUS.train[0]._replace(output="steam " * 300),))
         values = {"corpus.max_len": 250, "sketch.batch_tokens": 248}
-        with self.assertRaisesRegex(ValueError, "batch_tokens must be at least .* got 248 and"):
+        with self.assertRaisesRegex(
+            ValueError, "batch_tokens must be at least 256 .*, got 248: raise"
+        ):
             self.check(found, values, stages=("sketch",))
         self.check(found, values, stages=("finetune",))
         self.check(found, values | {"corpus.max_len": 248}, stages=("sketch",))

@@ -256,6 +256,14 @@ def test_axolotl_says_of_each_dataset_what_counts(tmp_path):
         assert _read(tmp_path, b__yml=text + line + later).lacks == ()
 
 
+def test_texts_in_place_of_numbers_are_left_for_the_settings_to_refuse(tmp_path):
+    values = {"max_steps": "1,000", "warmup_steps": "auto", "learning_rate": 1e-4}
+    found = _values(_read(tmp_path, training_args__json=values))
+    assert found["steps"] == "1,000" and found["warmup_steps"] == "auto"
+    for none in (-1, 0, False):
+        assert "steps" not in _values(_read(tmp_path, training_args__json={"max_steps": none}))
+
+
 def test_steps_that_follow_from_a_share_are_no_difference(tmp_path):
     state = _state("linear", 6, 0, range(5, 61, 5))
     for share in ({"warmup_ratio": 0.1, "warmup_steps": 0}, {"warmup_steps": 0.1}):

@@ -176,8 +176,9 @@ def describe_rows(rows: Sequence[Example], template: str) -> str:
 
     def how(row: Example) -> str:
         if chosen.has_form(row):
-            end = chosen.without_input.splitlines(keepends=True)[-1]
-            return f"instructions, by the template {frame} ({end!r} before the answer)"
+            end = chosen.without_input.rpartition("}")[2].lstrip()
+            before = end and f" ({end!r} before the answer)"
+            return f"instructions, by the template {frame}{before}"
         is_talk = isinstance(content_of(row), Conversation)
         return f"conversations, by the {chat_template}" if is_talk else "texts, unchanged"
 

@@ -43,8 +43,7 @@ class Template(NamedTuple):
 
 
 # alpaca is word for word PROMPT_DICT in train.py of github.com/tatsu-lab/stanford_alpaca at 15b51ae
-# (Apache-2.0), without a line feed at its end; alpaca_newline is that of axolotl, LLaMA-Factory and
-# Unsloth. brief is a short frame for small models.
+# (Apache-2.0), without a line feed at its end; axolotl's is alpaca_newline. brief is a short one.
 TEMPLATES: dict[str, Template] = {
     name: Template(**fields) for name, fields in load_words("prompts").items()
 }

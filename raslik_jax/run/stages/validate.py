@@ -144,25 +144,25 @@ class Validation:
         self.rows, train = retrain.encode_rows(workspace, settings), workspace.corpus.train
         self.ranked = [f"retrieve/{need}" for need in sorted(scores.needs_of(workspace.config))]
         self.ids, self.count = self.rows.ids, len(self.rows.ids)
+        first = workspace.config.seed + settings.seed
         place = {row.example_id: position for position, row in enumerate(train)}
         self._at_N = np.array([place[name] for name in self.ids], np.int64)
         is_share = isinstance(design.top, float)
         self.top = max(1, round(design.top * self.count)) if is_share else int(design.top)
         if self.top >= self.count:
             raise refused("top_of_all", rows=self.count, got=self.top)
-        # The same subsets for all seeds of the recipe.
-        how: Any = {"share": design.share, "group": design.group, "seed": 0}
+        how: Any = {"share": design.share, "group": design.group, "seed": 0}  # for all seeds
         subsets = counterfactual.draw_subsets(self.count, number=design.subsets, **how)
         num_steps = count_steps(settings, max(1, round(design.share * self.count)))
         self.lds = [
-            Training(f"{SUBSET}-{number}-{settings.seed}", settings.seed, num_steps, kept)
+            Training(f"{SUBSET}-{number}-{first}", first, num_steps, kept)
             for number, kept in enumerate(subsets)
         ]
         num_steps = count_steps(settings, self.count - self.top)
         self.qld = {
             name: [
                 Training(f"{name}-{self.top}-{seed}", seed, num_steps, self._without(name, seed))
-                for seed in range(settings.seed, settings.seed + design.seeds)
+                for seed in range(first, first + design.seeds)
             ]
             for name in dict.fromkeys((NOTHING, RANDOM, *design.rankings))
         }
