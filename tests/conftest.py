@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("MPLBACKEND", "Agg")
 if "PYTEST_XDIST_WORKER" not in os.environ:  # workers have the environment of the first process
     _session = tempfile.TemporaryDirectory(prefix="raslik-tests-", ignore_cleanup_errors=True)

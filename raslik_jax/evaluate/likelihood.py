@@ -211,6 +211,8 @@ def answer_divergence(decoder: Decoder, *, batch_tokens: int) -> Callable[..., D
 def _plans(encoded: Encoded, batch_tokens: int, on_ladder: bool = False) -> tuple[BatchPlan, ...]:
     if on_ladder:
         return plan_one_shape(encoded, batch_tokens=batch_tokens)
+    # A forward pass also has room for a row that is too long for a batch of gradients.
+    batch_tokens = max(batch_tokens, -(-int(encoded.lengths_N.max(initial=0)) // 8) * 8)
     one, few = (
         plan_batches(
             *(encoded.lengths_N, encoded.num_targets_N),

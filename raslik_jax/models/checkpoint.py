@@ -138,17 +138,16 @@ def read_end_ids(folder: str | os.PathLike[str]) -> tuple[int, ...]:
 
 
 def describe_generation(folder: str | os.PathLike[str]) -> str:
-    """Returns which settings of generation_config.json change greedy answers and are not read."""
+    """Returns which settings of generation change greedy answers and are not read, if any."""
     path = pathlib.Path(folder) / storage.GENERATION
+    path = path if path.is_file() else path.with_name("config.json")  # as transformers
     fields = storage.read_json(path) if path.is_file() else {}
     found = [
         f"{n} {fields[n]}" for n, off in _PROCESSORS.items() if fields.get(n) not in (None, off)
     ]
     if not found:
         return ""
-    return (
-        f"{storage.GENERATION} has {', '.join(found)}: answers of models here are made without it"
-    )
+    return f"{path.name} has {', '.join(found)}: answers of models here are made without it"
 
 
 def check_weights(folder: pathlib.Path) -> None:

@@ -3,9 +3,9 @@
 import os
 import sys
 import threading
-import time
 
 import pytest
+import waiting
 
 from raslik_jax.base import bounded
 
@@ -49,7 +49,7 @@ def _in_thread(function):
 
     thread = threading.Thread(target=run)
     thread.start()
-    thread.join(60)
+    thread.join(waiting.SECONDS)
     return found[0]
 
 
@@ -68,7 +68,6 @@ def test_an_endless_loop_or_match_ends_at_its_limit(run):
             bounded.call(_loop, 10**15, what="the pattern", seconds=0.3)
         return caught.value
 
-    begin = time.monotonic()
     run(endless)
     pattern, text = r"(a+)+$", "a" * 60 + "b"
 
@@ -78,7 +77,6 @@ def test_an_endless_loop_or_match_ends_at_its_limit(run):
         return bounded.call(bounded.match_all, r"a+(b)", [text, "b"], True, what="the pattern")
 
     assert run(backtrack) == [(text, "b"), None]
-    assert time.monotonic() - begin < 30
 
 
 def test_memory_is_bounded_and_the_next_call_works():
@@ -117,5 +115,5 @@ def test_many_threads_get_their_own_answers():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(waiting.SECONDS)
     assert found == {n: n for n in range(20)}

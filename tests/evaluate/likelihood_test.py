@@ -57,6 +57,8 @@ class LikelihoodTest(absltest.TestCase):
                 self.assertAlmostEqual(found.nll_N[row], expected, delta=2e-6 * expected)
             plans = plan_one_shape(encoded, batch_tokens=64)
             self.assertEqual({(len(p.rows), p.length, p.num_targets) for p in plans}, {(3, 16, 16)})
+        few = likelihood.answer_likelihood(_MODEL.decoder, batch_tokens=8)
+        np.testing.assert_allclose(few(_MODEL.lora, _MODEL.base, encoded).nll_N, found.nll_N)
 
     def test_every_token_has_its_own_nats_in_the_order_of_the_rows(self):
         # Two shapes or one, and the longest answer not in the first.

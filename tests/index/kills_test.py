@@ -113,7 +113,7 @@ class ProcessesTest(FolderTest):
         if done.returncode in (1, 77):
             # Namespaces are forbidden here; the default tests inject the same error.
             self.assertRegex(done.stderr, "unshare|mount")
-            return
+            self.skipTest("namespaces are forbidden here")
         self.assertEqual(done.returncode, 0, msg=done.stderr)
         self.assertRegex(
             done.stderr, "error: No space left writing .* what was committed is safe; free"

@@ -4,7 +4,6 @@ import builtins
 import contextlib
 import io
 import re
-import time
 from unittest import mock
 
 import jax
@@ -248,9 +247,7 @@ class PatternTest(_Test):
     )
     def test_a_pattern_without_an_end_is_refused_in_time(self, **changes):
         self.monkeypatch.setitem(bounded.call.__kwdefaults__, "seconds", 0.5)
-        folder, start = self.write(changes=changes), time.monotonic()
-        self.assert_refused(adapters.read_adapter_config, folder, self.config)
-        self.assertLess(time.monotonic() - start, 60)
+        self.assert_refused(adapters.read_adapter_config, self.write(changes=changes), self.config)
 
     def test_groups_of_a_layer_pattern_are_not_taken_for_the_layer(self):
         changes = {"layers_pattern": "(layers|(h))", "layers_to_transform": [1]}

@@ -15,6 +15,7 @@ import compiling
 import jax
 import numpy as np
 import pytest
+import waiting
 from absl.testing import parameterized
 from index_cases import IndexCase, correlated_rows
 from ports import free_address
@@ -225,7 +226,7 @@ class ProcessesTest(IndexCase):
             lines = iter(process.stdout.readline, "")  # Gloo has its say first
             self.assertIn("summed\n", lines)
         job[victim].send_signal(signal.SIGKILL)
-        _, errors = job[1 - victim].communicate(timeout=90)
+        _, errors = job[1 - victim].communicate(timeout=waiting.SECONDS)
         status = job[1 - victim].returncode
         # JAX aborts a process that misses its coordinator, or is the last to see the loss.
         self.assertIn(status, (processes.LOST_PROCESS_STATUS, -signal.SIGABRT), msg=errors)

@@ -5,6 +5,7 @@ import itertools
 import json
 import pathlib
 
+import families
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -80,7 +81,7 @@ def _train_by_trl(folder, arguments):
         train_dataset=datasets.Dataset.from_list(list(_rows())),
         processing_class=transformers.PreTrainedTokenizerFast(
             tokenizer_object=transformers.AutoTokenizer.from_pretrained(
-                "raslik_jax/data/toy_model/base"
+                str(families.TOY.parent)
             ).backend_tokenizer,
             pad_token="<|endoftext|>",
             eos_token="<|endoftext|>",

@@ -63,4 +63,3 @@ class Bm25Test(parameterized.TestCase):
             f"({theirs / ours:.0f}x); largest difference {worst:.1e}"
         )
         self.assertLess(worst, 1e-9)
-        self.assertGreater(theirs / ours, 50)

@@ -1,7 +1,9 @@
 """Fine-tuning and unlearning as stages: killed and resumed they leave the same bytes."""
 
+import collections
 import dataclasses
 import hashlib
+import itertools
 import json
 from unittest import mock
 
@@ -157,6 +159,45 @@ class TrainingStageTest(FolderTest):
         log = json.loads((whole / "steps.json").read_text())
         self.assertLen(log, 9)
         self.assertGreater(log[-1]["forget_nll"], log[0]["forget_nll"])
+        self.assertLess(abs(log[0]["retain_term"]), 1e-6)  # the KL of the model with itself
+
+    def test_a_batch_has_the_frozen_states_of_its_own_rows(self):
+        unlearn = dataclasses.replace(_UNLEARN, algorithms=("cap_klr",), members={})
+        workspace = _workspace(self.root, unlearn=unlearn)
+        model, find = workspace.model, steps.find_states(workspace.model.decoder)
+        frozen = {"reference": workspace.finetuned, "backbone": workspace.backbone.lora}
+        sets = [unlearn_stage.read_set(workspace, "raslik", kind) for kind in ("forget", "retain")]
+        seen = collections.Counter()
+        drawn = unlearn_stage.draw_pairs(workspace, "cap_klr", sets, 0)
+        for batch in itertools.chain(*itertools.islice(drawn, 3)):
+            for name, known_BTE in batch.known.items():
+                alone = dataclasses.replace(batch, known={})
+                found_BTE = np.asarray(find(frozen[name], model.base, alone))
+                for row, count in enumerate(np.asarray(batch.target_mask_BL).sum(axis=1)):
+                    expected = found_BTE[row, :count]
+                    np.testing.assert_allclose(known_BTE[row, :count], expected, atol=1e-5)
+                    seen[name] += int(count)
+        self.assertTrue(all(seen[name] > 0 for name in frozen), seen)
+
+    def test_the_settings_of_unlearning_reach_its_step(self):
+        own = dataclasses.replace(OBJECTIVES["cap_klr"].settings, learning_rate=2e-3)
+        values = {"mean": "tokens", "forget_weight": 0.25, "retain_weight": 0.75}
+        values |= {"clip": 0.5, "weight_decay": 0.125, "micro_batch_size": 4}
+        unlearn = dataclasses.replace(
+            _UNLEARN, algorithms=("cap_klr",), members={"cap_klr": own}, **values
+        )
+        workspace = _workspace(self.root, unlearn=unlearn)
+        with (
+            mock.patch.object(steps, "unlearning") as step,
+            mock.patch.object(loop, "adamw") as adamw,
+        ):
+            workspace.unlearning("cap_klr", 1e-3, (7,))
+        adamw.assert_called_once_with(1e-3, weight_decay=0.125, clip=0.5)
+        objective, _, tx, options, settings = step.call_args.args
+        self.assertEqual((objective, settings), (OBJECTIVES["cap_klr"], own))
+        self.assertIs(tx, adamw.return_value)
+        weights = {"forget_weight": 0.25, "retain_weight": 0.75, "micro_batch": 4}
+        self.assertEqual(options, steps.Options(mean="tokens", end_ids=(7,), **weights))
 
     def test_retraining_goes_on_with_the_same_bytes_and_leaves_rows_out(self):
         own = RetrainSettings(learning_rate=1e-2, epochs=2.5, batch_size=4, micro_batch_size=2)

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
+import waiting
 from absl.testing import absltest, parameterized
 from ports import free_address
 from safetensors.numpy import load_file
@@ -204,7 +205,7 @@ class MeshRunTest(SameResults, parameterized.TestCase):
             time.sleep(0.02)
         time.sleep(seconds)
         job[victim].kill()
-        _, told = job[1 - victim].communicate(timeout=90)
+        _, told = job[1 - victim].communicate(timeout=waiting.SECONDS)
         job[victim].communicate()
         when = f"process {victim} killed {seconds:.2f} s into {unit}"
         print(f"{when}: status {job[1 - victim].returncode}")

@@ -265,10 +265,17 @@ def score_rows(
 
 def sums_by_label(options: Options) -> dict[str, list[list[float]]]:
     """Returns the sums of the exact kernel's scores in each half, over the rows of each label."""
+    from raslik_jax.run import plan
+    from raslik_jax.run.stages import retrain
+
     root = pathlib.Path(options.workdir)
-    score_NQ = np.load(root / "exact.npy")
-    lines = (root / "train.jsonl").read_text("utf-8").splitlines()
-    labels = np.array([json.loads(line)["label"] for line in lines])
+    workspace = plan.open_run(root / "traced", "corpus", "finetune")
+    # Halves are of the rows that a training takes: those with an answer after the cut.
+    ids = {*retrain.encode_rows(workspace, workspace.config.unlearn["retrain"]).ids}
+    label_of = {row.example_id: row.extra["label"] for row in workspace.corpus.train}
+    kept = [name in ids for name in label_of]
+    score_NQ = np.load(root / "exact.npy")[kept]
+    labels = np.array([label for name, label in label_of.items() if name in ids])
     how: Any = {"number": options.halves, "group": options.group, "share": 0.5, "seed": 0}
     halves = counterfactual.draw_subsets(len(labels), **how)
     return {
@@ -328,7 +335,8 @@ def measure(options: Options) -> dict[str, Any]:
         more.append(raslik_jax.validate(**how, settings=other).found["lds"]["nll"])
     half = raslik_jax.validate(**how, settings=recipe, scores=tuple(files)).found
     predicted = {_TITLES.get(name, name): sums for name, sums in half["predicted"].items()}
-    predicted.pop("random")
+    for name in ("random", "embedding"):  # the strategy has one score for all queries
+        predicted.pop(name, None)
     own = {name: getattr(options, name) for name in ("case", "group", "queries", "epochs")}
     own["embedding"] = pathlib.Path(options.embedding).name
     nll = {"nll": half["lds"]["nll"], "more": more}

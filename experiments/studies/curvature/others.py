@@ -97,7 +97,7 @@ def unlearned_answers(
 
 
 def kept_unlearned(
-    workspace: Workspace, asked: Any, folder: pathlib.Path
+    workspace: Workspace, asked: Any, folder: pathlib.Path, name: str = "unlearned"
 ) -> Float[np.ndarray, "N Q"]:
     """Returns the scores of the unlearned answers for a run, made unless the folder has them."""
 
@@ -107,7 +107,7 @@ def kept_unlearned(
         score_NQ, steps = unlearned_answers(workspace, lora, decoder, rows, asked)
         return {"score": score_NQ, "steps": steps}
 
-    return np.asarray(stored_score(folder / "unlearned.npz", make)[0])
+    return np.asarray(stored_score(folder / f"{name}.npz", make)[0])
 
 
 def stored_score(path: pathlib.Path, make: Callable[[], Any]) -> tuple[Any, float]:

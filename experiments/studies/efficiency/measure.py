@@ -85,10 +85,7 @@ class Bench:
 
     def embedding(self) -> Line:
         settings = self.config.retrieve["embedding"]
-        example_NE = read_array(
-            self.workdir / "retrieve" / "embeddings" / "examples.npy",
-            mend="run the retrieve stage with embedding among --retrieve.strategies",
-        )
+        example_NE = read_array(self.workdir / "retrieve" / "embeddings" / "examples.npy")
         path = checkpoint.resolve_folder(settings.checkpoint)
         loaded = checkpoint.load_encoder(path, dtype=jnp.float32, pooling=settings.pooling or None)
         bound = encoder.bind_encoder(loaded.config)

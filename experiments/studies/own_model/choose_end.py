@@ -41,7 +41,8 @@ def main(options: Options) -> None:
     if not (options.model and options.run and options.out):
         raise ValueError("--model, --run and --out must be given: see --help")
     model, run = (pathlib.Path(name).resolve() for name in (options.model, options.run))
-    line = [sys.executable, "experiments/run.py", f"--flagfile={run / 'run.flags'}"]
+    line = [sys.executable, "experiments/studies/raslik.py", "run"]
+    line += [f"--flagfile={run / 'run.flags'}", measure.OBJECTIVE]
     line += [f"--workdir={run}", "--update", f"--stages={measure.TO_UNLEARNING}", "--measure=none"]
     line += [f"--unlearn.epochs={options.epochs}", "--unlearn.probe.stop=never"]
     line += ["--unlearn.probe.steps=1000", *options.run_flags]  # after epochs alone

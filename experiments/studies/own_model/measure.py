@@ -30,7 +30,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[2]
 _MOST_TOKENS = 40
 Until = Literal["trace", "unlearning", "report"]
-_OBJECTIVE = "--unlearn.algorithms=base_klr"
+OBJECTIVE = "--unlearn.algorithms=base_klr"
 TO_UNLEARNING = "corpus,backbone,finetune,references,sketch,retrieve,unlearn"
 _LONG = ("answers", "backbone", "probes")
 
@@ -153,9 +153,9 @@ def run_case(
             clean = run / "unlearn/raslik-base_klr/epoch-20"
             flagfile = f"--flagfile={run / 'run.flags'}"
             stages = f"--stages={TO_UNLEARNING}"
-            commands.append(["run", flagfile, stages, "--measure=none", _OBJECTIVE])
+            commands.append(["run", flagfile, stages, "--measure=none", "--update", OBJECTIVE])
         elif until == "report":
-            commands.append(["unlearn", "--run", run, "--out", clean, _OBJECTIVE])
+            commands.append(["unlearn", "--run", run, "--out", clean, OBJECTIVE])
             commands.append(["report", "--run", run])
         for words in commands:
             script, *rest = map(str, words)

@@ -127,7 +127,8 @@ def measure(options: Options, found: dict[str, Any], store: Callable[[Any], None
         with np.load(options.ekfac) as stored:
             predictors["ekfac"] = -stored["score"]
     if options.unlearned:
-        own_NQ = others.kept_unlearned(workspace, asked, root)
+        name = f"unlearned{options.seed or ''}"  # each seed has an adapter of its own
+        own_NQ = others.kept_unlearned(workspace, asked, root, name)
         predictors["unlearned"] = -own_NQ[place_N]
     found |= {"loss": value_Q.tolist(), "rows": int(is_taught_N.sum()), "seconds": float(spent)}
     found["auprc"] = {

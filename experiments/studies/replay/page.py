@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from experiments.studies.reports import markdown_table
-from raslik_jax.evaluate import counterfactual, rates
+from raslik_jax.evaluate import counterfactual
 from raslik_jax.report.tables import format_interval
 
 _SIZES, _LESS = (10, 1), ("0.01", "0.1", "0.5", "1.0")
@@ -17,7 +17,6 @@ _MODELS = {"toy": "toy", "smollm2": "SmolLM2", "smollm2 bfloat16": "SmolLM2, bfl
 _MODELS |= {"smollm2 seed 1": "SmolLM2, seed 1"}
 _METHODS = {"replay": "replay", "raslik": "RASLIK's scores", "bm25": "BM25 with answers"}
 _METHODS |= {"ekfac": "EK-FAC (bergson)", "unlearned": "unlearned answer"}
-_RESAMPLES = 2000
 
 
 def read_results() -> Mapping[str, Any]:
@@ -55,7 +54,7 @@ def top_table() -> str:
             if f"top {name}" not in found:
                 continue
             rise_Q, replay_Q = (np.array(found[f"top {one}"]) for one in (name, "replay"))
-            more = rates.bootstrap(replay_Q - rise_Q, seed=0, resamples=_RESAMPLES)
+            more = counterfactual.rise(replay_Q[:, None], rise_Q[:, None])  # over answers
             each = ", ".join(f"{one:.3f}" for one in rise_Q)
             less = "-" if name == "replay" else format_interval(more)
             model = f"{_MODELS[case]}, {found['number']} rows"

@@ -114,10 +114,10 @@ def read_answers(
 ) -> list[str]:
     """Returns a model's answers as texts; rows with these answers have the same ids again.
 
-    A frame or a chat template separates answer and prompt, and blanks around an answer are left
-    out. In a chat an answer has the names of special tokens, such as that of a tool call. A passage
-    continues directly, mostly with a blank. Decoders of SentencePiece drop that blank at the
-    beginning of a text. Its answer is the text of both, without that of the prompt, with the names.
+    In a frame an answer keeps the blanks around it. A chat template separates answer and prompt,
+    so they are left out. There an answer has the names of special tokens, such as that of a tool
+    call. A passage continues directly, mostly with a blank. Decoders of SentencePiece drop that
+    blank at the beginning of a text. Its answer is the text of both, without that of the prompt.
 
     Args:
       rows: the questions, of any format.
@@ -129,7 +129,7 @@ def read_answers(
         if not isinstance(content_of(row), Passage):
             is_form = template.has_form(row)
             text = tokenizer.decode(answer) if is_form else tokenizer.decode_marked(answer)
-            return text if is_form and template.is_bare else text.strip()
+            return text if is_form else text.strip()
         before, whole = map(tokenizer.decode_marked, (prompt, [*prompt, *answer]))
         if whole.startswith(before):
             return whole.removeprefix(before)

@@ -27,8 +27,8 @@ from raslik_jax.run.recipes import Case, Recipe, distant_variants, variants_of
 from raslik_jax.run.workspace import Workspace, judge_of, non_sf_by_rule, queries_to_answer
 from raslik_jax.train.losses import BoundModel
 
-TRACED_FORMAT = {"traced": 4}
-ANSWERS_FORMAT = {"answers": 3}
+TRACED_FORMAT = {"traced": 5}
+ANSWERS_FORMAT = {"answers": 4}
 MEASURED_FORMAT = {**ANSWERS_FORMAT, "normal": 2}
 _ASKED = {"prompts": 2}  # one row of each
 # The fine-tuned model has no algorithm.

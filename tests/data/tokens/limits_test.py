@@ -1,10 +1,10 @@
 """Chat templates and tokenizers of others end in bounded time, memory and length."""
 
 import threading
-import time
 
 import pytest
 import tokenizers
+import waiting
 from tokenizers import normalizers, pre_tokenizers
 
 from raslik_jax.base import bounded
@@ -45,15 +45,13 @@ def test_a_template_without_end_is_refused_in_any_thread(name, is_main):
         assert chat.render(chat.ChatTemplate(_PLAIN, {}), Conversation(_MESSAGES)).text
         refused.append(True)
 
-    begin = time.monotonic()
     if is_main:
         render()
     else:
         thread = threading.Thread(target=render)
         thread.start()
-        thread.join(60)
+        thread.join(waiting.SECONDS)
     assert refused == [True]
-    assert time.monotonic() - begin < 60
 
 
 def _save(folder, *, normalizer=None, pre_tokenizer=None):
