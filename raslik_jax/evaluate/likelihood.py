@@ -141,9 +141,9 @@ def _step(of_row: Callable[..., Any], *, one_by_one: bool = False) -> Step:
 def answer_likelihood(decoder: Decoder, *, batch_tokens: int) -> Callable[..., Likelihood]:
     """Returns the function from `(lora, base, encoded, on_ladder=False)` to answers' likelihood.
 
-    It is the training loss of each example: `next_token` over the response, in batches of at most
-    batch_tokens, padding included. A set of answers has two shapes. With `on_ladder` it has one
-    shape of a short list, which other sets share.
+    It is the training loss of each example: `next_token` over the response. A batch has at most
+    batch_tokens, padding included, or one longer row. A set of answers has two shapes. With
+    `on_ladder` it has one shape of a short list, which other sets share.
     """
     of_batch = likelihood_step(decoder)
 

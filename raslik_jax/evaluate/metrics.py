@@ -180,7 +180,7 @@ METRICS: dict[str, Metric] = {
     },
     "others/changed": _metric(
         "normal normal_before",
-        lambda own, before: sum(now != was for now, was in zip(own, before, strict=True)),
+        lambda own, before: sum(a.strip() != b.strip() for a, b in zip(own, before, strict=True)),
         checks=Column("Other answers\nchanged", "d"),
     ),
     "others/words": _metric(

@@ -84,7 +84,8 @@ def compare_answers(given: Sequence[str], own: Sequence[str], base: Sequence[str
         float(np.mean([rates.likeness(*pair) for pair in zip(said, given, strict=True)]))
         for said in (own, base)
     )
-    return Answers(len(given), sum(a == b for a, b in zip(given, own, strict=True)), *alike)
+    same = sum(a.strip() == b.strip() for a, b in zip(given, own, strict=True))
+    return Answers(len(given), same, *alike)
 
 
 def check_devices(

@@ -112,12 +112,12 @@ def read_answers(
     tokenizer: Tokenizer,
     template: prompts.Template,
 ) -> list[str]:
-    """Returns a model's answers as texts; rows with these answers have the same ids again.
+    """Returns a model's answers as texts. Rows with these answers mostly have the same ids again.
 
-    In a frame an answer keeps the blanks around it. A chat template separates answer and prompt,
-    so they are left out. There an answer has the names of special tokens, such as that of a tool
-    call. A passage continues directly, mostly with a blank. Decoders of SentencePiece drop that
-    blank at the beginning of a text. Its answer is the text of both, without that of the prompt.
+    In a frame an answer keeps the blanks around it and lacks special tokens. A chat template
+    separates answer and prompt, so blanks are left out. There an answer has the names of special
+    tokens, such as that of a tool call. A passage continues directly, mostly with a blank, which
+    SentencePiece drops at the beginning of a text. So its answer is both texts less the prompt's.
 
     Args:
       rows: the questions, of any format.

@@ -311,7 +311,7 @@ UNITS = (
         "evaluate.{0.measure} unlearn.max_len unlearn.remat unlearn.batch_size "
         # The last ones are of the dataset's judge.
         "unlearn.micro_batch_size corpus.dataset corpus.{config.corpus.dataset}",
-        writes={"robustness": 8},
+        writes={"robustness": 9},
         members=_attacks,
         measures=True,
         work=count_attack,

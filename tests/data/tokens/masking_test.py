@@ -178,7 +178,7 @@ class AnswersTest(parameterized.TestCase):
             self.assertEqual(as_trained(one, like, find_template(name, tokenizer)), one)
 
     @parameterized.parameters("bytes", "metaspace", "llama")
-    def test_blanks_belong_to_answers_where_nothing_parts_them_from_prompts(self, kind):
+    def test_blanks_belong_to_answers_but_in_chats(self, kind):
         tokenizer, row = _pieces(kind), make_example("The sky is", "", "")
         (whole,) = tokenizer.encode_marked(["The sky is blue"])
         asked = encoding.encode_prompts([row], tokenizer, max_len=99, template="plain")
