@@ -1,6 +1,7 @@
 """A generation traced through a run's index: by script, by import, and refused where foreign."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 import re
@@ -21,7 +22,7 @@ from raslik_jax.data.contents import Passage
 from raslik_jax.data.corpora import records
 from raslik_jax.data.examples import make_example, write_examples
 from raslik_jax.data.read.formats import read_examples
-from raslik_jax.data.tokens import prompts
+from raslik_jax.data.tokens import masking, prompts
 from raslik_jax.evaluate import taught
 from raslik_jax.incident import asking, making
 from raslik_jax.incident import tracer as trace
@@ -185,8 +186,10 @@ class QueryTest(parameterized.TestCase):
         (row,) = read_examples(path, format="text")
         workspace = self.tracer.workspace
         template = prompts.find_template("plain", workspace.tokenizer)
+        in_form = functools.partial(masking.as_trained, row=row, template=template)
         with (
             mock.patch.object(self.tracer, "examples", {row.example_id: row}),
+            mock.patch.object(self.tracer, "_in_form", in_form),
             mock.patch.object(workspace, "template", template),
             mock.patch.object(self.tracer, "sketch", side_effect=KeyboardInterrupt) as sketch,
             self.assertRaises(KeyboardInterrupt),
